@@ -1,0 +1,113 @@
+"""Figures of memory, step time and throughput: one row a cell, a point a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from .cells import Cells, geometry_label
+from .comparison import valid_figures
+from .numbers import memory_scale, time_scale
+from .style import COLUMN_IN, Look, tint
+
+__all__ = ["MAX_BARS", "draw_memory", "draw_step_time", "draw_throughput"]
+
+MAX_BARS = 40
+"""Cells of a figure; further ones are left to the tables."""
+
+_MEMORY_PHASES = {
+    "allocated_after_model_gib": "after the model",
+    "peak_allocated_first_backward_gib": "first backward",
+    "peak_allocated_first_optimizer_step_gib": "first optimizer step",
+    "peak_allocated_steady_gib": "later steps",
+}
+_TIME_PHASES = {
+    "data_s": "data",
+    "forward_backward_s": "forward + backward",
+    "exchange_optimizer_s": "exchange + optimizer",
+}
+_GREY = "#555555"
+_POINT = {"linestyle": "none", "marker": "o", "markersize": 2.5, "color": "black", "alpha": 0.6}
+
+
+def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
+    """Draw peak allocated memory by phase of a run, maximum over ranks.
+
+    Parameters
+    ----------
+    cells : Cells
+    look : mapping
+        As `style.looks` returns it.
+
+    Returns
+    -------
+    Figure or None
+        None where no completed run has such a figure.
+    """
+    phases = list(_MEMORY_PHASES)
+    figures, shown = _shown(cells, phases)
+    if not shown:
+        return None
+    scale = memory_scale(figures[phases].to_numpy().ravel())
+    figure, axes = _rows(cells, shown, bars=len(phases))
+    height = 0.8 / len(phases)
+    for index, phase in enumerate(phases):
+        offset = (index - (len(phases) - 1) / 2) * height
+        for position, cell in enumerate(shown):
+            values = figures.loc[figures["cell"] == cell, phase].dropna() * scale.factor
+            colour = tint(_look(cells, cell, look).colour, 0.35 + 0.65 * index / (len(phases) - 1))
+            axes.barh(position + offset, values.mean() if len(values) else 0, height, color=colour)
+            axes.plot(values, np.full(len(values), position + offset), **_POINT)
+    axes.set_xlabel(f"allocated memory ({scale.unit}), maximum over ranks")
+    _phase_legend(figure, list(_MEMORY_PHASES.values()))
+    return figure
+
+
+def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
+    """Draw the median step time, split into its phases; a point is the whole of one run.
+
+    Parameters and result are those of `draw_memory`.
+    """
+    phases = list(_TIME_PHASES)
+    figures, shown = _shown(cells, ["step_time_s"])
+    if not shown:
+        return None
+    scale = time_scale(figures["step_time_s"])
+    figure, axes = _rows(cells, shown)
+    for position, cell in enumerate(shown):
+        rows = figures[figures["cell"] == cell]
+        start = 0.0
+        for index, phase in enumerate(phases):
+            length = rows[phase].mean() * scale.factor if rows[phase].notna().any() else 0.0
+            colour = tint(_look(cells, cell, look).colour, 1 - 0.35 * index)
+            axes.barh(position, length, 0.7, left=start, color=colour)
+            start += length
+        _draw_runs(axes, rows["step_time_s"] * scale.factor, position, cells, cell)
+    axes.set_xlabel(f"median time of an optimizer step ({scale.unit})")
+    _phase_legend(figure, list(_TIME_PHASES.values()), reverse=True)
+    return figure
+
+
+def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
+    """Draw throughput over all devices: bars are means, points are runs.
+
+    Parameters and result are those of `draw_memory`.
+    """
+    figures, shown = _shown(cells, ["tokens_per_s", "samples_per_s"])
+    if not shown:
+        return None
+    classified = figures["final_eval_accuracy"].notna().any()
+    name = "samples_per_s" if classified or figures["tokens_per_s"].isna().all() else "tokens_per_s"
+    figure, axes = _rows(cells, shown)
+    for position, cell in enumerate(shown):
+        values = figures.loc[figures["cell"] == cell, name]
+        colour = _look(cells, cell, look).colour
+        axes.barh(position, values.mean() if values.notna().any() else 0, 0.7, color=colour)
+        _draw_runs(axes, values, position, cells, cell)
+    axes.set_xlabel(f"{name.removesuffix('_per_s')}/s, all devices")
+    return figure

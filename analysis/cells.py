@@ -1,0 +1,202 @@
+"""Cells: the runs of one geometry and one set of settings, whatever their seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from batchscape.errors import RecordError
+from batchscape.record.summary import SUMMARY
+
+from .hardware import known_where
+
+__all__ = ["GEOMETRY", "SEEDS", "Cells", "find_cells", "geometry_label", "setting_label"]
+
+GEOMETRY = (
+    "data_parallel_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
+)
+"""Columns of a geometry: the three factors and their product."""
+
+SEEDS = ("seed", "init_seed", "data_seed")
+"""Settings that runs of one cell may differ in, beside `timing_repeat`."""
+
+_WHERE = ("hardware", "device_type", "precision")
+# A new group of settings must count without being named here, so what does not count is listed.
+_NOT_SETTINGS = {
+    *GEOMETRY,
+    *SEEDS,
+    *SUMMARY,
+    *_WHERE,
+    "attempts",
+    "devices_per_node",
+    "engine.precision",
+    "evaluation_every_samples",
+    "measure.memory",
+    "rank",
+    "reason",
+    "run_id",
+    "status",
+    "stop_reason",
+    "sweep_dir",
+    "sweep_name",
+    "timing_note",
+    "timing_repeat",
+    "timing_valid",
+    "trajectory_id",
+}
+_NOT_SETTING_PREFIXES = (
+    "batch.",
+    "checkpoint.",
+    "environment.",
+    "launch.",
+    "launcher.",
+    "planned_",
+    "tracker.",
+)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Runs sorted into cells."""
+
+    runs: pd.DataFrame
+    """One row a run, as loaded, with `cell`, `hardware`, `timing_valid` and `timing_note`."""
+    table: pd.DataFrame
+    """One row a cell, indexed by `cell` in the order of every table: geometry, then settings."""
+    settings: list[str]
+    """Every setting that varies between runs, seeds and timing repeats aside."""
+    shown: list[str]
+    """Those among them that tell cells apart; one that follows from another is left out."""
+    contexts: list[str]
+    """Those shown that do not follow from the geometry, or tell machines apart. Cells that agree
+    in them are set side by side."""
+
+    def context_of(self) -> pd.Series[int]:
+        """Number the cells by the settings in `contexts`; indexed by `cell`."""
+        if not self.contexts:
+            return pd.Series(0, index=self.table.index)
+        return self.table.groupby(self.contexts, dropna=False, sort=False).ngroup()
+
+    def labels(self) -> pd.Series[str]:
+        """Name each cell by its geometry and what else tells it apart; indexed by `cell`."""
+        labels = geometry_label(self.table)
+        for name in self.contexts:
+            labels = labels + ", " + setting_label(name) + " " + self.table[name]
+        return labels
+
+
+def find_cells(runs: pd.DataFrame) -> Cells:
+    """Sort runs into cells of equal geometry, settings and hardware.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row a run, as `load` returns it.
+
+    Returns
+    -------
+    Cells
+
+    Raises
+    ------
+    RecordError
+        If there are no runs, or a column that identifies them is missing.
+    """
+    needed = {"run_id", "trajectory_id", "sweep_dir", "status", *GEOMETRY}
+    if runs.empty or not needed <= set(runs.columns):
+        missing = ", ".join(sorted(needed - set(runs.columns)))
+        msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {missing}"
+        raise RecordError(msg)
+    runs = known_where(runs)
+    runs = runs.assign(**{name: pd.array(runs[name], dtype="Int64") for name in GEOMETRY})
+    candidates = [
+        name
+        for name in runs.columns
+        if name not in _NOT_SETTINGS and not name.startswith(_NOT_SETTING_PREFIXES)
+    ]
+    plain = pd.DataFrame({name: _plain(runs[name]) for name in candidates}, index=runs.index)
+    where = [name for name in _WHERE if runs[name].nunique() > 1]
+    settings = where + [name for name in candidates if plain[name].nunique() > 1]
+    for name in where:
+        plain[name] = runs[name].fillna("unknown")
+    keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
+    order, table = _ordered(keys, runs, settings)
+    shown = _essential(table, settings)
+    contexts = [n for n in shown if n in _WHERE or not _follows(table, list(GEOMETRY), n)]
+    return Cells(runs.assign(cell=order), table, settings, shown, contexts)
+
+
+def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
+    """Write geometries as `devices × micro × accumulation`, `?` where one is unknown."""
+    factors = [table[name].astype("string").fillna("?") for name in GEOMETRY[:3]]
+    return (factors[0] + "×" + factors[1] + "×" + factors[2]).astype(str)
+
+
+def setting_label(name: str) -> str:
+    """Shorten the dotted key of a setting to what a table header needs."""
+    group, _, leaf = name.rpartition(".")
+    return (group or name) if leaf == "name" else leaf.replace("_", " ")
+
+
+def _ordered(
+    keys: pd.DataFrame, runs: pd.DataFrame, settings: Sequence[str]
+) -> tuple[pd.Series[int], pd.DataFrame]:
+    """Number the cells in the order of the tables: rejected ones last, then by their keys."""
+    found = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup()
+    table = keys.assign(cell=found).drop_duplicates("cell").set_index("cell")
+    ranked = pd.DataFrame({"rejected": runs["status"].eq("rejected").groupby(found).all()})
+    for name in settings:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        ranked[name] = (numbers if numbers.notna().all() else table[name]).rank(method="dense")
+    for name in ("global_batch_size", "data_parallel_size", "gradient_accumulation_steps"):
+        ranked[name] = table[name]
+    ranked["micro_batch_size"] = table["micro_batch_size"]
+    ranked = ranked.sort_values(list(ranked.columns), kind="stable")
+    number = pd.Series(range(len(ranked)), index=ranked.index)
+    table = table.loc[ranked.index].set_axis(pd.RangeIndex(len(ranked), name="cell"))
+    return found.map(number), table
+
+
+def _plain(column: pd.Series[Any]) -> pd.Series[str]:
+    """Write each value of a setting as text; what is not set is `null`, as in the config."""
+    values = {}
+    for value in column:
+        key = repr(value)
+        if key not in values:
+            values[key] = _text(value)
+    return column.map(repr).map(values)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple, dict)):
+        return json.dumps(value)
+    if value is None or pd.isna(value):
+        return "null"
+    # A column of integers with a gap was read as floats.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return str(value)
+
+
+def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
+    """Leave out settings that follow from others of their group, as a model's sizes from one."""
+    kept: dict[str, list[str]] = {}
+    # A group's name says more than the settings that come with it.
+    for name in sorted(settings, key=lambda name: not name.endswith(".name")):
+        group = kept.setdefault("" if name in _WHERE else name.partition(".")[0], [])
+        if not (group and _follows(table, group, name)):
+            group.append(name)
+    everything = {name for group in kept.values() for name in group}
+    return [name for name in settings if name in everything]
+
+
+def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:
+    """Tell whether the given columns determine another one."""
+    return bool(table.groupby(list(given), dropna=False)[name].nunique(dropna=False).max() <= 1)

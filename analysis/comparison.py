@@ -1,0 +1,197 @@
+"""The comparison: one row a cell, every figure with its mean, spread, interval and n."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .cells import GEOMETRY, SEEDS, Cells, geometry_label
+
+__all__ = ["CONFIDENCE", "QUANTITIES", "Quantity", "compare", "throughput_ratios", "valid_figures"]
+
+CONFIDENCE = 0.95
+"""Confidence level of every interval."""
+
+
+class Quantity(NamedTuple):
+    """One figure of a run, defined by `record.summary.SUMMARY`."""
+
+    name: str
+    kind: Literal["loss", "memory", "time"]
+    """What it depends on: a loss only on the trajectory, so that repeats of one trajectory count
+    once; a time only counts where it was measured on a free machine."""
+
+
+QUANTITIES = (
+    Quantity("peak_allocated_gib", "memory"),
+    Quantity("uss_gib", "memory"),
+    Quantity("step_time_s", "time"),
+    Quantity("tokens_per_s", "time"),
+    Quantity("samples_per_s", "time"),
+    Quantity("final_loss", "loss"),
+    Quantity("final_eval_loss", "loss"),
+    Quantity("final_eval_accuracy", "loss"),
+    Quantity("data_s", "time"),
+    Quantity("forward_backward_s", "time"),
+    Quantity("exchange_optimizer_s", "time"),
+    Quantity("tokens_per_s_per_device", "time"),
+    Quantity("train_time_s", "time"),
+    Quantity("startup_s", "time"),
+    Quantity("memory_probe_s", "time"),
+    Quantity("compile_s", "time"),
+    Quantity("evaluation_s", "time"),
+    Quantity("checkpoint_s", "time"),
+    Quantity("allocated_after_model_gib", "memory"),
+    Quantity("peak_allocated_first_backward_gib", "memory"),
+    Quantity("peak_allocated_first_optimizer_step_gib", "memory"),
+    Quantity("peak_allocated_steady_gib", "memory"),
+    Quantity("peak_reserved_gib", "memory"),
+    Quantity("device_used_gib", "memory"),
+    Quantity("peak_rss_gib", "memory"),
+)
+"""Figures of the comparison, in the order of its columns."""
+
+
+def compare(cells: Cells) -> pd.DataFrame:
+    """Compute the comparison table.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        One row a cell, in the order of `cells.table`: geometry, `status` (with counts where runs
+        differ), the varying settings, `n` and `n_completed` (runs), `reason`, `timing_note`; for
+        each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
+        of the t-interval of the mean) and `_n`; the columns of `throughput_ratios`; `run_ids`
+        and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
+    """
+    groups = cells.runs.groupby("cell")
+    head = pd.DataFrame(
+        {
+            "status": groups["status"].agg(_statuses),
+            "n": groups.size(),
+            "n_completed": groups["status"].agg(lambda status: int(status.eq("completed").sum())),
+            "reason": groups["reason"].agg(_distinct),
+            "timing_note": groups["timing_note"].agg(_distinct),
+        }
+    )
+    tail = pd.DataFrame({"run_ids": groups["run_id"].agg(_distinct)})
+    tail["sweep_dirs"] = groups["sweep_dir"].agg(_distinct)
+    parts = [
+        cells.table[list(GEOMETRY)],
+        head[["status"]],
+        cells.table[cells.settings],
+        head.drop(columns="status"),
+        _spreads(cells.runs),
+        throughput_ratios(cells),
+        tail,
+    ]
+    return pd.concat(parts, axis=1).reindex(cells.table.index)
+
+
+def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the figures that count: of completed runs, times only where they are valid.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Runs of `Cells`.
+
+    Returns
+    -------
+    DataFrame
+        `cell`, `trajectory_id`, and a float column for each of `QUANTITIES`, NaN where missing.
+    """
+    completed = runs[runs["status"].eq("completed")]
+    names = [quantity.name for quantity in QUANTITIES]
+    figures = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    figures = figures.where(np.isfinite(figures))
+    times = [quantity.name for quantity in QUANTITIES if quantity.kind == "time"]
+    figures[times] = figures[times].where(completed["timing_valid"], axis=0)
+    return pd.concat([completed[["cell", "trajectory_id"]], figures], axis=1)
+
+
+def throughput_ratios(cells: Cells) -> pd.DataFrame:
+    """Compare throughput with that of the first cell of the same settings and hardware.
+
+    Runs are paired by seed and timing repeat; the ratio is the geometric mean over the pairs,
+    with the t-interval of the mean logarithm.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        Indexed by `cell`: `throughput_ratio` (above 1: faster than the reference),
+        `throughput_ratio_low`, `throughput_ratio_high`, `throughput_ratio_n` (pairs) and
+        `throughput_ratio_reference` (its geometry; the reference itself has ratio 1 and no
+        interval).
+    """
+    figures = valid_figures(cells.runs)
+    keys = ["context", *[name for name in (*SEEDS, "timing_repeat") if name in cells.runs]]
+    pairs = cells.runs.assign(context=cells.runs["cell"].map(cells.context_of())).loc[figures.index]
+    pairs["log"] = np.log(figures["tokens_per_s"].fillna(figures["samples_per_s"]))
+    pairs = pairs[np.isfinite(pairs["log"])]
+    pairs = pairs.groupby([*keys, "cell"], dropna=False)["log"].mean().reset_index()
+    pairs["reference"] = pairs.groupby("context")["cell"].transform("min")
+    base = pairs[pairs["cell"] == pairs["reference"]]
+    paired = pairs.merge(base[[*keys, "log"]], on=keys, suffixes=("", "_reference"))
+    groups = paired.assign(log=paired["log"] - paired["log_reference"]).groupby("cell")
+    mean, n, reference = groups["log"].mean(), groups["log"].count(), groups["reference"].first()
+    half = _half_width(groups["log"].std(), n).where(mean.index != reference)
+    return pd.DataFrame(
+        {
+            "throughput_ratio": np.exp(mean),
+            "throughput_ratio_low": np.exp(mean - half),
+            "throughput_ratio_high": np.exp(mean + half),
+            "throughput_ratio_n": n,
+            "throughput_ratio_reference": reference.map(geometry_label(cells.table)),
+        }
+    )
+
+
+def _half_width(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
+    """Half-width of the t-interval of a mean; missing below two values."""
+    degrees = (n - 1).where(n > 1)
+    quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)
+    return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
+
+
+def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
+    figures = valid_figures(runs)
+    repeated = figures.groupby("cell")
+    trained = figures.groupby(["cell", "trajectory_id"]).mean().groupby("cell")
+    columns: dict[str, pd.Series[float]] = {}
+    for name, kind in QUANTITIES:
+        group = (trained if kind == "loss" else repeated)[name]
+        sd, n = group.std(), group.count()
+        columns[f"{name}_mean"] = group.mean()
+        columns[f"{name}_sd"] = sd
+        columns[f"{name}_ci95"] = _half_width(sd, n)
+        columns[f"{name}_n"] = n
+    table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
+    counts = [f"{quantity.name}_n" for quantity in QUANTITIES]
+    return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
+
+
+def _statuses(status: pd.Series[str]) -> str:
+    counts = status.value_counts()
+    if len(counts) == 1:
+        return str(counts.index[0])
+    # What went well comes first, the rest by name.
+    names = sorted(counts.index, key=lambda name: (name != "completed", name))
+    return ", ".join(f"{name} {counts[name]}" for name in names)
+
+
+def _distinct(texts: Iterable[object]) -> str | None:
+    found = sorted({str(text) for text in texts if isinstance(text, str) and text})
+    return ";".join(found) or None

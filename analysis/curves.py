@@ -1,0 +1,141 @@
+"""Loss curves as tables: averaged over runs, thinned to what a figure can show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from .cells import Cells
+from .decompositions import loss_differences, seed_spread
+
+__all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves"]
+
+MAX_POINTS = 400
+"""Points of a curve; a longer one is averaged over windows of equal numbers of steps."""
+
+PROGRESS = ("optimizer_step", "samples", "train_time_s")
+"""Columns that a loss is drawn against."""
+
+
+@dataclass(frozen=True)
+class LossCurves:
+    """Everything that a figure of loss draws."""
+
+    steps: pd.DataFrame
+    """Training loss, as `mean_curves` returns it."""
+    evals: pd.DataFrame
+    """Held-out loss, likewise."""
+    diverged: pd.DataFrame
+    """Training loss of runs that diverged, as `diverged_curves` returns it."""
+    differences: pd.DataFrame
+    """`cell`, `optimizer_step`, `largest`: largest |loss - loss of the reference| over seeds."""
+    spread: pd.DataFrame
+    """`cell` (a reference), `optimizer_step`, `sd`: spread of the loss between seeds."""
+
+
+def loss_curves(
+    cells: Cells, steps: pd.DataFrame, evals: pd.DataFrame, *, timed: bool
+) -> LossCurves:
+    """Compute all curves of a figure.
+
+    Parameters
+    ----------
+    cells : Cells
+    steps, evals : DataFrame
+        As `load` returns them.
+    timed : bool
+        Use only runs whose times are valid.
+
+    Returns
+    -------
+    LossCurves
+    """
+    pairs = loss_differences(cells, steps).dropna(subset=["difference"])
+    pairs["largest"] = pairs["difference"].abs()
+    spread = seed_spread(cells, steps).rename(columns={"reference": "cell"}).dropna(subset=["sd"])
+    return LossCurves(
+        steps=mean_curves(cells, steps, "loss", timed=timed),
+        evals=mean_curves(cells, evals, "eval_loss", timed=timed),
+        diverged=diverged_curves(cells, steps, timed=timed),
+        differences=_windowed(pairs, ["cell"])
+        .groupby(["cell", "window"], as_index=False)
+        .agg(optimizer_step=("optimizer_step", "mean"), largest=("largest", "max")),
+        spread=_windowed(spread, ["cell"])
+        .groupby(["cell", "window"], as_index=False)
+        .agg(optimizer_step=("optimizer_step", "mean"), sd=("sd", "mean")),
+    )
+
+
+def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) -> pd.DataFrame:
+    """Average curves over the completed runs of each cell.
+
+    Parameters
+    ----------
+    cells : Cells
+    rows : DataFrame
+        Steps or evaluations, with `sweep_dir`, `run_id` and the columns of progress.
+    value : str
+        The column to average.
+    timed : bool
+        Use only runs whose times are valid.
+
+    Returns
+    -------
+    DataFrame
+        One row for each cell and optimizer step that all of its runs reached (for long curves,
+        each window of steps): `cell`, `optimizer_step`, `samples`, `train_time_s` (means),
+        `mean`, `low` and `high` (over runs), in order.
+    """
+    runs = _chosen(cells, "completed", timed=timed)
+    joined = _windowed(_joined(runs, rows, value).dropna(subset=[value]), ["cell"])
+    by_run = joined.groupby(["cell", "run", "window"])[[*PROGRESS, value]].mean()
+    curves = by_run.groupby(["cell", "window"]).agg(
+        **{name: (name, "mean") for name in PROGRESS},
+        mean=(value, "mean"),
+        low=(value, "min"),
+        high=(value, "max"),
+        n=(value, "size"),
+    )
+    curves = curves.reset_index()
+    # Where some runs have ended, the mean would jump to that of the others.
+    whole = curves["n"] == curves["cell"].map(runs.groupby("cell").size())
+    return curves[whole].drop(columns=["n", "window"]).reset_index(drop=True)
+
+
+def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.DataFrame:
+    """Return the losses of runs that diverged, up to the last finite one.
+
+    Parameters
+    ----------
+    cells, steps, timed
+        As for `mean_curves`.
+
+    Returns
+    -------
+    DataFrame
+        `cell`, `run`, the columns of progress, and `loss`.
+    """
+    joined = _joined(_chosen(cells, "diverged", timed=timed), steps, "loss")
+    return joined[np.isfinite(joined["loss"])]
+
+
+def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
+    runs = cells.runs[cells.runs["status"].eq(status)]
+    return runs[runs["timing_valid"]] if timed else runs
+
+
+def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Attach the rows to the runs; every number becomes a plain float."""
+    keys = runs[["sweep_dir", "run_id", "cell"]].assign(run=range(len(runs)))
+    rows = rows[["sweep_dir", "run_id", *PROGRESS, value]]
+    rows = rows.astype(dict.fromkeys([*PROGRESS, value], "float64"))
+    return keys.merge(rows, on=["sweep_dir", "run_id"]).drop(columns=["sweep_dir", "run_id"])
+
+
+def _windowed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Number windows of optimizer steps, so that no curve has more than `MAX_POINTS`."""
+    longest = rows.groupby(by)["optimizer_step"].transform("max")
+    length = np.ceil(longest / MAX_POINTS).clip(lower=1)
+    return rows.assign(window=(rows["optimizer_step"] - 1) // length)

@@ -1,0 +1,149 @@
+"""Do decompositions of one global batch train alike: their losses, paired step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from .cells import GEOMETRY, Cells, geometry_label
+
+__all__ = ["compare_decompositions", "loss_differences", "seed_spread"]
+
+
+def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    """Pair every decomposition with a reference on the same trajectory and optimizer step.
+
+    Cells that share trajectories form a family; its first cell in table order is the reference.
+    Only completed runs take part, one for each cell and trajectory.
+
+    Parameters
+    ----------
+    cells : Cells
+    steps : DataFrame
+        Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `samples`, `loss`.
+
+    Returns
+    -------
+    DataFrame
+        One row for each cell but the reference, trajectory and optimizer step that both have:
+        `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
+        `difference` (loss - loss of the reference, NaN where one of them is).
+    """
+    members = _members(cells)
+    paired = members.merge(
+        members[members["cell"] == members["reference"]],
+        on=["reference", "trajectory_id"],
+        suffixes=("", "_reference"),
+    )
+    paired = paired[paired["cell"] != paired["reference"]]
+    rows = steps[["sweep_dir", "run_id", "optimizer_step", "samples", "loss"]]
+    rows = rows.astype({"optimizer_step": "int64", "samples": "int64", "loss": "float64"})
+    result = paired.merge(rows, on=["sweep_dir", "run_id"]).merge(
+        rows.drop(columns="samples"),
+        left_on=["sweep_dir_reference", "run_id_reference", "optimizer_step"],
+        right_on=["sweep_dir", "run_id", "optimizer_step"],
+        suffixes=("", "_reference"),
+    )
+    columns = ["cell", "reference", "trajectory_id", "optimizer_step", "samples", "loss_reference"]
+    return result[columns].assign(difference=result["loss"] - result["loss_reference"])
+
+
+def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    """Spread of the loss between seeds, at each optimizer step of each reference.
+
+    Parameters
+    ----------
+    cells, steps
+        As for `loss_differences`.
+
+    Returns
+    -------
+    DataFrame
+        `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
+    """
+    members = _members(cells)
+    members = members[members["cell"] == members["reference"]]
+    rows = members.merge(steps, on=["sweep_dir", "run_id"])
+    rows = rows.astype({"optimizer_step": "int64", "samples": "int64", "loss": "float64"})
+    groups = rows.groupby(["reference", "optimizer_step"])
+    spread = groups["loss"].agg(sd="std", n="count")
+    return spread.assign(samples=groups["samples"].first()).reset_index()
+
+
+def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    """Compute how far decompositions of one global batch are from training alike.
+
+    Parameters
+    ----------
+    cells, steps
+        As for `loss_differences`.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell that has a reference: geometry, `reference` (its geometry), the varying
+        settings, `precision`, `n_trajectories` and `n_optimizer_steps` (paired, over all
+        trajectories), `max_abs_difference`, `rms_difference`, `max_relative_difference`,
+        `rms_relative_difference` (relative to the loss of the reference), `seed_sd` (root mean
+        square over optimizer steps of the spread between seeds of the reference; missing for one
+        seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
+    """
+    pairs = loss_differences(cells, steps).dropna(subset=["difference"])
+    pairs["relative"] = pairs["difference"] / pairs["loss_reference"]
+    groups = pairs.groupby("cell")
+    table = pd.DataFrame(
+        {
+            "n_trajectories": groups["trajectory_id"].nunique(),
+            "n_optimizer_steps": groups.size(),
+            "max_abs_difference": groups["difference"].agg(_largest),
+            "rms_difference": groups["difference"].agg(_rms),
+            "max_relative_difference": groups["relative"].agg(_largest),
+            "rms_relative_difference": groups["relative"].agg(_rms),
+        }
+    )
+    reference = groups["reference"].first()
+    spread = seed_spread(cells, steps).groupby("reference")
+    table["seed_sd"] = reference.map(spread["sd"].agg(lambda sd: _rms(sd.dropna())))
+    table["n_seeds"] = reference.map(spread["n"].max())
+    table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
+    first = cells.runs.drop_duplicates("cell").set_index("cell")
+    table["note"] = _notes(first).reindex(table.index)
+    head = cells.table.loc[table.index, list(GEOMETRY)]
+    head["reference"] = reference.map(geometry_label(cells.table))
+    settings = cells.table.loc[table.index, cells.settings]
+    if "precision" not in settings:
+        settings["precision"] = first["precision"]
+    return pd.concat([head, settings, table], axis=1)
+
+
+def _members(cells: Cells) -> pd.DataFrame:
+    """One completed run for each cell and trajectory, with the reference of its family."""
+    runs = cells.runs[cells.runs["status"].eq("completed") & cells.runs["trajectory_id"].notna()]
+    members = runs.drop_duplicates(["cell", "trajectory_id"])
+    members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
+    trajectory, _ = pd.factorize(members["trajectory_id"])
+    # A seed may be missing in the reference, so that families are found over all trajectories.
+    n_cells = len(cells.table)
+    size = n_cells + len(members)
+    links = (np.ones(len(members)), (members["cell"].to_numpy(), n_cells + trajectory))
+    _, family = connected_components(coo_array(links, shape=(size, size)), directed=False)
+    members = members.assign(family=family[members["cell"].to_numpy()])
+    members["reference"] = members.groupby("family")["cell"].transform("min")
+    return members.drop(columns="family")
+
+
+def _notes(first: pd.DataFrame) -> pd.Series[str]:
+    dropout = first.reindex(columns=["model.dropout"])["model.dropout"]
+    dropout = pd.to_numeric(dropout).astype(float).fillna(0.0)
+    text = "dropout " + dropout.astype(str) + ": not decomposition-invariant"
+    return text.where(dropout > 0)
+
+
+def _largest(values: pd.Series[float]) -> float:
+    return float(values.abs().max())
+
+
+def _rms(values: pd.Series[float]) -> float:
+    return float(np.sqrt((values**2).mean()))

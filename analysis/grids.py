@@ -1,0 +1,155 @@
+"""One small table of texts, and its three twins: Markdown, LaTeX and terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["Grid", "escape_latex", "escape_markdown", "to_latex", "to_markdown", "to_rich"]
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # Braces keep a bracket or star from being an argument of the row end before it, and keep
+    # quotes and hyphens from joining into other letters.
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    '"': "{''}",
+    "'": "{'}",
+    "`": "{`}",
+    "-": "{-}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "∞": r"$\infty$",
+    "→": r"$\to$",
+    "·": r"$\cdot$",
+    "µ": r"$\mu$",
+    "–": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+}
+_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Texts of a table, before any markup."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    n_left: int = 1
+    """Columns, from the first, that are set flush left; the others are set flush right."""
+    marks: Sequence[Sequence[str]] = ()
+    """Letters of the footnotes that each row refers to, set behind its last left column."""
+    footnotes: dict[str, str] = field(default_factory=dict)
+    """Texts by letter."""
+    notes: Sequence[str] = ()
+    """Lines under the table, definitions among them."""
+
+    def marked_rows(self) -> list[tuple[Sequence[str], Sequence[str]]]:
+        """Pair each row with its footnote letters."""
+        marks = self.marks or [()] * len(self.rows)
+        return list(zip(self.rows, marks, strict=True))
+
+
+def to_markdown(grid: Grid) -> str:
+    """Write a grid as a GitHub table with its notes underneath."""
+    left = grid.n_left
+    rules = [":---" if i < left else "---:" for i in range(len(grid.headers))]
+    lines = [[escape_markdown(header) for header in grid.headers], rules]
+    for row, marks in grid.marked_rows():
+        cells = [escape_markdown(text) for text in row]
+        if marks:
+            cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
+        lines.append(cells)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    feet = [f"<sup>{mark}</sup> {escape_markdown(text)}" for mark, text in grid.footnotes.items()]
+    notes = [escape_markdown(note) for note in grid.notes]
+    # Two trailing spaces break the line without starting a paragraph.
+    under = "".join(f"\n{line}  " for line in [*feet, *notes])
+    return f"{table}\n{under}\n" if under else f"{table}\n"
+
+
+def to_latex(grid: Grid) -> str:
+    """Write a grid as a `tabular` with booktabs rules; it needs no other package."""
+    left = grid.n_left
+    columns = "l" * left + "r" * (len(grid.headers) - left)
+    lines = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
+    lines += [_latex_row([escape_latex(header) for header in grid.headers]), r"\midrule"]
+    for row, marks in grid.marked_rows():
+        cells = [escape_latex(text) for text in row]
+        if marks:
+            cells[left - 1] += rf"\textsuperscript{{{','.join(marks)}}}"
+        lines.append(_latex_row(cells))
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    feet = [
+        rf"\textsuperscript{{{mark}}}~{escape_latex(text)}"
+        for mark, text in grid.footnotes.items()
+    ]
+    feet += [escape_latex(note) for note in grid.notes]
+    if feet:
+        lines += ["", r"\par\smallskip{\footnotesize\raggedright", *[f"{f}\\par" for f in feet]]
+        lines += ["}"]
+    return "% Needs \\usepackage{booktabs}\n" + "\n".join(lines) + "\n"
+
+
+def to_rich(grid: Grid, title: str) -> Table:
+    """Write a grid as a table for the terminal, its footnotes in the caption."""
+    feet = [escape(f"({mark}) {text}") for mark, text in grid.footnotes.items()]
+    table = Table(title=escape(title), caption="\n".join(feet) or None, caption_justify="left")
+    for index, header in enumerate(grid.headers):
+        justify: Literal["left", "right"] = "left" if index < grid.n_left else "right"
+        table.add_column(escape(header), justify=justify)
+    for row, marks in grid.marked_rows():
+        cells = list(row)
+        if marks:
+            cells[grid.n_left - 1] += f" ({','.join(marks)})"
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def escape_markdown(text: str) -> str:
+    """Write text so that Markdown shows it as it is, on one line."""
+    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
+
+
+def escape_latex(text: str) -> str:
+    r"""Write text so that LaTeX shows it as it is, on one line.
+
+    A character outside ASCII that has no plain command is written as its code point, as in
+    `[U+4E2D]`: it always compiles, and nothing is lost.
+    """
+    pieces = re.split("([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", " ".join(text.split()))
+    return "".join(
+        f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_latex_letter, piece))
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _latex_letter(letter: str) -> str:
+    if letter in _LATEX:
+        return _LATEX[letter]
+    return letter if " " <= letter <= "~" else f"{{[}}U+{ord(letter):04X}{{]}}"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"

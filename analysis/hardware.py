@@ -1,0 +1,95 @@
+"""Where each run ran, and whether its times may be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+__all__ = ["known_where"]
+
+_NO_LAUNCH = "no record of how it was launched"
+_NO_REASON = "marked as not valid, without a reason"
+
+
+def known_where(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add what tells machines apart, and the validity of times.
+
+    A run that was never launched has no record of its machine. It takes its sweep's, where that
+    is one machine.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row a run, as `load` returns it.
+
+    Returns
+    -------
+    DataFrame
+        The same rows with `hardware`, `device_type`, `precision`, `timing_valid` and
+        `timing_note` (why a launched run's times are not valid; missing where they are).
+    """
+    runs = runs.reset_index(drop=True)
+    valid = _column(runs, "launch.timing_valid").eq(True)  # noqa: FBT003  (a value, not a switch)
+    launched = _column(runs, "launch.world_size").notna()
+    ended = ~runs["status"].isin(["rejected", "pending"])
+    note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
+    note = note.where(launched, _NO_LAUNCH).where(~valid & (launched | ended))
+    where = {
+        "hardware": _hardware(runs),
+        "device_type": _column(runs, "device_type"),
+        "precision": _precision(runs),
+    }
+    return runs.assign(
+        timing_valid=valid,
+        timing_note=note,
+        **{name: _fill(column, runs["sweep_dir"]) for name, column in where.items()},
+    )
+
+
+def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
+    if name in runs.columns:
+        return runs[name].astype(object)
+    return pd.Series(None, index=runs.index, dtype=object)
+
+
+def _precision(runs: pd.DataFrame) -> pd.Series[Any]:
+    asked = _column(runs, "engine.precision")
+    return _column(runs, "precision").fillna(asked.where(asked != "auto"))
+
+
+def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Name the processor, or the accelerators that a run was given."""
+    cpu = pd.Series(None, index=runs.index, dtype=object)
+    cuda = cpu.copy()
+    for name in runs.columns:
+        if name.startswith("environment.") and name.endswith(".cpu_name"):
+            cores = _column(runs, f"{name.removesuffix('cpu_name')}cpu_cores").map(_cores)
+            cpu = cpu.fillna(runs[name].astype(object) + cores)
+        if name.startswith("environment.") and name.endswith(".cuda_devices"):
+            leased = _column(runs, "launch.devices")
+            named = [_device_names(*pair) for pair in zip(runs[name], leased, strict=True)]
+            cuda = cuda.fillna(pd.Series(named, index=runs.index, dtype=object))
+    return cuda.where(_column(runs, "device_type").eq("cuda"), cpu)
+
+
+def _cores(count: object) -> str:
+    # The same processor lent in parts is not the same machine.
+    return f", {int(count)} cores" if isinstance(count, (int, float)) and count == count else ""
+
+
+def _device_names(found: object, leased: object) -> str | None:
+    """Name the kinds of the leased devices; of all that there are, where the lease is unknown."""
+    if not isinstance(found, (list, tuple)) or not found:
+        return None
+    devices = [device if isinstance(device, Mapping) else {"name": device} for device in found]
+    if isinstance(leased, (list, tuple)):
+        devices = [d for d in devices if d.get("index") in leased] or devices
+    return " + ".join(sorted({str(device["name"]) for device in devices}))
+
+
+def _fill(column: pd.Series[Any], sweep: pd.Series[Any]) -> pd.Series[Any]:
+    groups = column.groupby(sweep)
+    only = groups.transform("first").where(groups.transform("nunique") == 1)
+    return column.fillna(only)

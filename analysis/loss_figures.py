@@ -1,0 +1,208 @@
+"""Figures of loss: against optimizer steps, samples and training time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from .cells import Cells, geometry_label, setting_label
+from .curves import LossCurves
+from .style import COLUMN_IN, PAGE_IN, Look
+
+__all__ = ["MAX_PANELS", "draw_loss"]
+
+MAX_PANELS = 12
+"""Panels of a figure; further settings are left to the tables."""
+
+_AXES = {
+    "optimizer_step": "optimizer steps",
+    "samples": "samples",
+    "train_time_s": "training time (s)",
+}
+_GREY = "#666666"
+
+
+def draw_loss(
+    cells: Cells,
+    curves: LossCurves,
+    against: Literal["optimizer_step", "samples", "train_time_s"],
+    look: Mapping[str, Look],
+) -> Figure | None:
+    """Draw training loss (mean, minimum to maximum over runs) and held-out loss (markers).
+
+    Cells whose settings differ get panels of their own. Against optimizer steps, a panel beneath
+    shows how far the decompositions of one global batch are apart, beside the spread of seeds.
+
+    Parameters
+    ----------
+    cells : Cells
+    curves : LossCurves
+    against : str
+        Column of progress.
+    look : mapping
+        As `style.looks` returns it.
+
+    Returns
+    -------
+    Figure or None
+        None where there is nothing to draw.
+    """
+    context = cells.context_of()
+    drawn = pd.concat([curves.steps["cell"], curves.diverged["cell"]]).unique().astype(int)
+    contexts = sorted(context.loc[drawn].unique())[:MAX_PANELS]
+    if not contexts:
+        return None
+    labels = geometry_label(cells.table)
+    deep = against == "optimizer_step" and len(curves.differences) > 0
+    figure, grid = _panels(len(contexts), 2 if deep else 1)
+    for position, number in enumerate(contexts):
+        members = [cell for cell in context.index[context == number] if cell in drawn]
+        row, column = divmod(position, grid.shape[1])
+        top = grid[row * 2, column] if deep else grid[row, column]
+        top.set_visible(True)
+        _draw_curves(top, curves, against, {cell: look[labels[cell]] for cell in members})
+        if len(contexts) > 1:
+            top.set_title(_context_title(cells, members[0]))
+        last = top
+        if deep and curves.differences["cell"].isin(members).any():
+            last = grid[row * 2 + 1, column]
+            last.set_visible(True)
+            last.sharex(top)
+            top.tick_params(labelbottom=False)
+            _draw_differences(last, curves, {cell: look[labels[cell]] for cell in members})
+        last.set_xlabel(_AXES[against])
+        if column == 0:
+            top.set_ylabel("loss")
+    _draw_legend(figure, list(dict.fromkeys(labels[sorted(drawn)])), look, curves, deep=deep)
+    return figure
+
+
+def _panels(count: int, depth: int) -> tuple[Figure, np.ndarray[tuple[int, int], np.dtype[np.object_]]]:
+    """Lay out panels, each with `depth` axes above each other, all of them hidden."""
+    n_columns = min(count, 3)
+    n_rows = -(-count // n_columns)
+    width = COLUMN_IN if n_columns == 1 else PAGE_IN
+    heights = [2.2, 1.5][:depth]
+    figure = Figure(figsize=(width, n_rows * sum(heights) + 0.7), layout="constrained")
+    grid = figure.subplots(
+        n_rows * depth, n_columns, squeeze=False, height_ratios=heights * n_rows
+    )
+    for axes in grid.flat:
+        axes.set_visible(False)
+    return figure, grid
+
+
+def _draw_curves(
+    axes: Axes, curves: LossCurves, against: str, members: Mapping[int, Look]
+) -> None:
+    levels = []
+    for cell, look in members.items():
+        line = curves.steps[curves.steps["cell"] == cell]
+        held_out = curves.evals[curves.evals["cell"] == cell]
+        axes.fill_between(
+            line[against], line["low"], line["high"], color=look.colour, alpha=0.15, linewidth=0
+        )
+        axes.plot(
+            line[against],
+            line["mean"],
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=look.width,
+        )
+        axes.plot(
+            held_out[against],
+            held_out["mean"],
+            linestyle="none",
+            marker=look.marker,
+            markersize=3 + look.width,
+            markerfacecolor="none",
+            markeredgecolor=look.colour,
+        )
+        levels += [line["low"], line["high"], held_out["mean"]]
+        _draw_diverged(axes, curves.diverged, against, cell, look)
+    finite = pd.concat(levels)
+    if len(finite):
+        # A diverging run must not press the others into one line.
+        low, high = finite.min(), finite.max()
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        axes.set_ylim(low - margin, high + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
+
+
+def _draw_diverged(
+    axes: Axes, diverged: pd.DataFrame, against: str, cell: int, look: Look
+) -> None:
+    for _, line in diverged[diverged["cell"] == cell].groupby("run"):
+        axes.plot(line[against], line["loss"], color=look.colour, linewidth=0.7, alpha=0.8)
+        axes.plot(line[against].iloc[-1:], line["loss"].iloc[-1:], marker="x", color=look.colour)
+
+
+def _draw_differences(axes: Axes, curves: LossCurves, members: Mapping[int, Look]) -> None:
+    different = False
+    for cell, look in members.items():
+        line = curves.differences[curves.differences["cell"] == cell]
+        line = line[line["largest"] > 0]
+        different = different or len(line) > 0
+        axes.plot(
+            line["optimizer_step"],
+            line["largest"],
+            color=look.colour,
+            linestyle=look.dash,
+            linewidth=1.2,
+            marker="." if len(line) == 1 else None,
+        )
+        spread = curves.spread[curves.spread["cell"] == cell]
+        axes.plot(
+            spread["optimizer_step"], spread["sd"], color=_GREY, linewidth=0.8, linestyle=":"
+        )
+    if not different:
+        axes.text(0.5, 0.3, "equal to the last bit", transform=axes.transAxes, ha="center")
+    if axes.lines and any(len(line.get_xdata()) for line in axes.lines):
+        axes.set_yscale("log")
+    axes.set_ylabel("|Δ loss|")
+
+
+def _draw_legend(
+    figure: Figure,
+    labels: list[str],
+    look: Mapping[str, Look],
+    curves: LossCurves,
+    *,
+    deep: bool,
+) -> None:
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=look[label].colour,
+            linestyle=look[label].dash,
+            linewidth=look[label].width,
+            marker=look[label].marker if len(curves.evals) else None,
+            markerfacecolor="none",
+            label=label,
+        )
+        for label in labels
+    ]
+    if len(curves.evals):
+        held_out = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
+        handles.append(Line2D([], [], color=_GREY, label="held-out loss", **held_out))
+    if deep and len(curves.spread):
+        handles.append(Line2D([], [], color=_GREY, linestyle=":", label="sd between seeds"))
+    if len(curves.diverged):
+        handles.append(Line2D([], [], color=_GREY, marker="x", linewidth=0.7, label="diverged"))
+    narrow = figure.get_figwidth() <= COLUMN_IN
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=3 if narrow else 6, handlelength=3.0
+    )
+
+
+def _context_title(cells: Cells, cell: int) -> str:
+    row = cells.table.loc[cell]
+    return ", ".join(f"{setting_label(name)} {row[name]}" for name in cells.contexts)

@@ -1,0 +1,129 @@
+"""How figures look: a paper column wide, one colour a geometry in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .cells import Cells, geometry_label
+
+__all__ = ["COLUMN_IN", "PAGE_IN", "Look", "looks", "paper_style", "save", "tint"]
+
+COLUMN_IN = 3.5
+"""Width of a column of a two-column paper, in inches."""
+PAGE_IN = 7.0
+"""Width of its page, in inches."""
+
+_DPI = 200
+# Okabe and Ito's palette for every kind of colour vision, without its yellow, which is too pale
+# for lines (https://jfly.uni-koeln.de/color/).
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+_MARKERS = "osD^vPX<>h"
+_STYLE: dict[str, Any] = {
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 8,
+    "figure.dpi": _DPI,
+    "font.family": "DejaVu Sans",
+    "font.size": 8,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one geometry is drawn."""
+
+    colour: str
+    dash: Any
+    marker: str
+    width: float
+    """Line width in points; earlier lines are wider, so that they show under later ones."""
+
+
+def looks(cells: Cells) -> Mapping[str, Look]:
+    """Give each geometry that ran its look, by label, in table order.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    mapping of str to Look
+        For geometries with at least one run that was not rejected.
+    """
+    launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
+    labels = geometry_label(cells.table.loc[sorted(launched)])
+    names = list(pd.unique(labels))
+    return {name: _look(index, len(names)) for index, name in enumerate(names)}
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Draw with the settings of this project and nothing of the caller's."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+def tint(colour: str, strength: float) -> tuple[float, float, float]:
+    """Mix a colour with white; strength 1 leaves it as it is."""
+    red, green, blue = mpl.colors.to_rgb(colour)
+    return (
+        1 - strength * (1 - red),
+        1 - strength * (1 - green),
+        1 - strength * (1 - blue),
+    )
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and PDF; the PDF holds no date, so that equal figures are equal.
+
+    Parameters
+    ----------
+    figure : Figure
+    folder : Path
+    name : str
+        File name without its ending.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+    """
+    files = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    figure.savefig(files[0], dpi=_DPI)
+    figure.savefig(files[1], metadata={"CreationDate": None})
+    return files
+
+
+def _look(index: int, total: int) -> Look:
+    if total <= len(_PALETTE):
+        colour = _PALETTE[index]
+    else:
+        # Many geometries are ordered, and an ordered map that is even in lightness serves better.
+        colour = mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
+    return Look(
+        colour=colour,
+        dash=_DASHES[index % len(_DASHES)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        width=max(2.6 - 0.5 * index, 1.0),
+    )

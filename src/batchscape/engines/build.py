@@ -1,0 +1,31 @@
+"""From a run to the engine of one rank."""
+
+from __future__ import annotations
+
+import torch
+
+from batchscape.engines.base import Engine
+from batchscape.engines.ddp import DdpEngine
+from batchscape.models import build_model
+from batchscape.record.spec import RunSpec
+
+__all__ = ["build_engine"]
+
+
+def build_engine(spec: RunSpec, device: torch.device) -> Engine:
+    """Build the model of a run on a device, and the engine that trains it.
+
+    Parameters
+    ----------
+    spec : RunSpec
+    device : torch.device
+        Of this rank.
+    """
+    module = build_model(spec.config, spec.data.classes, spec.precision).to(device)
+    return DdpEngine(
+        module,
+        spec.config.engine,
+        spec.config.optimizer,
+        spec.precision,
+        spec.geometry.data_parallel_size,
+    )

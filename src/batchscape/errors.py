@@ -1,0 +1,72 @@
+"""Every error that batchscape raises on purpose.
+
+::
+
+    BatchscapeError                  base: the message alone is the whole answer for the user
+    |-- ConfigError (ValueError)     a setting is unknown, of a wrong type, or breaks a stated rule
+    |   `-- GeometryError            the batch cannot be cut that way; carries what would work
+    |-- RecordError                  a run folder is damaged, or written by another format version
+    |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
+    |-- LaunchError                  processes or devices could not be had
+    `-- MissingDependencyError       an optional package is needed; the message gives the command
+
+The command line prints the message of a `BatchscapeError` and exits with code 2; any other
+exception is a defect of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from batchscape.geometry import BatchGeometry
+
+__all__ = [
+    "BatchscapeError",
+    "CheckpointError",
+    "ConfigError",
+    "GeometryError",
+    "LaunchError",
+    "MissingDependencyError",
+    "RecordError",
+]
+
+
+class BatchscapeError(Exception):
+    """Base of all errors that carry a complete message for the user."""
+
+
+class ConfigError(BatchscapeError, ValueError):
+    """A setting is unknown, of a wrong type, or breaks a rule that the message states."""
+
+
+class GeometryError(ConfigError):
+    """A batch cannot be cut as asked.
+
+    Parameters
+    ----------
+    message : str
+        The rule that was broken and the values that broke it.
+    nearest : sequence of BatchGeometry
+        Geometries close to what was asked that would work; may be empty.
+    """
+
+    def __init__(self, message: str, nearest: tuple[BatchGeometry, ...] = ()) -> None:
+        super().__init__(message)
+        self.nearest = nearest
+
+
+class RecordError(BatchscapeError):
+    """A run folder is damaged, or written by another format version."""
+
+
+class CheckpointError(BatchscapeError):
+    """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class LaunchError(BatchscapeError):
+    """Processes or devices for a run could not be had."""
+
+
+class MissingDependencyError(BatchscapeError):
+    """An optional package is needed; the message gives the command that installs it."""

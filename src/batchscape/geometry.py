@@ -1,0 +1,379 @@
+"""How a global batch is cut: solved exactly, or refused with what would work.
+
+One identity holds everywhere::
+
+    data_parallel_size = nodes x devices_per_node
+    global_batch_size  = data_parallel_size x micro_batch_size x gradient_accumulation_steps
+    global_batch_tokens = global_batch_size x sequence_length
+
+Any values that determine the rest are enough. A remainder is never floored away: it is an
+error that names the rule, the values and the nearest geometries that satisfy the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from batchscape.errors import GeometryError
+
+__all__ = ["BatchGeometry", "enumerate_geometries", "solve"]
+
+# Sample positions are 64-bit signed integers, so no count may outgrow them.
+_LIMIT = 2**63
+_COUNT_RULE = "every value must be an int from 1 to 2**63 - 1"
+# How far from the value asked for a divisor is looked for: bounds the cost of an error message.
+_PROBES = 4096
+_MAX_SUGGESTIONS = 4
+
+_FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
+_ROLES = {
+    "data_parallel_size": "data_parallel_size (or devices_per_node)",
+    "micro_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "global_batch_size": "global_batch_size (or global_batch_tokens with sequence_length)",
+}
+_STANDS_FOR = {
+    "devices_per_node": "data_parallel_size",
+    "global_batch_tokens": "global_batch_size",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchGeometry:
+    """One way to cut a global batch over nodes, devices, micro-batches and micro-steps.
+
+    Parameters
+    ----------
+    nodes : int
+        Machines, at least 1.
+    devices_per_node : int
+        Data-parallel ranks on each machine, at least 1.
+    micro_batch_size : int
+        Samples per rank per forward and backward, at least 1.
+    gradient_accumulation_steps : int
+        Micro-steps per optimizer step, per rank, at least 1.
+
+    Raises
+    ------
+    GeometryError
+        A value is not an int of at least 1, or the global batch does not fit in 63 bits.
+    """
+
+    nodes: int
+    devices_per_node: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        if not all(map(_is_count, values.values())):
+            raise GeometryError(f"{_COUNT_RULE}; given {_show(values)}")
+        if self.global_batch_size >= _LIMIT:
+            raise GeometryError(
+                f"global_batch_size must be below 2**63 (it would be {self.global_batch_size})"
+            )
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Data-parallel ranks: nodes x devices_per_node."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.data_parallel_size * self.micro_batch_size * self.gradient_accumulation_steps
+
+    def __str__(self) -> str:
+        factors = " x ".join(str(getattr(self, name)) for name in _FACTORS)
+        text = f"{factors} = {self.global_batch_size}"
+        if self.nodes == 1:
+            return text
+        return f"{text} ({self.nodes} nodes x {self.devices_per_node} devices)"
+
+
+def solve(
+    *,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    data_parallel_size: int | None = None,
+    micro_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    global_batch_size: int | None = None,
+    global_batch_tokens: int | None = None,
+    sequence_length: int | None = None,
+) -> BatchGeometry:
+    """Derive the geometry that the given values determine.
+
+    More values than needed are accepted as long as they agree. `nodes` is 1 where nothing
+    determines it.
+
+    Parameters
+    ----------
+    nodes, devices_per_node, data_parallel_size : int, optional
+        Machines, ranks per machine and ranks in all.
+    micro_batch_size : int, optional
+        Samples per rank per forward and backward.
+    gradient_accumulation_steps : int, optional
+        Micro-steps per optimizer step, per rank.
+    global_batch_size : int, optional
+        Samples per optimizer step.
+    global_batch_tokens : int, optional
+        Tokens per optimizer step; needs `sequence_length`.
+    sequence_length : int, optional
+        Tokens per sample; it takes part only where `global_batch_tokens` is given.
+
+    Returns
+    -------
+    BatchGeometry
+        The only geometry that has all the values given.
+
+    Raises
+    ------
+    GeometryError
+        The values are too few, contradict each other, do not divide, or are not ints of at
+        least 1. The message and `nearest` give up to four geometries that would work, closest
+        first: those that keep as many of the values given as can be kept.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    if not all(map(_is_count, given.values())):
+        raise _refusal(_COUNT_RULE, given, _nearest(_closest_counts(given)))
+    try:
+        return _derive(given)
+    except GeometryError as broken:
+        raise _refusal(str(broken), given, _nearest(given)) from None
+
+
+def enumerate_geometries(
+    global_batch_size: int,
+    *,
+    max_data_parallel_size: int | None = None,
+    data_parallel_sizes: Collection[int] | None = None,
+    max_micro_batch_size: int | None = None,
+    max_gradient_accumulation_steps: int | None = None,
+    nodes: int = 1,
+) -> list[BatchGeometry]:
+    """List every geometry of one global batch under the limits.
+
+    Parameters
+    ----------
+    global_batch_size : int
+        Samples per optimizer step.
+    max_data_parallel_size, max_micro_batch_size, max_gradient_accumulation_steps : int, optional
+        Largest value of each factor, inclusive.
+    data_parallel_sizes : collection of int, optional
+        The only device counts to use; those that do not divide the batch or do not spread
+        evenly over the nodes yield nothing.
+    nodes : int
+        Machines that the devices are spread over, evenly.
+
+    Returns
+    -------
+    list of BatchGeometry
+        Sorted by devices, then micro-batch, then accumulation; empty where nothing fits.
+
+    Raises
+    ------
+    GeometryError
+        A value is not an int of at least 1.
+    """
+    settings = {name: value for name, value in locals().items() if value is not None}
+    sizes = settings.pop("data_parallel_sizes", None)
+    if not all(map(_is_count, (*settings.values(), *(sizes or ())))):
+        raise _refusal(_COUNT_RULE, {**settings, "data_parallel_sizes": sizes})
+    return sorted(
+        BatchGeometry(nodes, devices // nodes, micro, per_rank // micro)
+        for devices in _divisors(global_batch_size, max_data_parallel_size)
+        if devices % nodes == 0 and (sizes is None or devices in sizes)
+        for per_rank in (global_batch_size // devices,)
+        for micro in _divisors(per_rank, max_micro_batch_size)
+        if per_rank // micro <= (max_gradient_accumulation_steps or per_rank)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < _LIMIT
+
+
+def _show(values: Mapping[str, object]) -> str:
+    # Python refuses to print ints of more than 4300 digits, and nobody could read them.
+    return ", ".join(
+        f"{name}=<int of {value.bit_length()} bits>"
+        if isinstance(value, int) and value.bit_length() > 128
+        else f"{name}={value!r}"
+        for name, value in values.items()
+    )
+
+
+def _refusal(
+    rule: str, given: Mapping[str, object], nearest: tuple[BatchGeometry, ...] = ()
+) -> GeometryError:
+    message = f"{rule}; given {_show(given) or 'nothing'}"
+    if nearest:
+        message += f"; nearest that would work: {', '.join(map(str, nearest))}"
+    return GeometryError(message, nearest)
+
+
+def _derive(given: Mapping[str, int]) -> BatchGeometry:
+    """Solve the identity without looking for alternatives; the error holds the rule alone."""
+    unknown = _unknown_roles(given)
+    if len(unknown) > 1:
+        choices = ", ".join(_ROLES[name] for name in unknown)
+        raise GeometryError(f"too few values: add any {len(unknown) - 1} of {choices}")
+
+    values = dict(given)
+    if "global_batch_tokens" in values:
+        if "sequence_length" not in values:
+            raise GeometryError("global_batch_tokens needs sequence_length")
+        samples = _quotient(values, "global_batch_tokens", "sequence_length")
+        _agree(values, "global_batch_size", samples, "global_batch_tokens / sequence_length")
+    if {"nodes", "devices_per_node"} <= values.keys():
+        devices = values["nodes"] * values["devices_per_node"]
+        _agree(values, "data_parallel_size", devices, "nodes x devices_per_node")
+    elif unknown and "devices_per_node" in values:
+        # The other factor is the unknown, so nothing determines the nodes: one node.
+        values.setdefault("data_parallel_size", values["devices_per_node"])
+
+    for name in _FACTORS:
+        if name not in values:
+            others = [factor for factor in _FACTORS if factor != name]
+            values[name] = _quotient(values, "global_batch_size", *others)
+    samples = math.prod(values[name] for name in _FACTORS)
+    _agree(values, "global_batch_size", samples, " x ".join(_FACTORS))
+
+    if "nodes" not in values and "devices_per_node" in values:
+        values["nodes"] = _quotient(values, "data_parallel_size", "devices_per_node")
+    values.setdefault("nodes", 1)
+    return BatchGeometry(
+        nodes=values["nodes"],
+        devices_per_node=_quotient(values, "data_parallel_size", "nodes"),
+        micro_batch_size=values["micro_batch_size"],
+        gradient_accumulation_steps=values["gradient_accumulation_steps"],
+    )
+
+
+def _unknown_roles(given: Collection[str]) -> list[str]:
+    known = {_STANDS_FOR.get(name, name) for name in given}
+    return [name for name in _ROLES if name not in known]
+
+
+def _quotient(values: Mapping[str, int], whole: str, *parts: str) -> int:
+    divisor = math.prod(values[part] for part in parts)
+    quotient, remainder = divmod(values[whole], divisor)
+    if remainder:
+        raise GeometryError(
+            f"{whole} must be a multiple of {' x '.join(parts)}"
+            f" ({values[whole]} / {divisor} leaves {remainder})"
+        )
+    return quotient
+
+
+def _agree(values: dict[str, int], name: str, value: int, rule: str) -> None:
+    if values.setdefault(name, value) != value:
+        raise GeometryError(f"{name} must equal {rule} ({values[name]} is not {value})")
+
+
+def _closest_counts(given: Mapping[str, object]) -> dict[str, int]:
+    """Read bad values as the counts they may have meant; drop those that mean no number."""
+    counts = {}
+    for name, value in given.items():
+        if (isinstance(value, float) and math.isfinite(value)) or type(value) is int:
+            counts[name] = min(max(round(value), 1), _LIMIT - 1)
+    return counts
+
+
+def _nearest(given: Mapping[str, int]) -> tuple[BatchGeometry, ...]:
+    """Geometries that change the fewest of the given values, then change them least."""
+    tokens_unread = "global_batch_tokens" in given and "sequence_length" not in given
+    if tokens_unread or len(_unknown_roles(given)) > 1:
+        return ()
+    changeable = [name for name in given if name != "sequence_length"]
+    # Three changes always suffice: one device count, the global batch, and its tokens.
+    for changes in range(4):
+        found = {
+            geometry
+            for dropped in combinations(changeable, changes)
+            for geometry in _repairs(given, dropped)
+        }
+        if found:
+            return tuple(sorted(found, key=lambda g: (_distance(g, given), g))[:_MAX_SUGGESTIONS])
+    return ()
+
+
+def _repairs(given: Mapping[str, int], dropped: tuple[str, ...]) -> Iterator[BatchGeometry]:
+    kept = {name: value for name, value in given.items() if name not in dropped}
+    # A dropped name is either derived from the kept ones, or set near the value asked for.
+    options = [[None, *_candidates(name, given[name], kept)] for name in dropped]
+    for choice in product(*options):
+        chosen = {name: value for name, value in zip(dropped, choice, strict=True) if value}
+        with suppress(GeometryError):
+            yield _derive({**kept, **chosen})
+
+
+def _candidates(name: str, target: int, kept: Mapping[str, int]) -> list[int]:
+    """Values of one name near the target that may fit the kept values; the caller tries them."""
+
+    def multiply(*names: str) -> int:
+        return math.prod(kept.get(factor, 1) for factor in names if factor != name)
+
+    unit = multiply("nodes", "devices_per_node")
+    inner = multiply("micro_batch_size", "gradient_accumulation_steps")
+    if name in {"global_batch_size", "global_batch_tokens"}:
+        length = kept.get("sequence_length", 1) if name == "global_batch_tokens" else 1
+        return _multiples_near(kept.get("data_parallel_size", unit) * inner * length, target)
+
+    tokens = kept.get("global_batch_tokens", 0) // kept.get("sequence_length", 1)
+    whole = kept.get("global_batch_size", tokens) // inner
+    if name == "data_parallel_size":
+        return _multiples_near(unit, target) + [
+            unit * part for part in _divisors_near(whole // unit, max(target // unit, 1))
+        ]
+    if name in {"nodes", "devices_per_node"}:
+        return _divisors_near(kept.get("data_parallel_size", whole) // unit, target)
+    return _divisors_near(whole // kept.get("data_parallel_size", unit), target)
+
+
+def _multiples_near(unit: int, target: int) -> list[int]:
+    below = (target - 1) // unit
+    above = target // unit + 1
+    return [unit * count for count in (below, above) if count]
+
+
+def _divisors_near(whole: int, target: int) -> list[int]:
+    """Divisors of `whole` around the target, found directly or by their cofactors."""
+    if whole == 0:
+        return []
+    cofactor = whole // target
+    found = []
+    for numbers, is_cofactor in (
+        (range(target - 1, max(target - _PROBES, 0), -1), False),
+        (range(target + 1, target + _PROBES), False),
+        (range(cofactor, max(cofactor - _PROBES, 0), -1), True),
+        (range(cofactor + 1, cofactor + _PROBES), True),
+    ):
+        divisor = next((number for number in numbers if whole % number == 0), None)
+        if divisor:
+            found.append(whole // divisor if is_cofactor else divisor)
+    return found
+
+
+def _distance(geometry: BatchGeometry, given: Mapping[str, int]) -> float:
+    """Sum of the absolute log-ratios between the values asked for and the geometry's."""
+    total = 0.0
+    for name, value in given.items():
+        if name == "global_batch_tokens":
+            total += abs(math.log(geometry.global_batch_size * given["sequence_length"] / value))
+        elif name != "sequence_length":
+            total += abs(math.log(getattr(geometry, name) / value))
+    # Rounded, so that equal ratios tie whatever the order in which they were added.
+    return round(total, 9)
+
+
+def _divisors(number: int, limit: int | None) -> list[int]:
+    limit = number if limit is None else limit
+    small = [d for d in range(1, min(math.isqrt(number), limit) + 1) if number % d == 0]
+    large = [number // d for d in small if d * d != number and number // d <= limit]
+    return small + large

@@ -1,0 +1,28 @@
+"""Running the cells of a sweep: processes, devices, and how each run ended.
+
+Importing this package is light: a worker process passes through it and needs none of the launcher.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchscape.launch.local import run_sweep
+    from batchscape.launch.result import RunResult, SweepResult
+
+__all__ = ["RunResult", "SweepResult", "run_sweep"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
+    """Import the launcher when it is first asked for."""
+    if name == "run_sweep":
+        from batchscape.launch.local import run_sweep  # noqa: PLC0415  (keeps workers light)
+
+        return run_sweep
+    if name in __all__:
+        from batchscape.launch import result  # noqa: PLC0415  (keeps workers light)
+
+        return getattr(result, name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

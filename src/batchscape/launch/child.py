@@ -1,0 +1,122 @@
+"""The life of one rank's process, around the worker that it calls.
+
+A rank belongs to the process group of its run, reads nothing, prints into the run's log, and does
+not outlive the process that started it. The same function ends both ways of starting: forked by
+`batchscape.launch.forkserver`, or spawned, where this module's `main` is the first to run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+__all__ = ["BOOT", "WORKER", "WORKER_ENVIRONMENT", "Start", "live", "main", "resolve"]
+
+WORKER = "batchscape.train.worker:main"
+"""What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
+
+WORKER_ENVIRONMENT = {
+    # One thread a rank, decided before any library counts the cores. Waiting threads must sleep:
+    # spinning ones take the core from the next rank.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Let torch count devices through NVML: asking the driver would make forking impossible.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""Environment of every process that trains, set before its first import."""
+
+BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from batchscape.launch.{module} import main; main(sys.argv[1], sys.argv[2])"
+)
+"""Program of a fresh interpreter that imports from where the launcher does, installed or not."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything that the processes of one run need to begin."""
+
+    run: str
+    """Names the run in messages."""
+    run_dir: str
+    """Folder of the run."""
+    log: str
+    """File that the ranks append to."""
+    ranks: int
+    target: str
+    """What each rank calls, see `WORKER`."""
+    environment: dict[str, str]
+    """Added to the environment of the ranks."""
+
+    def to_json(self) -> str:
+        """Return a text that `from_json` accepts."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Start:
+        """Return what `to_json` was called on."""
+        return cls(**json.loads(text))
+
+
+def resolve(target: str) -> Callable[[str, int], int]:
+    """Import the function that `module:function` names."""
+    module, _, function = target.partition(":")
+    found: Callable[[str, int], int] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def live(start: Start, rank: int) -> NoReturn:
+    """Be a rank: redirect, call the target, leave with its code."""
+    code = 1
+    try:
+        _redirect(start.log)
+        os.environ.update(start.environment)
+        sys.argv = [f"batchscape rank {rank} of {start.run}"]
+        code = resolve(start.target)(start.run_dir, rank)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001  (nothing may pass: the caller's stack is not ours)
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # No teardown of the interpreter: native threads of a process group may never join.
+        os._exit(code)
+
+
+def main(text: str, rank: str) -> NoReturn:
+    """Be a spawned rank. Standard input is a pipe whose other end only the launcher holds."""
+    life_line = os.dup(0)
+    threading.Thread(target=_die_with_launcher, args=(life_line,), daemon=True).start()
+    live(Start.from_json(text), int(rank))
+
+
+def _die_with_launcher(life_line: int) -> None:
+    os.read(life_line, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _redirect(log: str) -> None:
+    source = os.open(os.devnull, os.O_RDONLY)
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(source, 0)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.close(source)
+    os.close(sink)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    faulthandler.enable()

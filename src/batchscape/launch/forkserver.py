@@ -1,0 +1,235 @@
+"""A process that has imported everything, and forks one process for each rank of a run.
+
+It is started once a sweep, with a socket to the launcher. A message in is a run to start, or a
+signal for the process group of a run; a message out tells that a rank has ended. When the socket
+closes, all groups are killed and the server ends; when the server ends, its ranks die with it.
+
+Forking is only safe from a process with one thread and without a CUDA context, so the server
+imports but never computes, and reports when that was not enough. Linux only: it needs
+`PR_SET_PDEATHSIG` and `/proc`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from batchscape.launch.child import Start, live
+
+__all__ = ["PRELOADED", "main"]
+
+PRELOADED = (
+    "numpy",
+    "pydantic",
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    # The first optimizer of a process imports it, for a second or two.
+    "torch._dynamo",
+)
+"""Modules that every worker needs, slow to import."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass
+class _Group:
+    """Process group of one run."""
+
+    run: str
+    leader: int
+    """Number of the group; it stays ours until the last member is reaped."""
+    ranks: dict[int, int]
+    """Rank of each living process, by process id."""
+
+
+def main(channel: str, target: str) -> NoReturn:
+    """Preload, report, and serve until the launcher is gone.
+
+    Parameters
+    ----------
+    channel : str
+        File descriptor of a connected SOCK_SEQPACKET socket.
+    target : str
+        What the ranks will call; its module is imported ahead.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # The launcher decides what they mean; the server lives and dies with the socket.
+        signal.signal(number, signal.SIG_IGN)
+    _preload(target)
+    server = _Server(socket.socket(fileno=int(channel)))
+    server.serve()
+    os._exit(0)
+
+
+def _preload(target: str) -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    try:
+        # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
+        # then runs one version of the code, whatever is edited meanwhile.
+        importlib.import_module(target.partition(":")[0])
+    except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
+        traceback.print_exc()
+    # What is loaded by now is garbage to nobody: keep the collector off the shared pages.
+    gc.collect()
+    gc.freeze()
+
+
+def _why_unsafe_to_fork() -> str | None:
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads != 1:
+        return f"importing the training libraries started {threads - 1} more native threads"
+    # A child of a process that has woken the CUDA driver cannot use it; only a child can tell.
+    trial = os.fork()
+    if trial == 0:
+        from torch.cuda import _is_in_bad_fork, is_initialized  # noqa: PLC0415  (preloaded)
+
+        os._exit(int(_is_in_bad_fork() or is_initialized()))
+    if os.waitpid(trial, 0)[1]:
+        return "importing the training libraries initialised CUDA"
+    return None
+
+
+class _Server:
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._groups: dict[str, _Group] = {}
+        self._pid = os.getpid()
+        self._libc = ctypes.CDLL(None)
+        # What a rank leaves behind becomes a child of the server, and is found.
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def serve(self) -> None:
+        """Answer until the launcher closes its end or dies."""
+        self._send(event="ready", unsafe=_why_unsafe_to_fork())
+        self._woken, waker = socket.socketpair()
+        self._woken.setblocking(False)
+        waker.setblocking(False)
+        self._waker = waker
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            readable, _, _ = select.select([self._channel, self._woken], [], [])
+            if self._woken in readable:
+                self._woken.recv(4096)
+                self._reap()
+            if self._channel in readable and not self._answer():
+                break
+        self._end()
+
+    def _answer(self) -> bool:
+        try:
+            message = self._channel.recv(1 << 20)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        request = json.loads(message)
+        if "signal" in request:
+            group = self._groups.get(request["run"])
+            if group is not None:
+                os.killpg(group.leader, request["signal"])
+        else:
+            self._start(Start(**request))
+        return True
+
+    def _start(self, start: Start) -> None:
+        # A signal for a rank must wait until the rank has stopped ignoring it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        group: _Group | None = None
+        for rank in range(start.ranks):
+            try:
+                pid = os.fork()
+            except OSError as error:
+                with Path(start.log).open("a") as log:
+                    log.write(f"batchscape: cannot fork: {error}\n")
+                self._send(event="exit", run=start.run, rank=rank, code=1, at=time.time())
+                continue
+            if pid == 0:
+                self._become_rank(start, rank, group.leader if group else 0, held)
+            if group is None:
+                group = self._groups[start.run] = _Group(start.run, pid, {})
+            group.ranks[pid] = rank
+            # The child does the same; whoever comes first, neither goes on outside of the group.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, group.leader)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self._send(event="started", run=start.run, group=group.leader if group else None)
+
+    def _become_rank(self, start: Start, rank: int, leader: int, held: set[Any]) -> NoReturn:
+        os.setpgid(0, leader)
+        self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != self._pid:
+            os._exit(1)
+        # The launcher must see the socket close when the server alone has died.
+        for end in (self._channel, self._woken, self._waker):
+            end.close()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        live(start, rank)
+
+    def _reap(self) -> None:
+        """Report every rank that has ended."""
+        while True:
+            try:
+                # Look before reaping: the group's number is safe to use while a member remains.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            self._bury(ended.si_pid)
+
+    def _bury(self, pid: int) -> None:
+        at = time.time()
+        group = next((group for group in self._groups.values() if pid in group.ranks), None)
+        if group is not None and len(group.ranks) == 1:
+            os.killpg(group.leader, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if group is None:
+            return
+        rank = group.ranks.pop(pid)
+        if not group.ranks:
+            del self._groups[group.run]
+            if not self._groups:
+                _kill_descendants()
+        self._send(event="exit", run=group.run, rank=rank, code=code, at=at)
+
+    def _end(self) -> None:
+        for group in self._groups.values():
+            os.killpg(group.leader, signal.SIGKILL)
+        _kill_descendants()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+    def _send(self, **message: object) -> None:
+        # A launcher that is gone is noticed where the next message is awaited.
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(json.dumps(message).encode())
+
+
+def _kill_descendants() -> None:
+    """Kill what ranks started in groups of their own."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

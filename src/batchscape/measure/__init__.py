@@ -1,0 +1,1 @@
+"""Measuring: memory, and the time of an optimizer step."""

@@ -1,0 +1,95 @@
+"""A decoder-only transformer: pre-norm blocks, learned positions, tied embeddings, SDPA."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchscape.config import Gpt
+
+__all__ = ["GptModel"]
+
+_SHORT_CONTEXT = 128
+"""Context up to which the CPU's bfloat16 flash backward is far slower than the float32 one."""
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.dropout = config.dropout
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.projection = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, width = x.shape
+        qkv = self.qkv(x).view(samples, length, 3, self.n_heads, width // self.n_heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        if x.device.type == "cpu" and q.dtype == torch.bfloat16 and length <= _SHORT_CONTEXT:
+            with torch.autocast("cpu", enabled=False):
+                mixed = functional.scaled_dot_product_attention(
+                    q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True
+                )
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                q, k, v, dropout_p=dropout, is_causal=True
+            )
+        joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
+        return joined
+
+
+class _Block(nn.Module):
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = _Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.d_model)
+        self.expand = nn.Linear(config.d_model, 4 * config.d_model)
+        self.contract = nn.Linear(4 * config.d_model, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        hidden = functional.gelu(self.expand(self.mlp_norm(x)))
+        out: Tensor = x + self.dropout(self.contract(hidden))
+        return out
+
+
+class GptModel(nn.Module):
+    """Token ids of shape (samples, length) to logits of shape (samples, length, classes).
+
+    Initialisation follows GPT-2 (Radford et al. 2019, section 2.3, and its released code):
+    normal with standard deviation 0.02, projections into the residual stream scaled by
+    1/sqrt(2 n_layers), biases zero.
+    """
+
+    def __init__(self, config: Gpt, classes: int, sequence_length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(classes, config.d_model)
+        self.positions = nn.Embedding(sequence_length, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.apply(_initialise)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("projection.weight", "contract.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layers))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        length = tokens.shape[1]
+        x = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.tokens.weight)
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,108 @@
+"""From axes to cells: every combination of values, as plain nested settings.
+
+Composing a configuration is slow, setting a value is not. An axis that needs the composer (a
+choice of a configuration group) is therefore composed once per combination of such axes, and
+every other axis is set on the outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from batchscape.errors import ConfigError
+
+__all__ = ["Axis", "Cell", "Compose", "Grid", "expand", "set_values"]
+
+Compose = Callable[[tuple[str, ...]], Callable[[Mapping[str, Any]], dict[str, Any]]]
+"""Takes the chosen lines of composed axes, returns a function from values to settings."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One swept setting and its values."""
+
+    key: str
+    """Dotted key, or name of a configuration group."""
+    values: tuple[Any, ...]
+    lines: tuple[str, ...] | None = None
+    """For each value, the line that the composer understands; None: values are simply set."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of values."""
+
+    settings: dict[str, Any]
+    """All settings, nested, as `RunConfig.from_mapping` takes them."""
+    swept: dict[str, Any]
+    """The value of each axis, by key."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All cells of a sweep, and what tells it from another sweep."""
+
+    cells: list[Cell]
+    """In the order of the axes, the last one running fastest."""
+    axis_keys: frozenset[str]
+    """Keys that this sweep varies, those that the command line fixed to one value included."""
+    fixed: dict[str, Any]
+    """Settings of the command line that are the same in every cell, axes excluded."""
+    sweep_file: str | None
+    """The chosen sweep file, by name."""
+
+
+def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:
+    """Return every combination of the axes.
+
+    Parameters
+    ----------
+    axes : sequence of Axis
+    compose : callable
+        Called once per combination of the axes that have lines.
+
+    Returns
+    -------
+    list of Cell
+        The product of the numbers of values; one cell without axes.
+    """
+    bases: dict[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
+    cells = []
+    for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):
+        chosen = list(zip(axes, indices, strict=True))
+        lines = tuple(axis.lines[index] for axis, index in chosen if axis.lines is not None)
+        if lines not in bases:
+            bases[lines] = compose(lines)
+        values = {axis.key: axis.values[index] for axis, index in chosen if axis.lines is None}
+        swept = {axis.key: axis.values[index] for axis, index in chosen}
+        cells.append(Cell(bases[lines](values), swept))
+    return cells
+
+
+def set_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested settings with the values set; the original stays as it is.
+
+    Raises
+    ------
+    ConfigError
+        If a key does not exist: a sweep over a misspelt key would run the same job many times.
+    """
+    changed = dict(settings)
+    copied: dict[tuple[str, ...], dict[str, Any]] = {(): changed}
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        path: tuple[str, ...] = ()
+        for part in parents:
+            holder, path = copied[path], (*path, part)
+            if path not in copied:
+                node = holder.get(part)
+                copied[path] = holder[part] = dict(node) if isinstance(node, Mapping) else {}
+        if last not in copied[path]:
+            known = ", ".join(copied[path]) or "nothing"
+            msg = f"{key} is no setting, so it cannot be swept. Known here: {known}"
+            raise ConfigError(msg)
+        copied[path][last] = value
+    return changed

@@ -1,0 +1,156 @@
+"""What runs and sweeps are called: by their content, never by the clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.record.spec import DataIdentity
+
+__all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
+
+_DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_name", "tracker"}
+"""Groups and settings that change neither a loss curve nor a memory or time."""
+
+
+def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
+    """Return the first hexadecimal digits of the SHA-256 of the canonical JSON.
+
+    Keys are sorted and nothing but content is written, so that neither the order of keys nor
+    white space matters.
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def trajectory_id(
+    config: RunConfig,
+    data: DataIdentity,
+    *,
+    global_batch_size: int,
+    samples: int,
+    precision: str,
+) -> str:
+    """Name what determines a loss curve: everything but the decomposition.
+
+    Parameters
+    ----------
+    config : RunConfig
+    data : DataIdentity
+        Its manifest hash stands for the data settings: same hash, same samples.
+    global_batch_size, samples : int
+        Resolved global batch and budget.
+    precision : str
+        Resolved precision.
+    """
+    settings = config.to_mapping()
+    schedule = settings["schedule"]
+    if "decay_samples" in schedule and schedule["decay_samples"] is None:
+        schedule = {**schedule, "decay_samples": samples}
+    content = {
+        "data": data.manifest_hash,
+        "model": settings["model"],
+        "optimizer": settings["optimizer"],
+        "schedule": schedule,
+        "evaluation": settings["evaluation"],
+        "engine": type(config.engine).__name__,
+        "compile": config.engine.compile,
+        "precision": precision,
+        "global_batch_size": global_batch_size,
+        "samples": samples,
+        "target_loss": config.budget.target_loss,
+        "init_seed": config.resolved_init_seed,
+        "data_seed": config.resolved_data_seed,
+    }
+    return content_hash(content, 16)
+
+
+def run_id(
+    config: RunConfig, trajectory: str, geometry: BatchGeometry, device_type: str
+) -> str:
+    """Name a run: a trajectory, on one layout of devices, measured once."""
+    content = {
+        "trajectory_id": trajectory,
+        "geometry": astuple(geometry),
+        "device_type": device_type,
+        "timing_repeat": config.timing_repeat,
+        "bucket_cap_mb": config.engine.bucket_cap_mb,
+    }
+    return "-".join(
+        (
+            f"b{geometry.global_batch_size}",
+            f"d{geometry.data_parallel_size}",
+            f"m{geometry.micro_batch_size}",
+            f"a{geometry.gradient_accumulation_steps}",
+            f"s{config.seed}",
+            content_hash(content, 8),
+        )
+    )
+
+
+def rejected_id(config: RunConfig) -> str:
+    """Name a cell that has no geometry, by what was asked for."""
+    batch = config.batch
+    asked = {
+        "b": batch.global_batch_size,
+        "d": batch.data_parallel_size,
+        "m": batch.micro_batch_size,
+        "a": batch.gradient_accumulation_steps,
+        "s": config.seed,
+    }
+    settings = {key: value for key, value in config.to_mapping().items() if key not in _DISPLAY}
+    parts = [f"{letter}{value}" for letter, value in asked.items() if value is not None]
+    return "-".join((*parts, content_hash(settings, 8)))
+
+
+def name_sweep(
+    config: RunConfig,
+    *,
+    sweep_file: str | None,
+    swept_keys: Iterable[str],
+    fixed: Mapping[str, Any],
+) -> tuple[str, Path]:
+    """Return the name and the folder of a sweep.
+
+    The name is that of the sweep file, else made of the swept settings, else `run`; settings that
+    the command line fixes add a short hash. Values of swept settings do not count, so that added
+    seeds or cells extend the same folder; nor do settings of display scope.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Any of the sweep; `sweep_name` and `sweep_dir` have the last word.
+    sweep_file : str or None
+    swept_keys : iterable of str
+    fixed : mapping
+        Settings of the command line that are the same in every cell.
+
+    Raises
+    ------
+    ConfigError
+        If the given name cannot be the name of a folder.
+    """
+    if config.sweep_name is not None:
+        name = config.sweep_name
+        if not re.fullmatch(r"\w[\w.,-]*", name):
+            msg = f"sweep_name={name!r}: a name has letters, digits and any of _ - . , only"
+            raise ConfigError(msg)
+    else:
+        name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in swept_keys}))
+        name = re.sub(r"[^\w.-]+", "-", name) or "run"
+        counted = {
+            key: value
+            for key, value in fixed.items()
+            if re.split(r"[./@]", key.lstrip("+~"))[0] not in _DISPLAY | {"sweeps"}
+        }
+        if counted:
+            name += f"-{content_hash(counted, 8)}"
+    return name, Path(config.sweep_dir) if config.sweep_dir else Path("outputs") / name

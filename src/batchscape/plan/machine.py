@@ -1,0 +1,175 @@
+"""What this machine has: cores, memory, CUDA devices. Looked up without torch or a CUDA context."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from batchscape.config import Local
+from batchscape.errors import ConfigError
+
+__all__ = ["CudaDevice", "Machine", "visible_indices"]
+
+_GIB = 2**30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """One CUDA device that is visible to this process."""
+
+    index: int
+    """Number in the driver's order (by PCI bus)."""
+    name: str
+    memory_gib: float
+    compute_capability: tuple[int, int]
+    uuid: str
+    """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hardware that runs can be placed on."""
+
+    cpu_cores: int
+    """Cores that this process may use: its affinity, and the quota of its control group."""
+    memory_gib: float
+    """Memory, or the limit of the control group where that is smaller."""
+    cpu_name: str
+    cuda_devices: tuple[CudaDevice, ...] = ()
+
+    @classmethod
+    def detect(cls) -> Machine:
+        """Look at this machine, within `CUDA_VISIBLE_DEVICES`."""
+        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        cores = affinity or os.cpu_count() or 1
+        quota, limit = cgroup_limits(_CGROUP)
+        if quota is not None:
+            # Part of a core runs no second rank, but the first one runs on any part.
+            cores = min(cores, max(1, int(quota)))
+        memory = psutil.virtual_memory().total
+        return cls(
+            cpu_cores=cores,
+            memory_gib=min(memory, limit or memory) / _GIB,
+            cpu_name=_cpu_name(),
+            cuda_devices=_cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        )
+
+    def device_type(self, launcher: Local) -> str:
+        """Return `cpu` or `cuda`, as the launcher's setting and this machine decide.
+
+        Raises
+        ------
+        ConfigError
+            If CUDA is asked for and there is none.
+        """
+        if launcher.device == "auto":
+            return "cuda" if self.cuda_devices else "cpu"
+        if launcher.device == "cuda" and not self.cuda_devices:
+            msg = "launcher.device=cuda, but no CUDA device is visible here; use cpu or auto"
+            raise ConfigError(msg)
+        return launcher.device
+
+    def devices(self, device_type: str) -> int:
+        """Return the number of devices of a type; a CPU device is a core."""
+        return self.cpu_cores if device_type == "cpu" else len(self.cuda_devices)
+
+
+def cgroup_limits(root: Path) -> tuple[float | None, int | None]:
+    """Return the quota in cores and the memory limit in bytes that a control group sets.
+
+    Parameters
+    ----------
+    root : Path
+        Where control groups are mounted: version 2, or version 1 with its controllers below.
+
+    Returns
+    -------
+    quota, limit : float or None, int or None
+        None where nothing is limited.
+    """
+    unlimited = {"", "max", "-1"}
+    quota, _, period = _read(root / "cpu.max").partition(" ")
+    if quota in unlimited:
+        quota = _read(root / "cpu" / "cpu.cfs_quota_us")
+        period = _read(root / "cpu" / "cpu.cfs_period_us")
+    memory = _read(root / "memory.max")
+    if memory in unlimited:
+        memory = _read(root / "memory" / "memory.limit_in_bytes")
+    return (
+        None if quota in unlimited or not period else int(quota) / int(period),
+        None if memory in unlimited else int(memory),
+    )
+
+
+def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
+    """Return which devices `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
+
+    Parameters
+    ----------
+    variable : str or None
+        Its value; None where it is not set.
+    uuids : sequence of str
+        UUID of every device, in the driver's order.
+
+    Notes
+    -----
+    Entries are numbers or unambiguous beginnings of a UUID; the list ends at the first entry
+    that names no device, and a repeated device leaves none visible. Source: CUDA C++ Programming
+    Guide, section "CUDA Environment Variables".
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in (part.strip() for part in variable.split(",")):
+        if entry.isdigit():
+            matches = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matches = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found += matches
+    return found if len(set(found)) == len(found) else []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpu_name() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _cuda_devices(variable: str | None) -> tuple[CudaDevice, ...]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        return tuple(
+            CudaDevice(
+                index=index,
+                name=str(pynvml.nvmlDeviceGetName(handles[index])),
+                memory_gib=pynvml.nvmlDeviceGetMemoryInfo(handles[index]).total / _GIB,
+                compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handles[index]),
+                uuid=uuids[index],
+            )
+            for index in visible_indices(variable, uuids)
+        )
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,79 @@
+"""Columns of the three tables of a run folder: name, type, meaning.
+
+The types are pandas' nullable ones, so that a missing number stays missing and an integer
+stays an integer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["COLUMNS", "Column"]
+
+
+class Column(NamedTuple):
+    """One column."""
+
+    dtype: str
+    """pandas dtype."""
+    meaning: str
+    """What it holds, with its unit and scope."""
+
+
+_PROGRESS = {
+    "optimizer_step": Column("Int64", "optimizer steps done, from 1 (0: before the first)"),
+    "samples": Column("Int64", "training samples seen so far"),
+    "tokens": Column("Int64", "loss-bearing targets seen so far, padding excluded"),
+    "train_time_s": Column("Float64", "time spent in optimizer steps so far, evaluation excluded"),
+}
+
+COLUMNS: dict[str, dict[str, Column]] = {
+    "steps": {
+        **_PROGRESS,
+        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "loss": Column("Float64", "sum of the losses over the global batch / number of targets"),
+        "learning_rate": Column("Float64", "learning rate of the step"),
+        "gradient_norm": Column("Float64", "norm of the whole gradient before clipping"),
+        "step_time_s": Column("Float64", "time of the optimizer step, on rank 0"),
+        "data_s": Column("Float64", "part of it spent on fetching samples"),
+        "forward_backward_s": Column("Float64", "part of it spent in forward and backward"),
+        "exchange_optimizer_s": Column(
+            "Float64", "part of it: gradient exchange that backward did not hide, clipping, update"
+        ),
+        "exchanged_bytes": Column("Int64", "gradient bytes that a rank gave to the exchange"),
+        "involuntary_switches": Column("Int64", "times the system took the core away in the step"),
+        "warmup": Column("boolean", "whether the step stays out of step-time figures"),
+    },
+    "evals": {
+        **_PROGRESS,
+        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "eval_loss": Column("Float64", "sum of the losses over the held-out samples / targets"),
+        "eval_accuracy": Column("Float64", "share of right classes; missing for language models"),
+        "eval_targets": Column("Int64", "targets in the held-out samples"),
+        "evaluation_s": Column("Float64", "time of the evaluation"),
+    },
+    "ranks": {
+        "rank": Column("Int64", "data-parallel rank"),
+        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "device": Column("string", "device of the rank"),
+        "threads": Column("Int64", "threads of an operation on CPU"),
+        "memory_method": Column("string", "where the allocated and reserved figures come from"),
+        "allocated_after_model_gib": Column("Float64", "tensors alive once the model is built"),
+        "peak_allocated_first_backward_gib": Column("Float64", "peak up to the first update"),
+        "peak_allocated_first_optimizer_step_gib": Column("Float64", "peak in the first update"),
+        "peak_allocated_steady_gib": Column("Float64", "peak of a later optimizer step"),
+        "peak_allocated_gib": Column("Float64", "largest of the peaks above"),
+        "peak_reserved_gib": Column("Float64", "peak that the allocator held; CUDA only"),
+        "device_used_gib": Column("Float64", "device memory of the process as NVML sees it"),
+        "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
+        "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
+        "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
+        "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
+        "startup_s": Column("Float64", "from the start of the process to the first step"),
+        "memory_probe_s": Column("Float64", "part of it spent on the memory probe"),
+        "compile_s": Column("Float64", "time of the step that compiled; missing without compile"),
+        "evaluation_s": Column("Float64", "time in evaluations"),
+        "checkpoint_s": Column("Float64", "time in checkpoints"),
+    },
+}
+"""Columns by table."""

@@ -1,0 +1,159 @@
+"""Where a run ran: versions, revision, hardware, threads (`environment.json`)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from batchscape.record.folder import FORMAT_VERSION
+
+__all__ = ["PACKAGES", "THREAD_VARIABLES", "environment", "hardware_of"]
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "hydra-core",
+    "omegaconf",
+    "scikit-learn",
+    "scipy",
+    "wandb",
+)
+"""Packages whose versions are recorded; null where one is not installed."""
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+)
+"""Environment variables that are recorded, and the only ones: others may hold secrets."""
+
+_GIB = 2**30
+_GIT_TIMEOUT_S = 10.0
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Describe this machine and its software, naming neither the machine nor a person.
+
+    Parameters
+    ----------
+    variables : mapping, optional
+        Environment variables of the processes described; this process's own by default. Only
+        `THREAD_VARIABLES` are read.
+
+    Returns
+    -------
+    dict
+        Plain values that JSON can carry; null where something cannot be told.
+    """
+    variables = os.environ if variables is None else variables
+    return {
+        "format_version": FORMAT_VERSION,
+        "batchscape": _version("batchscape"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "git": _git(Path.cwd()),
+        "cpu": {
+            "name": _cpu_name(),
+            "logical_cores": psutil.cpu_count(logical=True),
+            "physical_cores": psutil.cpu_count(logical=False),
+            "usable_cores": _usable_cores(),
+        },
+        "memory_gib": psutil.virtual_memory().total / _GIB,
+        "cuda": _cuda(),
+        "threads": {name: variables.get(name) for name in THREAD_VARIABLES},
+    }
+
+
+def hardware_of(recorded: Mapping[str, Any], device_type: str) -> str:
+    """Name the model of the devices in an `environment()`, for comparing two of them.
+
+    Parameters
+    ----------
+    recorded : mapping
+        What `environment` returned.
+    device_type : str
+        `cpu` or `cuda`.
+    """
+    if device_type == "cuda":
+        return ", ".join(sorted(set(recorded["cuda"]["devices"])))
+    return str(recorded["cpu"]["name"])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path) -> dict[str, Any]:
+    revision = _git_output(folder, "rev-parse", "HEAD")
+    changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no")
+    return {
+        "revision": revision,
+        "dirty": None if revision is None or changes is None else bool(changes),
+    }
+
+
+def _git_output(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],  # noqa: S607  (the user's own git)
+            cwd=folder,
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None) or platform.processor() or None
+
+
+def _usable_cores() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _cuda() -> dict[str, Any]:
+    """Ask NVML, which makes no CUDA context."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {"driver": None, "devices": []}
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return {
+            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "devices": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
+        }
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: bytes | str) -> str:
+    # Older bindings return bytes.
+    return value.decode() if isinstance(value, bytes) else value

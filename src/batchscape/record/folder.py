@@ -1,0 +1,121 @@
+"""Every path of a run, named in one place.
+
+::
+
+    runs/<run_id>/
+        config.json          what the run is: identity, geometry, resolved settings (RunSpec)
+        status.json          how it stands: status, reason, attempts, summary, seal (RunStatus)
+        environment.json     where it ran: versions, revision, hardware, threads
+        launch.json          how its processes were started: devices, threads, concurrency
+        steps.jsonl          one row an optimizer step     -> steps.parquet when sealed
+        evals.jsonl          one row an evaluation         -> evals.parquet
+        ranks.jsonl          one row a rank and attempt    -> ranks.parquet
+        outcome-<rank>.json  how a rank ended; folded into status.json by the launcher
+        log.txt              what its processes printed
+        checkpoints/         state to go on from
+        wandb.json           what was mirrored to Weights & Biases
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
+
+FORMAT_VERSION = 1
+"""Version of the layout and of the columns; a reader refuses another one."""
+
+TABLES = ("steps", "evals", "ranks")
+"""Tables that every run folder holds."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """What the run is."""
+        return self.path / "config.json"
+
+    @property
+    def status(self) -> Path:
+        """How it stands."""
+        return self.path / "status.json"
+
+    @property
+    def environment(self) -> Path:
+        """Where it ran."""
+        return self.path / "environment.json"
+
+    @property
+    def launch(self) -> Path:
+        """How its processes were started, the latest time."""
+        return self.path / "launch.json"
+
+    @property
+    def log(self) -> Path:
+        """What its processes printed."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def mirror(self) -> Path:
+        """What was mirrored to Weights & Biases."""
+        return self.path / "wandb.json"
+
+    def lines(self, table: str) -> Path:
+        """Rows of a table while the run is open."""
+        return self.path / f"{table}.jsonl"
+
+    def parquet(self, table: str) -> Path:
+        """Rows of a table once the run is sealed."""
+        return self.path / f"{table}.parquet"
+
+    def outcome(self, rank: int) -> Path:
+        """How a rank ended."""
+        return self.path / f"outcome-{rank}.json"
+
+    def outcomes(self) -> list[Path]:
+        """All outcomes that ranks have left, by rank."""
+        found = self.path.glob("outcome-*.json")
+        return sorted(found, key=lambda path: int(path.stem.removeprefix("outcome-")))
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """Paths of one sweep."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the run folders."""
+        return self.path / "runs"
+
+    @property
+    def plan(self) -> Path:
+        """The latest plan: every cell, launched or rejected. Derived from the run folders."""
+        return self.path / "plan.csv"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the tables, figures and the page that shows them."""
+        return self.path / "report"
+
+    def run(self, run_id: str) -> RunFolder:
+        """Folder of one run."""
+        return RunFolder(self.runs / run_id)
+
+    def run_folders(self) -> list[RunFolder]:
+        """All run folders, by name."""
+        if not self.runs.is_dir():
+            return []
+        return [RunFolder(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]

@@ -1,0 +1,117 @@
+"""How a run stands: its status, its reason, and its attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from batchscape.errors import RecordError
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import FORMAT_VERSION
+
+__all__ = ["Attempt", "RunStatus", "Status", "StopReason"]
+
+
+class Status(StrEnum):
+    """States of a run; the first two are open, the others are how it ended."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    OOM = "oom"
+    DIVERGED = "diverged"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    PRUNED = "pruned"
+    REJECTED = "rejected"
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the run is over for good, and the same command skips it."""
+        return self in {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+
+
+class StopReason(StrEnum):
+    """Why a completed run stopped."""
+
+    BUDGET = "budget"
+    TARGET = "target"
+
+
+@dataclass
+class Attempt:
+    """One start of a run's processes."""
+
+    started_at: float
+    """Seconds since the epoch."""
+    from_optimizer_step: int
+    """Optimizer steps already done by the checkpoint that it went on from; 0 without one."""
+    ended_at: float | None = None
+    """Seconds since the epoch; null while it runs."""
+    status: str | None = None
+    """How it ended; null while it runs."""
+    reason: str | None = None
+    """The cause in words; null for a completed attempt."""
+
+
+@dataclass
+class RunStatus:
+    """Content of `status.json`."""
+
+    status: Status
+    stop_reason: StopReason | None = None
+    """Why a completed run stopped."""
+    reason: str | None = None
+    """The cause in words, where a run was rejected or did not complete."""
+    rank: int | None = None
+    """The rank that raised the cause first, where one did."""
+    attempts: list[Attempt] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Figures of the sealed run; see `record.summary`."""
+    seal: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Size in bytes and SHA-256 of each sealed file, by name."""
+    updated_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    def write(self, path: Path) -> None:
+        """Replace the file at `path`."""
+        self.updated_at = time.time()
+        write_json(path, {"format_version": FORMAT_VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, path: Path) -> RunStatus:
+        """Read a status.
+
+        Raises
+        ------
+        RecordError
+            If the file is missing, damaged, or of another format version.
+        """
+        content = read_json(path)
+        check_version(path, content)
+        try:
+            content.pop("format_version")
+            attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
+            stop_reason = content.pop("stop_reason")
+            return cls(
+                status=Status(content.pop("status")),
+                stop_reason=None if stop_reason is None else StopReason(stop_reason),
+                attempts=attempts,
+                **content,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{path} is damaged: {error}"
+            raise RecordError(msg) from None
+
+
+def check_version(path: Path, content: Mapping[str, Any]) -> None:
+    """Refuse a file of another format version."""
+    found = content.get("format_version")
+    if found != FORMAT_VERSION:
+        msg = f"{path} has format version {found}; this batchscape reads version {FORMAT_VERSION}"
+        raise RecordError(msg)

@@ -1,0 +1,130 @@
+"""Figures of one run, computed once from its rows when it is sealed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+__all__ = ["FINAL_FRACTION", "SUMMARY", "summarise"]
+
+FINAL_FRACTION = 0.1
+"""Share of the samples, at the end of a run, that `final_loss` averages over."""
+
+SUMMARY: dict[str, str] = {
+    "optimizer_steps": "optimizer steps done",
+    "samples": "training samples seen",
+    "tokens": "targets seen, padding excluded",
+    "final_loss": "training loss over the last tenth of the samples, weighted by targets",
+    "final_eval_loss": "held-out loss of the last evaluation",
+    "final_eval_accuracy": "held-out accuracy of the last evaluation; classification only",
+    "train_time_s": "time in optimizer steps, evaluation and checkpoints excluded",
+    "measured_optimizer_steps": "optimizer steps behind the time figures (warm-up excluded)",
+    "step_time_s": "median time of a measured optimizer step",
+    "step_time_p10_s": "10th percentile of the same",
+    "step_time_p90_s": "90th percentile of the same",
+    "data_s": "median time on data, a measured optimizer step",
+    "forward_backward_s": "median time in forward and backward",
+    "exchange_optimizer_s": "median time of exposed exchange, clipping and update",
+    "tokens_per_s": "tokens over time, all devices, all measured optimizer steps",
+    "samples_per_s": "samples over time, all devices, all measured optimizer steps",
+    "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
+    "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
+    "involuntary_switches": "times the system took the core away, all measured optimizer steps",
+    "peak_allocated_gib": "peak of allocated memory, maximum over ranks",
+    "peak_reserved_gib": "peak of reserved memory, maximum over ranks; CUDA only",
+    "allocated_after_model_gib": "allocated memory after the model, maximum over ranks",
+    "peak_allocated_first_backward_gib": "peak up to the first update, maximum over ranks",
+    "peak_allocated_first_optimizer_step_gib": "peak in the first update, maximum over ranks",
+    "peak_allocated_steady_gib": "peak of a later optimizer step, maximum over ranks",
+    "device_used_gib": "device memory as NVML sees it, maximum over ranks",
+    "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
+    "peak_rss_gib": "highest resident memory, maximum over ranks",
+    "startup_s": "from process start to first step, maximum over ranks",
+    "memory_probe_s": "part of it in the memory probe, maximum over ranks",
+    "compile_s": "time of the compiling step, maximum over ranks",
+    "evaluation_s": "time in evaluations, maximum over ranks",
+    "checkpoint_s": "time in checkpoints, maximum over ranks",
+}
+"""Columns of the summary and their definitions."""
+
+_OVER_RANKS = tuple(
+    name
+    for name, meaning in SUMMARY.items()
+    if meaning.endswith("maximum over ranks") or "maximum over ranks;" in meaning
+)
+
+
+def summarise(
+    steps: pd.DataFrame, evals: pd.DataFrame, ranks: pd.DataFrame, data_parallel_size: int
+) -> dict[str, Any]:
+    """Compute the figures of one run.
+
+    Parameters
+    ----------
+    steps, evals, ranks : DataFrame
+        Rows of one run, with the columns of `record.columns`.
+    data_parallel_size : int
+        Data-parallel ranks of the run.
+
+    Returns
+    -------
+    dict
+        One value for each name in `SUMMARY`; None where there is nothing to compute it from.
+    """
+    figures: dict[str, Any] = dict.fromkeys(SUMMARY)
+    if len(steps):
+        figures |= _progress(steps) | _times(steps, data_parallel_size)
+    if len(evals):
+        last = evals.iloc[-1]
+        figures["final_eval_loss"] = _number(last["eval_loss"])
+        figures["final_eval_accuracy"] = _number(last["eval_accuracy"])
+    if len(ranks):
+        latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
+        figures |= {name: _number(latest[name].max()) for name in _OVER_RANKS}
+    return figures
+
+
+def _progress(steps: pd.DataFrame) -> dict[str, Any]:
+    last = steps.iloc[-1]
+    targets = steps["tokens"].diff().fillna(steps["tokens"])
+    final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
+    weighted = (steps["loss"] * targets)[final].sum(skipna=False) / targets[final].sum()
+    return {
+        "optimizer_steps": int(last["optimizer_step"]),
+        "samples": int(last["samples"]),
+        "tokens": int(last["tokens"]),
+        "train_time_s": _number(last["train_time_s"]),
+        "final_loss": _number(weighted),
+    }
+
+
+def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
+    measured = steps[~steps["warmup"].astype(bool)]
+    if measured.empty:
+        return {"measured_optimizer_steps": 0}
+    total_s = float(measured["step_time_s"].sum())
+    increments = steps[["tokens", "samples"]].diff().fillna(steps[["tokens", "samples"]])
+    done = increments.loc[measured.index].sum()
+    return {
+        "measured_optimizer_steps": len(measured),
+        "step_time_s": _number(measured["step_time_s"].median()),
+        "step_time_p10_s": _number(measured["step_time_s"].quantile(0.1)),
+        "step_time_p90_s": _number(measured["step_time_s"].quantile(0.9)),
+        "data_s": _number(measured["data_s"].median()),
+        "forward_backward_s": _number(measured["forward_backward_s"].median()),
+        "exchange_optimizer_s": _number(measured["exchange_optimizer_s"].median()),
+        "tokens_per_s": float(done["tokens"]) / total_s,
+        "samples_per_s": float(done["samples"]) / total_s,
+        "tokens_per_s_per_device": float(done["tokens"]) / total_s / data_parallel_size,
+        "exchanged_bytes": _number(measured["exchanged_bytes"].median()),
+        "involuntary_switches": int(measured["involuntary_switches"].sum()),
+    }
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
+    """Return a float that JSON can carry; None stands for missing, NaN and infinity."""
+    if value is None or pd.isna(value) or math.isinf(value):
+        return None
+    return float(value)

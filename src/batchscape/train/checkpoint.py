@@ -1,0 +1,101 @@
+"""State of a run on disk: written at once, verified when read, loaded without code.
+
+A checkpoint is named `step-<optimizer steps done>-<first digits of its SHA-256>.pt`: one rename
+makes it appear whole, and its name tells whether its content is what was written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from batchscape.errors import CheckpointError
+from batchscape.record.files import sha256_of
+
+__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+_NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
+
+
+def save_checkpoint(
+    folder: Path, optimizer_step: int, state: Mapping[str, Any], keep_last: int
+) -> Path:
+    """Write a checkpoint and remove older ones.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it does not exist.
+    optimizer_step : int
+        Optimizer steps done.
+    state : mapping
+        Tensors, numbers, strings and containers of them.
+    keep_last : int
+        Checkpoints kept, this one included.
+
+    Returns
+    -------
+    Path
+        The new checkpoint.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".step-{optimizer_step}.{os.getpid()}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        path = folder / f"step-{optimizer_step:09d}-{sha256_of(temporary)[:16]}.pt"
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    for old in _checkpoints(folder)[keep_last:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Verify and load one checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If the content is not what was written, or holds anything but plain data.
+    """
+    match = _NAME.fullmatch(path.name)
+    if match is None or sha256_of(path)[:16] != match[2]:
+        msg = f"{path} is damaged: its content does not match the digest in its name"
+        raise CheckpointError(msg)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  (pickle and zip raise many kinds; all mean damage)
+        msg = f"{path} cannot be loaded: {error}"
+        raise CheckpointError(msg) from None
+    return state
+
+
+def latest_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Return the newest checkpoint that is whole; None where there is none.
+
+    A damaged one is reported in the log and passed over: an older one loses time, not results.
+    """
+    for path in _checkpoints(folder):
+        try:
+            return load_checkpoint(path)
+        except CheckpointError as error:
+            print(f"batchscape: {error}; trying an older one", file=sys.stderr)  # noqa: T201  (run log)
+    return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, the newest first."""
+    if not folder.is_dir():
+        return []
+    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(named, key=lambda path: path.name, reverse=True)

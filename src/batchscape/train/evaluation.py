@@ -1,0 +1,73 @@
+"""Loss on the held-out samples, in batches that do not depend on the geometry."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from batchscape.config import Digits, Evaluation, RunConfig
+from batchscape.data.datasets import Dataset
+from batchscape.train.batches import to_device
+
+__all__ = ["EvaluationResult", "evaluate"]
+
+
+class EvaluationResult(NamedTuple):
+    """Figures of one evaluation, the same on every rank."""
+
+    eval_loss: float
+    """Sum of the losses over all targets / number of targets."""
+    eval_accuracy: float | None
+    """Share of right classes; None for language models."""
+    eval_targets: int
+    """Targets that bore a loss."""
+
+
+def evaluate(
+    module: nn.Module,
+    dataset: Dataset,
+    config: RunConfig,
+    precision: str,
+    *,
+    device: torch.device,
+    rank: int,
+    world_size: int,
+) -> EvaluationResult:
+    """Evaluate the first held-out samples; the batches are dealt to the ranks in turn.
+
+    Losses of a batch are summed by the model, then over batches and ranks in float64.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    batches = _batches(config.evaluation)
+    module.eval()
+    with (
+        torch.no_grad(),
+        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"),
+    ):
+        for indices in batches[rank::world_size]:
+            inputs, targets = to_device(dataset.batch(indices), device, precision)
+            loss, right = module(inputs, targets)
+            sums += torch.stack([loss.double(), right.double(), sums.new_zeros(())])
+            sums[2] += dataset.count_targets(indices)
+    module.train()
+    if world_size > 1:
+        dist.all_reduce(sums)
+    loss_sum, right_sum, count = sums.tolist()
+    classifies = isinstance(config.data, Digits)
+    return EvaluationResult(
+        eval_loss=loss_sum / count,
+        eval_accuracy=right_sum / count if classifies else None,
+        eval_targets=int(count),
+    )
+
+
+def _batches(config: Evaluation) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    edges = range(0, config.samples, config.batch_size)
+    return [
+        np.arange(start, min(start + config.batch_size, config.samples), dtype=np.int64)
+        for start in edges
+    ]

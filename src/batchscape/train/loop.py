@@ -1,0 +1,322 @@
+"""The training loop of one rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from batchscape.data.datasets import open_dataset
+from batchscape.engines import Engine, build_engine
+from batchscape.errors import CheckpointError
+from batchscape.measure.clock import CpuClock, StepClock, build_clock
+from batchscape.record.files import JsonLines, keep_json_lines
+from batchscape.record.folder import RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Status, StopReason
+from batchscape.train.batches import to_device
+from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
+from batchscape.train.evaluation import evaluate
+from batchscape.train.recorder import StepRecorder, Verdict
+from batchscape.train.schedule import learning_rate_at, midpoint
+from batchscape.train.stream import SampleStream
+
+__all__ = ["Outcome", "Training"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended on one rank."""
+
+    status: Status
+    optimizer_step: int
+    stop_reason: StopReason | None = None
+    reason: str | None = None
+
+
+class Training:
+    """One rank's share of one run.
+
+    Parameters
+    ----------
+    spec : RunSpec
+    folder : RunFolder
+        Of the run; rank 0 writes into it.
+    rank : int
+        Data-parallel rank.
+    device : torch.device
+    attempt : int
+        Which start of the run this is, from 0.
+    """
+
+    def __init__(
+        self, spec: RunSpec, folder: RunFolder, rank: int, device: torch.device, attempt: int
+    ) -> None:
+        self.spec = spec
+        self.done = 0
+        """Optimizer steps done."""
+        self.evaluation_s = 0.0
+        self.checkpoint_s = 0.0
+        self._stop_requested = False
+        self._folder = folder
+        self._rank = rank
+        self._world_size = spec.geometry.data_parallel_size
+        self._global_batch_size = spec.geometry.global_batch_size
+        self._device = device
+        self._attempt = attempt
+        self._held_out = open_dataset(spec.config, spec.data, "held_out")
+        self._dataset = open_dataset(spec.config, spec.data, "train")
+        self._stream = SampleStream(
+            self._dataset, spec.config.resolved_data_seed, spec.geometry, rank
+        )
+        self.recorder: StepRecorder
+        self._engine: Engine
+        self._clock: StepClock
+
+    def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
+        """Build everything and train a few steps for a memory probe, then forget it all.
+
+        Parameters
+        ----------
+        phase : callable
+            Told the name of each phase as it begins, as in `run`.
+        optimizer_steps : int
+            Steps, at least 2: the first makes the optimizer's state.
+        """
+        phase("after_model")
+        self._build(CpuClock())
+        phase("first_backward")
+        for k in range(optimizer_steps):
+            self._accumulate(k)
+            phase("first_optimizer_step" if k == 0 else "steady")
+            self._engine.optimizer_step(0.0)
+            phase("steady")
+        self._engine.close()
+        del self._engine
+
+    def request_stop(self) -> None:
+        """Ask for a checkpoint and an end, at the next drain of all ranks."""
+        self._stop_requested = True
+
+    def run(self, phase: Callable[[str], None]) -> Outcome:
+        """Train to the budget, the target, or a request to stop.
+
+        Parameters
+        ----------
+        phase : callable
+            Told the name of each phase as it begins: `after_model`, `first_backward` just before
+            the first step, `first_optimizer_step`, `steady`.
+        """
+        phase("after_model")
+        self._build(build_clock(self._device))
+        self.done = self._resume()
+        self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
+        if self.done == 0:
+            self._evaluate()
+        self._last_checkpoint = time.monotonic()
+        phase("first_backward")
+        try:
+            return self._train(phase)
+        finally:
+            self.recorder.close()
+            if self._evals is not None:
+                self._evals.close()
+            self._engine.close()
+
+    def _train(self, phase: Callable[[str], None]) -> Outcome:
+        first = self.done
+        while self.done < self.spec.optimizer_steps:
+            self._step(self.done, phase if self.done == first else _ignore)
+            self.done += 1
+            evaluates = self._evaluation_is_due()
+            verdict = Verdict()
+            if self.recorder.is_due:
+                verdict = self.recorder.drain(
+                    stop=self._stop_requested, checkpoint=self._checkpoint_is_due()
+                )
+            if evaluates or verdict.stop or verdict.checkpoint:
+                verdict |= self.recorder.flush()
+            if verdict.diverged_at is not None:
+                self.recorder.flush()
+                reason = f"the loss of optimizer step {verdict.diverged_at} is not finite"
+                return Outcome(Status.DIVERGED, self.done, reason=reason)
+            if evaluates and self._evaluate() <= self._target_loss:
+                return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+            if self.done == self.spec.optimizer_steps:
+                break
+            if verdict.stop or verdict.checkpoint:
+                self._save()
+            if verdict.stop:
+                return Outcome(Status.INTERRUPTED, self.done, reason="asked to stop")
+        return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
+
+    def _build(self, clock: StepClock) -> None:
+        self._engine = build_engine(self.spec, self._device)
+        self._clock = clock
+        self._engine.on_gradients = clock.gradients_ready
+        # Ranks draw their own dropout; the parameters are already the same everywhere.
+        torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
+
+    def _accumulate(self, k: int) -> tuple[Tensor, int]:
+        """Do the micro-steps of optimizer step k (from 0); return this rank's sum of losses."""
+        began = time.perf_counter()
+        samples = self._stream.step(k)
+        self._clock.add_data(time.perf_counter() - began)
+        weight = 1.0 / samples.targets
+        last = len(samples.indices) - 1
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for micro_step, indices in enumerate(samples.indices):
+            began = time.perf_counter()
+            batch = self._dataset.batch(indices)
+            inputs, targets = to_device(batch, self._device, self.spec.precision)
+            self._clock.add_data(time.perf_counter() - began)
+            loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
+        return loss_sum, samples.targets
+
+    def _step(self, k: int, phase: Callable[[str], None]) -> None:
+        """Do optimizer step k (from 0) and give it to the recorder."""
+        config, batch = self.spec.config, self._global_batch_size
+        learning_rate = learning_rate_at(
+            config.schedule, config.optimizer.learning_rate, midpoint(k, batch), self.spec.samples
+        )
+        before = self._engine.exchanged_bytes
+        self._clock.begin()
+        loss_sum, targets = self._accumulate(k)
+        phase("first_optimizer_step")
+        norm = self._engine.optimizer_step(learning_rate)
+        self._clock.end()
+        phase("steady")
+        self.recorder.add(
+            optimizer_step=k + 1,
+            samples=(k + 1) * batch,
+            targets=targets,
+            loss_sum=loss_sum,
+            gradient_norm=norm,
+            learning_rate=learning_rate,
+            exchanged_bytes=self._engine.exchanged_bytes - before,
+        )
+
+    @property
+    def _target_loss(self) -> float:
+        target = self.spec.config.budget.target_loss
+        return -math.inf if target is None else target
+
+    def _evaluation_is_due(self) -> bool:
+        if self.done == self.spec.optimizer_steps:
+            return True
+        every = self.spec.evaluation_every_samples
+        return every is not None and self.done * self._global_batch_size % every == 0
+
+    def _evaluate(self) -> float:
+        began = time.perf_counter()
+        result = evaluate(
+            self._engine.module,
+            self._held_out,
+            self.spec.config,
+            self.spec.precision,
+            device=self._device,
+            rank=self._rank,
+            world_size=self._world_size,
+        )
+        elapsed_s = time.perf_counter() - began
+        self.evaluation_s += elapsed_s
+        if self._evals is not None:
+            row = {
+                "optimizer_step": self.done,
+                "samples": self.done * self._global_batch_size,
+                "tokens": self.recorder.tokens,
+                "train_time_s": self.recorder.train_time_s,
+                "attempt": self._attempt,
+                **result._asdict(),
+                "evaluation_s": elapsed_s,
+            }
+            self._evals.append([row])
+        return result.eval_loss
+
+    def _checkpoint_is_due(self) -> bool:
+        every_s = self.spec.config.checkpoint.every_s
+        if self._rank != 0 or every_s is None:
+            return False
+        return time.monotonic() - self._last_checkpoint >= every_s
+
+    def _save(self) -> None:
+        began = time.perf_counter()
+        rng = _rng_states(self._device, self._world_size)
+        if self._rank == 0:
+            if self._evals is not None:
+                self._evals.flush()
+            state = {
+                "run_id": self.spec.run_id,
+                "optimizer_step": self.done,
+                "tokens": self.recorder.tokens,
+                "train_time_s": self.recorder.train_time_s,
+                "rng": rng,
+                **self._engine.state(),
+            }
+            keep_last = self.spec.config.checkpoint.keep_last
+            save_checkpoint(self._folder.checkpoints, self.done, state, keep_last)
+        self._last_checkpoint = time.monotonic()
+        self.checkpoint_s += time.perf_counter() - began
+
+    def _resume(self) -> int:
+        """Take back the newest checkpoint; return the optimizer steps that it had done."""
+        state = latest_checkpoint(self._folder.checkpoints)
+        done, tokens, train_time_s = 0, 0, 0.0
+        if state is not None:
+            if state["run_id"] != self.spec.run_id:
+                msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
+                raise CheckpointError(msg)
+            self._engine.restore(state)
+            _set_rng_state(self._device, state["rng"][self._rank])
+            done, tokens = state["optimizer_step"], state["tokens"]
+            train_time_s = state["train_time_s"]
+            print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
+        if self._rank == 0:
+            # Rows after the checkpoint will be written again, by this attempt.
+            for table in ("steps", "evals"):
+                keep_json_lines(
+                    self._folder.lines(table),
+                    lambda row: done > 0 and row["optimizer_step"] <= done,
+                )
+        self.recorder = StepRecorder(
+            self._folder,
+            self._rank,
+            self._world_size,
+            self._device,
+            self._clock,
+            attempt=self._attempt,
+            warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
+            tokens=tokens,
+            train_time_s=train_time_s,
+        )
+        return done
+
+
+def _ignore(_name: str) -> None:
+    """Stand in where phases are not measured."""
+
+
+def _rng_states(device: torch.device, world_size: int) -> Tensor:
+    """Return the random state of every rank, shape (world_size, bytes)."""
+    state = torch.get_rng_state()
+    if device.type == "cuda":
+        state = torch.cat([state, torch.cuda.get_rng_state(device)])
+    if world_size == 1:
+        return state[None]
+    mine = state.to(device)
+    states = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(states, mine)
+    return torch.stack(states).cpu()
+
+
+def _set_rng_state(device: torch.device, state: Tensor) -> None:
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size].clone())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[size:].clone(), device)

@@ -1,0 +1,50 @@
+"""The row that every rank leaves about itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from batchscape.measure.memory import MemoryReport, process_memory
+from batchscape.record.files import JsonLines
+from batchscape.record.folder import RunFolder
+from batchscape.train.loop import Training
+
+__all__ = ["write_rank_row"]
+
+
+def write_rank_row(
+    folder: RunFolder,
+    launch: dict[str, Any],
+    training: Training,
+    *,
+    rank: int,
+    device: torch.device,
+    memory: MemoryReport | None,
+    startup_s: float,
+    memory_probe_s: float,
+) -> None:
+    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
+    recorder = training.recorder
+    measured = recorder.measured_optimizer_steps
+    process = process_memory()
+    row: dict[str, Any] = {
+        "rank": rank,
+        "attempt": launch["attempt"],
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        **({} if memory is None else memory.as_columns()),
+        "rss_gib": process.rss_gib,
+        "uss_gib": process.uss_gib,
+        "peak_rss_gib": process.peak_rss_gib,
+        "mean_step_time_s": recorder.measured_s / measured if measured else None,
+        "startup_s": startup_s,
+        "memory_probe_s": memory_probe_s,
+        "compile_s": recorder.first_step_time_s if training.spec.config.engine.compile else None,
+        "evaluation_s": training.evaluation_s,
+        "checkpoint_s": training.checkpoint_s,
+    }
+    lines = JsonLines(folder.lines("ranks"))
+    lines.append([row])
+    lines.close()

@@ -1,0 +1,266 @@
+"""Rows of optimizer steps, reduced over the ranks in batches and written late.
+
+Losses stay on the device, in float64, until a drain. A drain starts one small reduction (the
+losses of up to 25 steps and the wishes of the ranks) and writes what the drain before it started,
+which has long arrived: neither the host nor the device ever waits for a record. A row is thus at
+most two drains, or 50 optimizer steps, late; a crash loses no more.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from batchscape.measure.clock import StepClock
+from batchscape.record.files import JsonLines
+from batchscape.record.folder import RunFolder
+
+__all__ = ["LARGEST_INTERVAL", "StepRecorder", "Verdict"]
+
+LARGEST_INTERVAL = 25
+"""Optimizer steps between drains at most; rows are up to two drains late."""
+
+_TARGET_INTERVAL_S = 1.0
+"""Time between drains that the interval aims at: a slow run is drained at every step."""
+
+# What follows the losses in the reduced vector.
+_STOP, _CHECKPOINT, _INTERVAL, _EXTRA = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all ranks have agreed on; the same on every rank, at the same step."""
+
+    stop: bool = False
+    """A rank was asked to stop."""
+    checkpoint: bool = False
+    """A checkpoint is due."""
+    diverged_at: int | None = None
+    """First optimizer step with a loss that is not finite."""
+
+    def __or__(self, other: Verdict) -> Verdict:
+        """Join two verdicts, the earlier one first."""
+        return Verdict(
+            self.stop or other.stop,
+            self.checkpoint or other.checkpoint,
+            self.diverged_at if self.diverged_at is not None else other.diverged_at,
+        )
+
+
+@dataclass
+class _Pending:
+    """A reduction under way and the rows that wait for it."""
+
+    rows: list[dict[str, Any]]
+    targets: list[int]
+    reduced: Tensor
+    norms: Tensor
+    work: dist.Work | None
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+        elif self.work is not None:
+            self.work.wait()
+
+
+class StepRecorder:
+    """Collects the steps of one rank; rank 0 writes them.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    rank, world_size : int
+    device : torch.device
+    clock : StepClock
+        Read at every drain.
+    attempt : int
+        Written in every row.
+    warmup_optimizer_steps : int
+        First steps of this attempt that are marked as warm-up.
+    tokens, train_time_s : int, float
+        Progress of earlier attempts.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        clock: StepClock,
+        *,
+        attempt: int,
+        warmup_optimizer_steps: int,
+        tokens: int = 0,
+        train_time_s: float = 0.0,
+    ) -> None:
+        self.tokens = tokens
+        self.train_time_s = train_time_s
+        self.measured_s = 0.0
+        self.measured_optimizer_steps = 0
+        self.first_step_time_s: float | None = None
+        self._lines = JsonLines(folder.lines("steps")) if rank == 0 else None
+        self._rank = rank
+        self._world_size = world_size
+        self._device = device
+        self._clock = clock
+        self._attempt = attempt
+        self._warmup_left = warmup_optimizer_steps
+        self._interval = 1
+        self._pending: _Pending | None = None
+        self._last_drain = time.perf_counter()
+        self._switches = _involuntary_switches()
+        self._start_rows()
+
+    def _start_rows(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._targets: list[int] = []
+        size = LARGEST_INTERVAL + _EXTRA
+        self._sums = torch.zeros(size, dtype=torch.float64, device=self._device)
+        self._norms = torch.zeros(LARGEST_INTERVAL, dtype=torch.float64, device=self._device)
+
+    def add(
+        self,
+        *,
+        optimizer_step: int,
+        samples: int,
+        targets: int,
+        loss_sum: Tensor,
+        gradient_norm: Tensor,
+        learning_rate: float,
+        exchanged_bytes: int,
+    ) -> None:
+        """Take one optimizer step.
+
+        Parameters
+        ----------
+        optimizer_step, samples : int
+            Done so far, this step included.
+        targets : int
+            Of the global batch of this step.
+        loss_sum : Tensor, scalar
+            Sum of the losses of this rank.
+        gradient_norm : Tensor, scalar
+            Of the whole gradient.
+        learning_rate : float
+        exchanged_bytes : int
+            Gradient bytes that this rank gave to the exchange in this step.
+        """
+        slot = len(self._rows)
+        self._sums[slot] = loss_sum
+        self._norms[slot] = gradient_norm
+        switches = _involuntary_switches()
+        self.tokens += targets
+        self._rows.append(
+            {
+                "optimizer_step": optimizer_step,
+                "samples": samples,
+                "tokens": self.tokens,
+                "attempt": self._attempt,
+                "learning_rate": learning_rate,
+                "exchanged_bytes": exchanged_bytes,
+                "involuntary_switches": switches - self._switches,
+                "warmup": self._warmup_left > 0,
+            }
+        )
+        self._targets.append(targets)
+        self._switches = switches
+        self._warmup_left -= 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a drain is due; the same on every rank."""
+        return len(self._rows) >= self._interval
+
+    def drain(self, *, stop: bool, checkpoint: bool) -> Verdict:
+        """Write the rows of the drain before, and start the reduction of the new ones.
+
+        Parameters
+        ----------
+        stop : bool
+            Whether this rank was asked to stop.
+        checkpoint : bool
+            Whether this rank finds a checkpoint due.
+        """
+        verdict = self._finish()
+        if self._rows:
+            self._start(stop=stop, checkpoint=checkpoint)
+        return verdict
+
+    def flush(self, *, stop: bool = False) -> Verdict:
+        """Write everything that was added; this one waits."""
+        verdict = self.drain(stop=stop, checkpoint=False) | self._finish()
+        if self._lines is not None:
+            self._lines.flush()
+        return verdict
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def _start(self, *, stop: bool, checkpoint: bool) -> None:
+        now = time.perf_counter()
+        elapsed_s, self._last_drain = now - self._last_drain, now
+        if self._rank == 0:
+            wanted = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
+            self._sums[LARGEST_INTERVAL + _INTERVAL] = min(max(int(wanted), 1), LARGEST_INTERVAL)
+        if stop:
+            self._sums[LARGEST_INTERVAL + _STOP] = 1
+        if checkpoint:
+            self._sums[LARGEST_INTERVAL + _CHECKPOINT] = 1
+        work = dist.all_reduce(self._sums, async_op=True) if self._world_size > 1 else None
+        reduced, norms, copied = self._sums, self._norms, None
+        if self._device.type == "cuda":
+            if work is not None:
+                work.wait()  # orders the streams; the host goes on
+            reduced = _to_pinned(reduced)
+            norms = _to_pinned(norms)
+            copied = torch.cuda.Event()
+            copied.record()
+        self._pending = _Pending(self._rows, self._targets, reduced, norms, work, copied)
+        self._start_rows()
+
+    def _finish(self) -> Verdict:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return Verdict()
+        pending.wait()
+        sums, norms = pending.reduced.tolist(), pending.norms.tolist()
+        extra = sums[LARGEST_INTERVAL:]
+        self._interval = int(extra[_INTERVAL])
+        diverged_at = None
+        times = self._clock.read(len(pending.rows))
+        for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
+            row["loss"] = sums[slot] / pending.targets[slot]
+            row["gradient_norm"] = norms[slot]
+            self.train_time_s += step.step_time_s
+            row |= {"train_time_s": self.train_time_s, **step._asdict()}
+            if self.first_step_time_s is None:
+                self.first_step_time_s = step.step_time_s
+            if not row["warmup"]:
+                self.measured_s += step.step_time_s
+                self.measured_optimizer_steps += 1
+            if diverged_at is None and not math.isfinite(row["loss"]):
+                diverged_at = row["optimizer_step"]
+        if self._lines is not None:
+            self._lines.append(pending.rows)
+        return Verdict(extra[_STOP] > 0, extra[_CHECKPOINT] > 0, diverged_at)
+
+
+def _to_pinned(source: Tensor) -> Tensor:
+    target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    return target.copy_(source, non_blocking=True)
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -1,0 +1,170 @@
+"""The whole life of one rank: from a forked process to the outcome that it leaves."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from batchscape.errors import BatchscapeError
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Status
+from batchscape.train.loop import Outcome, Training
+from batchscape.train.memory import MemoryPhases
+from batchscape.train.ranks import write_rank_row
+
+__all__ = ["main"]
+
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A rank that waits longer for the others gives up; the launcher ends groups much earlier."""
+
+
+def main(run_dir: str, rank: int) -> int:
+    """Train one rank of the run in `run_dir`.
+
+    Parameters
+    ----------
+    run_dir : str
+        Run folder with `config.json` and `launch.json`.
+    rank : int
+        Data-parallel rank.
+
+    Returns
+    -------
+    int
+        Exit code: 0 if the training completed or diverged, else 1. How it ended is in
+        `outcome-<rank>.json`.
+    """
+    began = time.perf_counter()
+    folder = RunFolder(Path(run_dir))
+    progress = _Progress()
+    try:
+        outcome = _train(folder, rank, began, progress)
+    except BatchscapeError as error:
+        outcome = Outcome(Status.FAILED, progress.optimizer_step, reason=str(error))
+    except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
+        traceback.print_exc()
+        status = Status.OOM if _is_out_of_memory(error) else Status.FAILED
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        outcome = Outcome(status, progress.optimizer_step, reason=reason)
+    write_json(
+        folder.outcome(rank),
+        {
+            "status": str(outcome.status),
+            "stop_reason": None if outcome.stop_reason is None else str(outcome.stop_reason),
+            "reason": outcome.reason,
+            "at": time.time(),
+            "optimizer_step": outcome.optimizer_step,
+            "phase": progress.phase,
+        },
+    )
+    return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
+
+
+class _Progress:
+    """How far a rank has come, for the report of a failure."""
+
+    def __init__(self) -> None:
+        self.phase = "start"
+        self.training: Training | None = None
+
+    @property
+    def optimizer_step(self) -> int:
+        return 0 if self.training is None else self.training.done
+
+    def request_stop(self) -> None:
+        if self.training is not None:
+            self.training.request_stop()
+
+
+def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
+    spec = RunSpec.read(folder.config)
+    launch = read_json(folder.launch)
+    device = _device(launch, rank)
+    torch.set_num_threads(launch["threads_per_rank"])
+    with _process_group(launch, rank, device):
+        training = Training(spec, folder, rank, device, launch["attempt"])
+        progress.training = training
+        signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
+        memory = MemoryPhases(device, measure=spec.config.measure.memory)
+        progress.phase = "memory probe"
+        memory.rehearse(training)
+        startup_s = 0.0
+
+        def enter(phase: str) -> None:
+            nonlocal startup_s
+            progress.phase = phase
+            if phase == "first_backward":
+                startup_s = time.perf_counter() - began
+            memory.enter(phase)
+
+        outcome = training.run(enter)
+        write_rank_row(
+            folder,
+            launch,
+            training,
+            rank=rank,
+            device=device,
+            memory=memory.report(),
+            startup_s=startup_s,
+            memory_probe_s=memory.probe_s,
+        )
+        # Nothing may hold the wrapped model when the process group ends.
+        gc.collect()
+    return outcome
+
+
+def _device(launch: dict[str, Any], rank: int) -> torch.device:
+    if launch["device_type"] == "cuda":
+        # The launcher narrowed CUDA_VISIBLE_DEVICES to the devices of this run.
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+@contextmanager
+def _process_group(launch: dict[str, Any], rank: int, device: torch.device) -> Iterator[None]:
+    """Join the other ranks; a single rank has nobody to join."""
+    if launch["world_size"] == 1:
+        yield
+        return
+    loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    if loopback:
+        # Host names of laptops often resolve to no interface; all ranks are on this machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{launch['rendezvous']}",
+        rank=rank,
+        world_size=launch["world_size"],
+        timeout=_COLLECTIVE_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield
+    # Only after success: a rank that failed exits at once, and its peers are ended with it.
+    dist.destroy_process_group()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,186 @@
+"""A sweeper that hands the whole grid over at once.
+
+Hydra's own sweeper composes every job from scratch (33 ms each) and runs it. This one parses the
+same override grammar, composes once per combination of group choices, sets the other values on
+plain dictionaries, and gives the task function one `Grid` with all cells.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, QuotedString, Transformer
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from batchscape.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext, TaskFunction
+
+    from batchscape.plan.expand import Axis, Grid
+
+__all__ = ["GridSweeper"]
+
+
+# A plain mapping: Hydra runs plugin modules before it registers them, where annotations of a
+# dataclass cannot be resolved. `params` holds the axes: a key and its values, as a list or in
+# Hydra's grammar ("1,2", "range(1,5)").
+_CONFIG = {
+    "_target_": "hydra_plugins.batchscape_plugins.grid.GridSweeper",
+    "params": None,
+}
+ConfigStore.instance().store(
+    group="hydra/sweeper", name="grid", node=_CONFIG, provider="batchscape"
+)
+
+
+class GridSweeper(Sweeper):
+    """Expand a grid and call the task function once, with all of it."""
+
+    def __init__(self, params: DictConfig | None = None) -> None:
+        plain = OmegaConf.to_container(params) if params is not None else {}
+        self._params: Mapping[str, Any] = plain if isinstance(plain, dict) else {}
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take what Hydra gives; refuse a Hydra launcher, which would have no effect."""
+        chosen = config.hydra.runtime.choices.get("hydra/launcher")
+        if chosen != "basic":
+            msg = (
+                f"hydra/launcher={chosen} has no effect: batchscape launches runs itself; "
+                "choose with launcher=..., without the hydra/"
+            )
+            raise ConfigError(msg)
+        self._loader = hydra_context.config_loader
+        self._task_function = task_function
+        self._config = config
+
+    def sweep(self, arguments: list[str]) -> Any:  # noqa: ANN401  (Hydra's interface)
+        """Expand the axes of the sweep file and of the command line, and hand the grid over."""
+        return self._task_function(self.expand(arguments))
+
+    def expand(self, arguments: Sequence[str]) -> Grid:
+        """Return the grid that the sweep file and the arguments describe.
+
+        Parameters
+        ----------
+        arguments : sequence of str
+            Override lines of the command line, those of Hydra itself excluded.
+
+        Returns
+        -------
+        Grid
+
+        Raises
+        ------
+        ConfigError
+            If a line asks for something that a grid cannot hold.
+        hydra.errors.HydraException
+            If a line does not parse or does not compose.
+        """
+        from batchscape.plan.expand import Grid, expand  # noqa: PLC0415  (Hydra imports us always)
+
+        parser = OverridesParser.create(config_loader=self._loader)
+        from_file = parser.parse_overrides([f"{k}={_text(v)}" for k, v in self._params.items()])
+        from_line = parser.parse_overrides(list(arguments))
+        overrides = {_key(override): override for override in (*from_file, *from_line)}
+        swept = [override for override in overrides.values() if override.is_sweep_override()]
+        axis_keys = {_key(override) for override in (*from_file, *swept)}
+        if "sweeps" in axis_keys:
+            msg = "one sweep file at a time: sweeps=NAME, and further axes as key=value1,value2"
+            raise ConfigError(msg)
+        choices = self._config.hydra.runtime.choices
+        axes = [_axis(override, overrides, choices) for override in swept]
+        fixed = [o.input_line for o in overrides.values() if not o.is_sweep_override()]
+        return Grid(
+            cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen])),
+            axis_keys=frozenset(axis_keys),
+            fixed={o.get_key_element(): o.value() for o in from_line if _key(o) not in axis_keys},
+            sweep_file=choices.get("sweeps"),
+        )
+
+    def _compose(self, lines: list[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """Compose once; return a function from plain values to all settings of a cell."""
+        from batchscape.plan.expand import set_values  # noqa: PLC0415  (Hydra imports us always)
+
+        config = self._loader.load_sweep_config(self._config, lines)
+        HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+        with open_dict(config):
+            del config["hydra"]
+        missing = OmegaConf.missing_keys(config)
+        plain: dict[str, Any] = OmegaConf.to_container(config)
+        interpolated = "${" in json.dumps(plain, default=str)
+
+        def settings(values: Mapping[str, Any]) -> dict[str, Any]:
+            if absent := missing - values.keys():
+                msg = f"a value is needed: {', '.join(f'{key}=...' for key in sorted(absent))}"
+                raise ConfigError(msg)
+            if not interpolated:
+                return set_values(plain, values)
+            cell = copy.deepcopy(config)
+            for key, value in values.items():
+                OmegaConf.update(cell, key, value)
+            return OmegaConf.to_container(cell, resolve=True)
+
+        return settings
+
+
+def _key(override: Override) -> str:
+    """Name what an override changes, whether it adds, changes or deletes it."""
+    return override.get_key_element().lstrip("+~")
+
+
+def _axis(override: Override, overrides: Mapping[str, Override], choices: Collection[str]) -> Axis:
+    from batchscape.plan.expand import Axis  # noqa: PLC0415  (Hydra imports us always)
+
+    if not override.is_discrete_sweep():
+        msg = (
+            f"{override.input_line}: a grid needs a list of values, an interval has no end of "
+            "them; use key=value1,value2 or key=range(start,stop,step)"
+        )
+        raise ConfigError(msg)
+    # Once only: a shuffled list comes in another order every time.
+    elements = list(override.sweep_iterator())
+    if not elements:
+        msg = f"{override.input_line}: there is no value in it"
+        raise ConfigError(msg)
+    values = tuple(_plain(element) for element in elements)
+    lines = tuple(f"{override.get_key_element()}={Transformer.str(e)}" for e in elements)
+    key = _key(override)
+    nested = any(
+        f"{other}.".startswith(f"{key}.") or f"{key}.".startswith(f"{other}.")
+        for other in overrides.keys() - {key}
+    )
+    # Whatever needs Hydra's rules is left to Hydra: groups, added keys, merged dictionaries.
+    is_plain = (
+        override.type is OverrideType.CHANGE
+        and key not in choices
+        and not nested
+        and not any(isinstance(value, dict) or "${" in str(value) for value in values)
+    )
+    return Axis(key, values, None if is_plain else lines)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of Hydra's grammar)
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(element) for key, element in value.items()}
+    return value
+
+
+def _text(value: Any) -> str:  # noqa: ANN401  (any value of YAML)
+    """Write a value of a sweep file in Hydra's grammar; a list is a choice of values."""
+    if isinstance(value, list):
+        return ",".join(value if isinstance(value, str) else json.dumps(value) for value in value)
+    return value if isinstance(value, str) else json.dumps(value)

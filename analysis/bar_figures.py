@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from .cells import Cells, geometry_label
 from .comparison import valid_figures
@@ -32,7 +35,13 @@ _TIME_PHASES = {
     "exchange_optimizer_s": "exchange + optimizer",
 }
 _GREY = "#555555"
-_POINT = {"linestyle": "none", "marker": "o", "markersize": 2.5, "color": "black", "alpha": 0.6}
+_POINT: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 2.5,
+    "color": "black",
+    "alpha": 0.6,
+}
 
 
 def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
@@ -51,6 +60,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     """
     phases = list(_MEMORY_PHASES)
     figures, shown = _shown(cells, phases)
+    colours = _colours(cells, look)
     if not shown:
         return None
     scale = memory_scale(figures[phases].to_numpy().ravel())
@@ -60,7 +70,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         offset = (index - (len(phases) - 1) / 2) * height
         for position, cell in enumerate(shown):
             values = figures.loc[figures["cell"] == cell, phase].dropna() * scale.factor
-            colour = tint(_look(cells, cell, look).colour, 0.35 + 0.65 * index / (len(phases) - 1))
+            colour = tint(colours[cell], _strength(index, len(phases)))
             axes.barh(position + offset, values.mean() if len(values) else 0, height, color=colour)
             axes.plot(values, np.full(len(values), position + offset), **_POINT)
     axes.set_xlabel(f"allocated memory ({scale.unit}), maximum over ranks")
@@ -75,6 +85,7 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     """
     phases = list(_TIME_PHASES)
     figures, shown = _shown(cells, ["step_time_s"])
+    colours = _colours(cells, look)
     if not shown:
         return None
     scale = time_scale(figures["step_time_s"])
@@ -84,12 +95,12 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         start = 0.0
         for index, phase in enumerate(phases):
             length = rows[phase].mean() * scale.factor if rows[phase].notna().any() else 0.0
-            colour = tint(_look(cells, cell, look).colour, 1 - 0.35 * index)
+            colour = tint(colours[cell], _strength(index, len(phases)))
             axes.barh(position, length, 0.7, left=start, color=colour)
             start += length
         _draw_runs(axes, rows["step_time_s"] * scale.factor, position, cells, cell)
     axes.set_xlabel(f"median time of an optimizer step ({scale.unit})")
-    _phase_legend(figure, list(_TIME_PHASES.values()), reverse=True)
+    _phase_legend(figure, list(_TIME_PHASES.values()))
     return figure
 
 
@@ -99,15 +110,72 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     Parameters and result are those of `draw_memory`.
     """
     figures, shown = _shown(cells, ["tokens_per_s", "samples_per_s"])
+    colours = _colours(cells, look)
     if not shown:
         return None
+    # Samples of a classification task are not tokens, though each has one target.
     classified = figures["final_eval_accuracy"].notna().any()
     name = "samples_per_s" if classified or figures["tokens_per_s"].isna().all() else "tokens_per_s"
     figure, axes = _rows(cells, shown)
     for position, cell in enumerate(shown):
         values = figures.loc[figures["cell"] == cell, name]
-        colour = _look(cells, cell, look).colour
-        axes.barh(position, values.mean() if values.notna().any() else 0, 0.7, color=colour)
+        mean = values.mean() if values.notna().any() else 0
+        axes.barh(position, mean, 0.7, color=colours[cell])
         _draw_runs(axes, values, position, cells, cell)
     axes.set_xlabel(f"{name.removesuffix('_per_s')}/s, all devices")
     return figure
+
+
+def _shown(cells: Cells, names: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:
+    """Return the figures, and the cells with completed runs; none if nothing was measured."""
+    figures = valid_figures(cells.runs)
+    if not figures[list(names)].notna().any(axis=None):
+        return figures, []
+    return figures, sorted(figures["cell"].unique())[:MAX_BARS]
+
+
+def _rows(cells: Cells, shown: Sequence[int], bars: int = 2) -> tuple[Figure, Axes]:
+    """Make a figure with one labelled row a cell, the first on top."""
+    height = 0.9 + len(shown) * 0.13 * (bars + 0.5)
+    figure = Figure(figsize=(COLUMN_IN, height), layout="constrained")
+    axes = figure.subplots()
+    labels = [fill(label, 24) for label in cells.labels().loc[list(shown)]]
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _draw_runs(
+    axes: Axes, values: pd.Series[float], position: int, cells: Cells, cell: int
+) -> None:
+    """Draw a point a run, or say why there is none."""
+    if values.notna().any():
+        axes.plot(values, np.full(len(values), position), **_POINT)
+        return
+    runs = cells.runs[(cells.runs["cell"] == cell) & cells.runs["status"].eq("completed")]
+    notes = runs["timing_note"].dropna()
+    text = fill(notes.iloc[0] if len(notes) else "not measured", 34)
+    place = axes.get_yaxis_transform()
+    axes.text(0.02, position, text, va="center", fontsize=6.5, color=_GREY, transform=place)
+
+
+def _phase_legend(figure: Figure, names: Sequence[str]) -> None:
+    """Explain the shades once, in grey, since every colour has them."""
+    handles = [
+        Patch(color=tint(_GREY, _strength(index, len(names))), label=name)
+        for index, name in enumerate(names)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=1.2)
+
+
+def _strength(index: int, total: int) -> float:
+    """Shade of a phase: later ones are stronger."""
+    return 0.3 + 0.7 * index / (total - 1)
+
+
+def _colours(cells: Cells, look: Mapping[str, Look]) -> dict[int, str]:
+    labels = geometry_label(cells.table)
+    return {cell: look[labels[cell]].colour for cell in cells.table.index if labels[cell] in look}

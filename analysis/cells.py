@@ -13,8 +13,17 @@ from batchscape.errors import RecordError
 from batchscape.record.summary import SUMMARY
 
 from .hardware import known_where
+from .numbers import MISSING, TIMES
 
-__all__ = ["GEOMETRY", "SEEDS", "Cells", "find_cells", "geometry_label", "setting_label"]
+__all__ = [
+    "GEOMETRY",
+    "SEEDS",
+    "Cells",
+    "find_cells",
+    "geometry_label",
+    "plain_texts",
+    "setting_label",
+]
 
 GEOMETRY = (
     "data_parallel_size",
@@ -27,7 +36,9 @@ GEOMETRY = (
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
 
-_WHERE = ("hardware", "device_type", "precision")
+# A run that was never launched may not have these, which does not make them vary.
+_DATA = "data.manifest_hash"
+_WHERE = ("hardware", "device_type", "precision", "nodes", _DATA)
 # A new group of settings must count without being named here, so what does not count is listed.
 _NOT_SETTINGS = {
     *GEOMETRY,
@@ -88,7 +99,7 @@ class Cells:
         """Name each cell by its geometry and what else tells it apart; indexed by `cell`."""
         labels = geometry_label(self.table)
         for name in self.contexts:
-            labels = labels + ", " + setting_label(name) + " " + self.table[name]
+            labels = labels + ", " + setting_label(name) + " " + self.table[name].fillna(MISSING)
         return labels
 
 
@@ -115,17 +126,17 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {missing}"
         raise RecordError(msg)
     runs = known_where(runs)
-    runs = runs.assign(**{name: pd.array(runs[name], dtype="Int64") for name in GEOMETRY})
+    runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
     candidates = [
         name
         for name in runs.columns
         if name not in _NOT_SETTINGS and not name.startswith(_NOT_SETTING_PREFIXES)
     ]
-    plain = pd.DataFrame({name: _plain(runs[name]) for name in candidates}, index=runs.index)
-    where = [name for name in _WHERE if runs[name].nunique() > 1]
+    plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
+    where = [name for name in _WHERE if name in runs and runs[name].nunique() > 1]
     settings = where + [name for name in candidates if plain[name].nunique() > 1]
     for name in where:
-        plain[name] = runs[name].fillna("unknown")
+        plain[name] = plain_texts(runs[name]).where(runs[name].notna())
     keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
     order, table = _ordered(keys, runs, settings)
     shown = _essential(table, settings)
@@ -134,9 +145,9 @@ def find_cells(runs: pd.DataFrame) -> Cells:
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
-    """Write geometries as `devices × micro × accumulation`, `?` where one is unknown."""
+    """Write geometries as devices x micro x accumulation, `?` where one is unknown."""
     factors = [table[name].astype("string").fillna("?") for name in GEOMETRY[:3]]
-    return (factors[0] + "×" + factors[1] + "×" + factors[2]).astype(str)
+    return (factors[0] + TIMES + factors[1] + TIMES + factors[2]).astype(str)
 
 
 def setting_label(name: str) -> str:
@@ -164,7 +175,7 @@ def _ordered(
     return found.map(number), table
 
 
-def _plain(column: pd.Series[Any]) -> pd.Series[str]:
+def plain_texts(column: pd.Series[Any]) -> pd.Series[str]:
     """Write each value of a setting as text; what is not set is `null`, as in the config."""
     values = {}
     for value in column:
@@ -174,7 +185,7 @@ def _plain(column: pd.Series[Any]) -> pd.Series[str]:
     return column.map(repr).map(values)
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:  # noqa: ANN401  (any value of a setting)
     if isinstance(value, (list, tuple, dict)):
         return json.dumps(value)
     if value is None or pd.isna(value):
@@ -188,9 +199,9 @@ def _text(value: object) -> str:
 def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     """Leave out settings that follow from others of their group, as a model's sizes from one."""
     kept: dict[str, list[str]] = {}
-    # A group's name says more than the settings that come with it.
-    for name in sorted(settings, key=lambda name: not name.endswith(".name")):
-        group = kept.setdefault("" if name in _WHERE else name.partition(".")[0], [])
+    # A group's name says more than the settings that come with it, and a hash says least.
+    for name in sorted(settings, key=lambda name: (name == _DATA, not name.endswith(".name"))):
+        group = kept.setdefault(name.partition(".")[0] if "." in name else "", [])
         if not (group and _follows(table, group, name)):
             group.append(name)
     everything = {name for group in kept.values() for name in group}
@@ -198,5 +209,5 @@ def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
 
 
 def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:
-    """Tell whether the given columns determine another one."""
-    return bool(table.groupby(list(given), dropna=False)[name].nunique(dropna=False).max() <= 1)
+    """Tell whether the given columns determine another one, wherever all are known."""
+    return not table.groupby(list(given))[name].nunique().gt(1).any()

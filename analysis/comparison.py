@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -111,7 +111,7 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     completed = runs[runs["status"].eq("completed")]
     names = [quantity.name for quantity in QUANTITIES]
-    figures = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    figures: pd.DataFrame = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
     figures = figures.where(np.isfinite(figures))
     times = [quantity.name for quantity in QUANTITIES if quantity.kind == "time"]
     figures[times] = figures[times].where(completed["timing_valid"], axis=0)
@@ -170,7 +170,7 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     figures = valid_figures(runs)
     repeated = figures.groupby("cell")
     trained = figures.groupby(["cell", "trajectory_id"]).mean().groupby("cell")
-    columns: dict[str, pd.Series[float]] = {}
+    columns: dict[str, pd.Series[Any]] = {}
     for name, kind in QUANTITIES:
         group = (trained if kind == "loss" else repeated)[name]
         sd, n = group.std(), group.count()

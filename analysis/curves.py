@@ -30,7 +30,8 @@ class LossCurves:
     diverged: pd.DataFrame
     """Training loss of runs that diverged, as `diverged_curves` returns it."""
     differences: pd.DataFrame
-    """`cell`, `optimizer_step`, `largest`: largest |loss - loss of the reference| over seeds."""
+    """`cell`, `reference`, `optimizer_step`, `largest`: |loss - loss of the reference|, the largest
+    over seeds."""
     spread: pd.DataFrame
     """`cell` (a reference), `optimizer_step`, `sd`: spread of the loss between seeds."""
 
@@ -61,7 +62,11 @@ def loss_curves(
         diverged=diverged_curves(cells, steps, timed=timed),
         differences=_windowed(pairs, ["cell"])
         .groupby(["cell", "window"], as_index=False)
-        .agg(optimizer_step=("optimizer_step", "mean"), largest=("largest", "max")),
+        .agg(
+            reference=("reference", "first"),
+            optimizer_step=("optimizer_step", "mean"),
+            largest=("largest", "max"),
+        ),
         spread=_windowed(spread, ["cell"])
         .groupby(["cell", "window"], as_index=False)
         .agg(optimizer_step=("optimizer_step", "mean"), sd=("sd", "mean")),
@@ -118,7 +123,7 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
         `cell`, `run`, the columns of progress, and `loss`.
     """
     joined = _joined(_chosen(cells, "diverged", timed=timed), steps, "loss")
-    return joined[np.isfinite(joined["loss"])]
+    return joined[joined["loss"].abs() < np.inf]
 
 
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:

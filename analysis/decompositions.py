@@ -31,23 +31,13 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
         `difference` (loss - loss of the reference, NaN where one of them is).
     """
-    members = _members(cells)
-    paired = members.merge(
-        members[members["cell"] == members["reference"]],
-        on=["reference", "trajectory_id"],
-        suffixes=("", "_reference"),
-    )
-    paired = paired[paired["cell"] != paired["reference"]]
-    rows = steps[["sweep_dir", "run_id", "optimizer_step", "samples", "loss"]]
-    rows = rows.astype({"optimizer_step": "int64", "samples": "int64", "loss": "float64"})
-    result = paired.merge(rows, on=["sweep_dir", "run_id"]).merge(
-        rows.drop(columns="samples"),
-        left_on=["sweep_dir_reference", "run_id_reference", "optimizer_step"],
-        right_on=["sweep_dir", "run_id", "optimizer_step"],
-        suffixes=("", "_reference"),
-    )
-    columns = ["cell", "reference", "trajectory_id", "optimizer_step", "samples", "loss_reference"]
-    return result[columns].assign(difference=result["loss"] - result["loss_reference"])
+    rows = _member_rows(cells, steps)
+    keys = ["reference", "trajectory_id", "optimizer_step"]
+    own = rows["cell"] == rows["reference"]
+    base = rows.loc[own, [*keys, "loss"]].rename(columns={"loss": "loss_reference"})
+    pairs = rows[~own].merge(base, on=keys)
+    pairs["difference"] = pairs["loss"] - pairs["loss_reference"]
+    return pairs.drop(columns=["sweep_dir", "run_id", "loss"])
 
 
 def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -63,12 +53,10 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
     """
-    members = _members(cells)
-    members = members[members["cell"] == members["reference"]]
-    rows = members.merge(steps, on=["sweep_dir", "run_id"])
-    rows = rows.astype({"optimizer_step": "int64", "samples": "int64", "loss": "float64"})
+    rows = _member_rows(cells, steps)
+    rows = rows[rows["cell"] == rows["reference"]]
     groups = rows.groupby(["reference", "optimizer_step"])
-    spread = groups["loss"].agg(sd="std", n="count")
+    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
     return spread.assign(samples=groups["samples"].first()).reset_index()
 
 
@@ -114,8 +102,14 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     head["reference"] = reference.map(geometry_label(cells.table))
     settings = cells.table.loc[table.index, cells.settings]
     if "precision" not in settings:
-        settings["precision"] = first["precision"]
+        settings["precision"] = first["precision"].reindex(table.index)
     return pd.concat([head, settings, table], axis=1)
+
+
+def _member_rows(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    columns = {"optimizer_step": "int64", "samples": "int64", "loss": "float64"}
+    rows = steps[["sweep_dir", "run_id", *columns]].astype(columns)
+    return _members(cells).merge(rows, on=["sweep_dir", "run_id"])
 
 
 def _members(cells: Cells) -> pd.DataFrame:

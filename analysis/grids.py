@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 from typing import Literal
 
 from rich.markup import escape
 from rich.table import Table
+
+from .numbers import TIMES
 
 __all__ = ["Grid", "escape_latex", "escape_markdown", "to_latex", "to_markdown", "to_rich"]
 
@@ -36,17 +39,19 @@ _LATEX = {
     "`": "{`}",
     "-": "{-}",
     "±": r"$\pm$",
-    "×": r"$\times$",
+    TIMES: r"$\times$",
     "≤": r"$\le$",
     "≥": r"$\ge$",
     "∞": r"$\infty$",
+    "Δ": r"$\Delta$",
     "→": r"$\to$",
     "·": r"$\cdot$",
     "µ": r"$\mu$",
-    "–": "--",
+    "\N{EN DASH}": "--",
     "—": "---",
     "…": r"\ldots{}",
 }
+_HEADER_WIDTH = 9
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
@@ -94,7 +99,7 @@ def to_latex(grid: Grid) -> str:
     left = grid.n_left
     columns = "l" * left + "r" * (len(grid.headers) - left)
     lines = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
-    lines += [_latex_row([escape_latex(header) for header in grid.headers]), r"\midrule"]
+    lines += [*_latex_header(grid), r"\midrule"]
     for row, marks in grid.marked_rows():
         cells = [escape_latex(text) for text in row]
         if marks:
@@ -102,8 +107,7 @@ def to_latex(grid: Grid) -> str:
         lines.append(_latex_row(cells))
     lines += [r"\bottomrule", r"\end{tabular}"]
     feet = [
-        rf"\textsuperscript{{{mark}}}~{escape_latex(text)}"
-        for mark, text in grid.footnotes.items()
+        rf"\textsuperscript{{{mark}}}~{escape_latex(text)}" for mark, text in grid.footnotes.items()
     ]
     feet += [escape_latex(note) for note in grid.notes]
     if feet:
@@ -149,6 +153,18 @@ def _latex_letter(letter: str) -> str:
     if letter in _LATEX:
         return _LATEX[letter]
     return letter if " " <= letter <= "~" else f"{{[}}U+{ord(letter):04X}{{]}}"
+
+
+def _latex_header(grid: Grid) -> list[str]:
+    """Break headers over lines no wider than their column, so that the table fits a page."""
+    columns = list(zip(*grid.rows, strict=True)) or [()] * len(grid.headers)
+    wrapped = [
+        wrap(header, max([_HEADER_WIDTH, *map(len, column)]))
+        for header, column in zip(grid.headers, columns, strict=True)
+    ]
+    depth = max(map(len, wrapped))
+    lines = zip(*([""] * (depth - len(parts)) + parts for parts in wrapped), strict=True)
+    return [_latex_row([escape_latex(part) for part in line]) for line in lines]
 
 
 def _latex_row(cells: Sequence[str]) -> str:

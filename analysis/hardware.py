@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -31,7 +30,7 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
         `timing_note` (why a launched run's times are not valid; missing where they are).
     """
     runs = runs.reset_index(drop=True)
-    valid = _column(runs, "launch.timing_valid").eq(True)  # noqa: FBT003  (a value, not a switch)
+    valid = _column(runs, "launch.timing_valid").eq(True)
     launched = _column(runs, "launch.world_size").notna()
     ended = ~runs["status"].isin(["rejected", "pending"])
     note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
@@ -61,32 +60,26 @@ def _precision(runs: pd.DataFrame) -> pd.Series[Any]:
 
 def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:
     """Name the processor, or the accelerators that a run was given."""
-    cpu = pd.Series(None, index=runs.index, dtype=object)
-    cuda = cpu.copy()
-    for name in runs.columns:
-        if name.startswith("environment.") and name.endswith(".cpu_name"):
-            cores = _column(runs, f"{name.removesuffix('cpu_name')}cpu_cores").map(_cores)
-            cpu = cpu.fillna(runs[name].astype(object) + cores)
-        if name.startswith("environment.") and name.endswith(".cuda_devices"):
-            leased = _column(runs, "launch.devices")
-            named = [_device_names(*pair) for pair in zip(runs[name], leased, strict=True)]
-            cuda = cuda.fillna(pd.Series(named, index=runs.index, dtype=object))
+    # The same processor lent in parts is not the same machine.
+    cores = _column(runs, "environment.cpu.usable_cores").map(_cores)
+    cpu = _column(runs, "environment.cpu.name") + cores
+    found, leased = _column(runs, "environment.cuda.devices"), _column(runs, "launch.devices")
+    names = [_device_names(*pair) for pair in zip(found, leased, strict=True)]
+    cuda = pd.Series(names, index=runs.index, dtype=object)
     return cuda.where(_column(runs, "device_type").eq("cuda"), cpu)
 
 
 def _cores(count: object) -> str:
-    # The same processor lent in parts is not the same machine.
-    return f", {int(count)} cores" if isinstance(count, (int, float)) and count == count else ""
+    return f", {count:g} cores" if isinstance(count, (int, float)) and count > 0 else ""
 
 
 def _device_names(found: object, leased: object) -> str | None:
     """Name the kinds of the leased devices; of all that there are, where the lease is unknown."""
     if not isinstance(found, (list, tuple)) or not found:
         return None
-    devices = [device if isinstance(device, Mapping) else {"name": device} for device in found]
-    if isinstance(leased, (list, tuple)):
-        devices = [d for d in devices if d.get("index") in leased] or devices
-    return " + ".join(sorted({str(device["name"]) for device in devices}))
+    indices = leased if isinstance(leased, (list, tuple)) else ()
+    given = [found[i] for i in indices if isinstance(i, int) and i < len(found)]
+    return " + ".join(sorted(set(map(str, given or found))))
 
 
 def _fill(column: pd.Series[Any], sweep: pd.Series[Any]) -> pd.Series[Any]:

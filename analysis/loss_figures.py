@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from .cells import Cells, geometry_label, setting_label
 from .curves import LossCurves
@@ -76,7 +76,7 @@ def draw_loss(
             last.set_visible(True)
             last.sharex(top)
             top.tick_params(labelbottom=False)
-            _draw_differences(last, curves, {cell: look[labels[cell]] for cell in members})
+            _draw_differences(last, curves, {c: look[labels[c]] for c in members}, labels)
         last.set_xlabel(_AXES[against])
         if column == 0:
             top.set_ylabel("loss")
@@ -84,24 +84,22 @@ def draw_loss(
     return figure
 
 
-def _panels(count: int, depth: int) -> tuple[Figure, np.ndarray[tuple[int, int], np.dtype[np.object_]]]:
+def _panels(
+    count: int, depth: int
+) -> tuple[Figure, np.ndarray[tuple[int, int], np.dtype[np.object_]]]:
     """Lay out panels, each with `depth` axes above each other, all of them hidden."""
     n_columns = min(count, 3)
     n_rows = -(-count // n_columns)
     width = COLUMN_IN if n_columns == 1 else PAGE_IN
     heights = [2.2, 1.5][:depth]
     figure = Figure(figsize=(width, n_rows * sum(heights) + 0.7), layout="constrained")
-    grid = figure.subplots(
-        n_rows * depth, n_columns, squeeze=False, height_ratios=heights * n_rows
-    )
+    grid = figure.subplots(n_rows * depth, n_columns, squeeze=False, height_ratios=heights * n_rows)
     for axes in grid.flat:
         axes.set_visible(False)
     return figure, grid
 
 
-def _draw_curves(
-    axes: Axes, curves: LossCurves, against: str, members: Mapping[int, Look]
-) -> None:
+def _draw_curves(axes: Axes, curves: LossCurves, against: str, members: Mapping[int, Look]) -> None:
     levels = []
     for cell, look in members.items():
         line = curves.steps[curves.steps["cell"] == cell]
@@ -136,20 +134,18 @@ def _draw_curves(
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
 
 
-def _draw_diverged(
-    axes: Axes, diverged: pd.DataFrame, against: str, cell: int, look: Look
-) -> None:
+def _draw_diverged(axes: Axes, diverged: pd.DataFrame, against: str, cell: int, look: Look) -> None:
     for _, line in diverged[diverged["cell"] == cell].groupby("run"):
         axes.plot(line[against], line["loss"], color=look.colour, linewidth=0.7, alpha=0.8)
         axes.plot(line[against].iloc[-1:], line["loss"].iloc[-1:], marker="x", color=look.colour)
 
 
-def _draw_differences(axes: Axes, curves: LossCurves, members: Mapping[int, Look]) -> None:
-    different = False
-    for cell, look in members.items():
-        line = curves.differences[curves.differences["cell"] == cell]
-        line = line[line["largest"] > 0]
-        different = different or len(line) > 0
+def _draw_differences(
+    axes: Axes, curves: LossCurves, members: Mapping[int, Look], labels: pd.Series[str]
+) -> None:
+    drawn = curves.differences[curves.differences["cell"].isin(list(members))]
+    for cell, line in drawn[drawn["largest"] > 0].groupby("cell"):
+        look = members[cell]
         axes.plot(
             line["optimizer_step"],
             line["largest"],
@@ -158,15 +154,20 @@ def _draw_differences(axes: Axes, curves: LossCurves, members: Mapping[int, Look
             linewidth=1.2,
             marker="." if len(line) == 1 else None,
         )
-        spread = curves.spread[curves.spread["cell"] == cell]
-        axes.plot(
-            spread["optimizer_step"], spread["sd"], color=_GREY, linewidth=0.8, linestyle=":"
-        )
-    if not different:
+    references = drawn["reference"].unique()
+    for reference in references:
+        line = curves.spread[curves.spread["cell"] == reference]
+        axes.plot(line["optimizer_step"], line["sd"], color=_GREY, linewidth=0.8, linestyle=":")
+    if not drawn["largest"].gt(0).any():
         axes.text(0.5, 0.3, "equal to the last bit", transform=axes.transAxes, ha="center")
-    if axes.lines and any(len(line.get_xdata()) for line in axes.lines):
+    if axes.lines:
         axes.set_yscale("log")
-    axes.set_ylabel("|Δ loss|")
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_yticks([])
+    one = f" to {labels[references[0]]}" if len(references) == 1 else ""
+    axes.set_ylabel(f"|Δ loss|{one}")
 
 
 def _draw_legend(
@@ -191,7 +192,7 @@ def _draw_legend(
         for label in labels
     ]
     if len(curves.evals):
-        held_out = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
+        held_out: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
         handles.append(Line2D([], [], color=_GREY, label="held-out loss", **held_out))
     if deep and len(curves.spread):
         handles.append(Line2D([], [], color=_GREY, linestyle=":", label="sd between seeds"))

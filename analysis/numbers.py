@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
-__all__ = ["MISSING", "Scale", "memory_scale", "significant", "time_scale", "with_spread"]
+__all__ = ["MISSING", "TIMES", "Scale", "memory_scale", "significant", "time_scale", "with_spread"]
 
 MISSING = "—"
 """Stands where there is no number."""
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+"""Stands between factors; written by name because it looks like a letter."""
 
 _SPREAD_DIGITS = 2
 _MAX_DIGITS = 7
@@ -106,7 +109,7 @@ def _write(value: Decimal, spread: Decimal | None, digits: int) -> str:
     scaled = _joined(
         value * factor, None if rounded is None else rounded * factor, max(exponent - place, 0)
     )
-    return f"{scaled} × {power}" if rounded is None else f"({scaled}) × {power}"
+    return f"{scaled} {TIMES} {power}" if rounded is None else f"({scaled}) {TIMES} {power}"
 
 
 def _last_place(value: Decimal, spread: Decimal | None, digits: int) -> int:

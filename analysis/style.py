@@ -27,7 +27,7 @@ _DPI = 200
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _MARKERS = "osD^vPX<>h"
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.spines.right": False,

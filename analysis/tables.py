@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,14 +11,13 @@ import pandas as pd
 from batchscape.record.summary import SUMMARY
 
 from .cells import GEOMETRY, Cells, setting_label
-from .comparison import CONFIDENCE, QUANTITIES
+from .comparison import CONFIDENCE
 from .grids import Grid, to_latex, to_markdown
-from .numbers import MISSING, Scale, memory_scale, significant, time_scale, with_spread
+from .numbers import MISSING, TIMES, Scale, memory_scale, significant, time_scale, with_spread
 
 __all__ = ["comparison_grid", "decomposition_grid", "write_table"]
 
-_GEOMETRY_HEADER = "devices × micro × accumulation = global"
-_KINDS = {quantity.name: quantity.kind for quantity in QUANTITIES}
+_GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 
 
 def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
@@ -35,8 +34,8 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     -------
     Grid
     """
-    columns = [geometry_texts(comparison)]
-    columns += [comparison[name] for name in cells.shown]
+    columns: list[Iterable[str]] = [geometry_texts(comparison)]
+    columns += [comparison[name].fillna(MISSING) for name in cells.shown]
     columns += [comparison["status"], _counts(comparison)]
     headers = [_GEOMETRY_HEADER, *_setting_headers(cells.shown), "status", "n"]
     definitions = [
@@ -85,7 +84,7 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         "seed_sd": "sd between seeds",
         "rms_over_seed_sd": "rms Δ / sd",
     }
-    columns = [geometry_texts(table), table["reference"]]
+    columns: list[Iterable[str]] = [geometry_texts(table), table["reference"]]
     columns += [table[name].astype(object).fillna(MISSING) for name in [*settings, "precision"]]
     columns += [table[name].astype(str) for name in ("n_trajectories", "n_optimizer_steps")]
     columns += [table[name].map(lambda value: significant(value, 2)) for name in figures]
@@ -96,7 +95,7 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
             "against",
             *_setting_headers([*settings, "precision"]),
             "seeds",
-            "optimizer steps",
+            "paired steps",
             *figures.values(),
         ],
         rows=[list(row) for row in zip(*columns, strict=True)],
@@ -114,9 +113,10 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
 
 
 def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
-    """Write geometries as `1 × 32 × 1 = 32`, `?` where a part was never determined."""
+    """Write geometries as 1 x 32 x 1 = 32, `?` where a part was never determined."""
     parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
-    return parts[0] + " × " + parts[1] + " × " + parts[2] + " = " + parts[3]
+    times = f" {TIMES} "
+    return parts[0] + times + parts[1] + times + parts[2] + " = " + parts[3]
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
@@ -183,8 +183,12 @@ def _ratios(comparison: pd.DataFrame) -> list[str]:
     texts = []
     names = ("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high")
     for ratio, low, high in zip(*(comparison[name] for name in names), strict=True):
-        interval = "" if pd.isna(low) else f" [{significant(low, 3)}, {significant(high, 3)}]"
-        texts.append(significant(ratio, 3) + interval)
+        if pd.isna(ratio):
+            texts.append(MISSING)
+            continue
+        places = 3 if ratio < 10 else 1
+        interval = "" if pd.isna(low) else f" [{low:.{places}f}, {high:.{places}f}]"
+        texts.append(f"{ratio:.{places}f}{interval}")
     return texts
 
 

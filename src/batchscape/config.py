@@ -166,7 +166,7 @@ class AdamW:
     """Decay of the second moment, an optimizer step. Scope: trajectory."""
     epsilon: Positive = 1e-8
     """Added to the denominator. Scope: trajectory."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """Decoupled weight decay of matrices; vectors have none. Scope: trajectory."""
     gradient_clip_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; null: no clipping. Scope: trajectory."""
@@ -183,7 +183,7 @@ class Sgd:
     """Momentum, an optimizer step. Scope: trajectory."""
     nesterov: bool = False
     """Nesterov's variant. Scope: trajectory."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """L2 penalty on matrices; vectors have none. Scope: trajectory."""
     gradient_clip_norm: Positive | None = None
     """Largest norm of the whole gradient; null: no clipping. Scope: trajectory."""
@@ -275,7 +275,7 @@ class Ddp:
 class Checkpoint:
     """When the state of a run is written, so that it can go on after an interruption."""
 
-    every_s: Annotated[float, Field(ge=0)] | None = 120.0
+    every_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 120.0
     """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
     when interrupted. Scope: display."""
     keep_last: Count = 2

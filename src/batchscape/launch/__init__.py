@@ -17,11 +17,11 @@ __all__ = ["RunResult", "SweepResult", "run_sweep"]
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
     """Import the launcher when it is first asked for."""
     if name == "run_sweep":
-        from batchscape.launch.local import run_sweep  # noqa: PLC0415  (keeps workers light)
+        from batchscape.launch.local import run_sweep
 
         return run_sweep
     if name in __all__:
-        from batchscape.launch import result  # noqa: PLC0415  (keeps workers light)
+        from batchscape.launch import result
 
         return getattr(result, name)
     msg = f"module {__name__!r} has no attribute {name!r}"

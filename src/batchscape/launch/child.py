@@ -13,14 +13,25 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import IO, NoReturn
 
-__all__ = ["BOOT", "WORKER", "WORKER_ENVIRONMENT", "Start", "live", "main", "resolve"]
+__all__ = [
+    "WORKER",
+    "WORKER_ENVIRONMENT",
+    "RankExit",
+    "Start",
+    "live",
+    "main",
+    "resolve",
+    "start_interpreter",
+]
 
 WORKER = "batchscape.train.worker:main"
 """What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
@@ -37,11 +48,11 @@ WORKER_ENVIRONMENT = {
 }
 """Environment of every process that trains, set before its first import."""
 
-BOOT = (
+_BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from batchscape.launch.{module} import main; main(sys.argv[1], sys.argv[2])"
 )
-"""Program of a fresh interpreter that imports from where the launcher does, installed or not."""
+# A fresh interpreter imports from where the launcher does, installed or not.
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,18 @@ class Start:
         return cls(**json.loads(text))
 
 
+@dataclass(frozen=True)
+class RankExit:
+    """One rank's process has ended."""
+
+    run: str
+    rank: int
+    code: int
+    """Exit code; negative: the signal that killed it."""
+    at: float
+    """When it was noticed, in seconds since the epoch."""
+
+
 def resolve(target: str) -> Callable[[str, int], int]:
     """Import the function that `module:function` names."""
     module, _, function = target.partition(":")
@@ -84,16 +107,22 @@ def live(start: Start, rank: int) -> NoReturn:
         _redirect(start.log)
         os.environ.update(start.environment)
         sys.argv = [f"batchscape rank {rank} of {start.run}"]
-        code = resolve(start.target)(start.run_dir, rank)
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  (nothing may pass: the caller's stack is not ours)
-        traceback.print_exc()
-    finally:
+        code = _call(start, rank)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+    finally:
         # No teardown of the interpreter: native threads of a process group may never join.
         os._exit(code)
+
+
+def _call(start: Start, rank: int) -> int:
+    try:
+        return resolve(start.target)(start.run_dir, rank)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)
+        traceback.print_exc()
+        return 1
 
 
 def main(text: str, rank: str) -> NoReturn:
@@ -120,3 +149,33 @@ def _redirect(log: str) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     faulthandler.enable()
+
+
+def start_interpreter(
+    module: str,
+    arguments: tuple[str, str],
+    descriptors: Iterable[int],
+    *,
+    stdin: int,
+    output: IO[bytes],
+    environment: dict[str, str] | None = None,
+    start_new_session: bool = False,
+    process_group: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `main` of a module of this package in a fresh interpreter."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            _BOOT.format(module=module),
+            *arguments,
+            *(entry or str(Path.cwd()) for entry in sys.path),
+        ],
+        stdin=stdin,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **WORKER_ENVIRONMENT, **(environment or {})},
+        pass_fds=tuple(descriptors),
+        start_new_session=start_new_session,
+        process_group=process_group,
+    )

@@ -96,12 +96,11 @@ def _why_unsafe_to_fork() -> str | None:
     if threads != 1:
         return f"importing the training libraries started {threads - 1} more native threads"
     # A child of a process that has woken the CUDA driver cannot use it; only a child can tell.
+    cuda = importlib.import_module("torch.cuda")
     trial = os.fork()
     if trial == 0:
-        from torch.cuda import _is_in_bad_fork, is_initialized  # noqa: PLC0415  (preloaded)
-
-        os._exit(int(_is_in_bad_fork() or is_initialized()))
-    if os.waitpid(trial, 0)[1]:
+        os._exit(int(cuda._is_in_bad_fork()))
+    if cuda.is_initialized() or os.waitpid(trial, 0)[1]:
         return "importing the training libraries initialised CUDA"
     return None
 
@@ -173,19 +172,26 @@ class _Server:
         self._send(event="started", run=start.run, group=group.leader if group else None)
 
     def _become_rank(self, start: Start, rank: int, leader: int, held: set[Any]) -> NoReturn:
-        os.setpgid(0, leader)
-        self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != self._pid:
+        try:
+            os.setpgid(0, leader)
+            self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != self._pid:
+                os._exit(1)
+            # Where memory runs out, the system should pick a rank before the launcher.
+            with contextlib.suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text("500")
+            # The launcher must see the socket close when the server alone has died.
+            for end in (self._channel, self._woken, self._waker):
+                end.close()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            live(start, rank)
+        finally:
+            # Whatever went wrong, a rank never returns into the server's code.
             os._exit(1)
-        # The launcher must see the socket close when the server alone has died.
-        for end in (self._channel, self._woken, self._waker):
-            end.close()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        live(start, rank)
 
     def _reap(self) -> None:
         """Report every rank that has ended."""

@@ -20,10 +20,10 @@ class RunResult:
     """`pending` where the sweep was stopped before the run's turn."""
     reason: str | None
     """The cause in words, where it did not complete."""
-    skipped: bool
-    """Whether it was sealed by an earlier launch."""
     log: Path
     """What its processes printed."""
+    skipped: bool = False
+    """Whether it was sealed by an earlier launch."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Before a launch: cells, geometries, names, and what this machine can hold."""

@@ -61,7 +61,7 @@ def trajectory_id(
         "optimizer": settings["optimizer"],
         "schedule": schedule,
         "evaluation": settings["evaluation"],
-        "engine": type(config.engine).__name__,
+        "engine": config.engine.name,
         "compile": config.engine.compile,
         "precision": precision,
         "global_batch_size": global_batch_size,
@@ -73,9 +73,7 @@ def trajectory_id(
     return content_hash(content, 16)
 
 
-def run_id(
-    config: RunConfig, trajectory: str, geometry: BatchGeometry, device_type: str
-) -> str:
+def run_id(config: RunConfig, trajectory: str, geometry: BatchGeometry, device_type: str) -> str:
     """Name a run: a trajectory, on one layout of devices, measured once."""
     content = {
         "trajectory_id": trajectory,

@@ -15,7 +15,7 @@ import pynvml
 
 from batchscape.record.folder import FORMAT_VERSION
 
-__all__ = ["PACKAGES", "THREAD_VARIABLES", "environment", "hardware_of"]
+__all__ = ["PACKAGES", "THREAD_VARIABLES", "environment"]
 
 PACKAGES = (
     "torch",
@@ -43,7 +43,9 @@ _GIB = 2**30
 _GIT_TIMEOUT_S = 10.0
 
 
-def environment(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def environment(
+    variables: Mapping[str, str] | None = None, usable_cores: int | None = None
+) -> dict[str, Any]:
     """Describe this machine and its software, naming neither the machine nor a person.
 
     Parameters
@@ -51,6 +53,8 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
     variables : mapping, optional
         Environment variables of the processes described; this process's own by default. Only
         `THREAD_VARIABLES` are read.
+    usable_cores : int, optional
+        Cores that the processes described may use; by default what the affinity allows.
 
     Returns
     -------
@@ -69,27 +73,12 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
             "name": _cpu_name(),
             "logical_cores": psutil.cpu_count(logical=True),
             "physical_cores": psutil.cpu_count(logical=False),
-            "usable_cores": _usable_cores(),
+            "usable_cores": _usable_cores() if usable_cores is None else usable_cores,
         },
         "memory_gib": psutil.virtual_memory().total / _GIB,
         "cuda": _cuda(),
         "threads": {name: variables.get(name) for name in THREAD_VARIABLES},
     }
-
-
-def hardware_of(recorded: Mapping[str, Any], device_type: str) -> str:
-    """Name the model of the devices in an `environment()`, for comparing two of them.
-
-    Parameters
-    ----------
-    recorded : mapping
-        What `environment` returned.
-    device_type : str
-        `cpu` or `cuda`.
-    """
-    if device_type == "cuda":
-        return ", ".join(sorted(set(recorded["cuda"]["devices"])))
-    return str(recorded["cpu"]["name"])
 
 
 def _version(package: str) -> str | None:
@@ -142,16 +131,15 @@ def _cuda() -> dict[str, Any]:
     """Ask NVML, which makes no CUDA context."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {"driver": None, "devices": []}
-    try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return {
+        found = {
             "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
             "devices": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
         }
-    finally:
         pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return {"driver": None, "devices": []}
+    return found
 
 
 def _text(value: bytes | str) -> str:

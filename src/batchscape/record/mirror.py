@@ -178,9 +178,7 @@ def start(sweep_dir: Path, tracker: WandbTracker, *, live: bool) -> MirrorProces
         )
     # From here, before it has imported anything: a hook in the child is unsafe with threads.
     with suppress(psutil.Error):
-        psutil.Process(process.pid).nice(
-            psutil.IDLE_PRIORITY_CLASS if sys.platform == "win32" else 19
-        )
+        psutil.Process(process.pid).nice(19)
     return MirrorProcess(process, sweep_dir)
 
 
@@ -221,6 +219,8 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
     problem: str | None = None
     for folder in SweepFolder(sweep_dir).run_folders():
         state: MirrorState | None = None
+        if not folder.status.exists():
+            continue
         try:
             status = RunStatus.read(folder.status)
             if status.status not in MIRRORED_STATUSES:
@@ -246,4 +246,3 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
             f"{problem}. Upload them with: wandb sync {wandb_folder(sweep_dir)}/offline-run-*"
         )
     return " ".join(parts) or None
-

@@ -140,6 +140,9 @@ def load(*sweep_dirs: Path) -> Tables:
             except RecordError as error:
                 damaged[str(folder.path)] = str(error)
                 continue
+            except KeyError as error:
+                damaged[str(folder.path)] = f"{folder.config} is damaged: it lacks {error}"
+                continue
             runs.append(row)
             for table, rows in tables.items():
                 if len(rows):
@@ -190,8 +193,12 @@ def _run_row(folder: RunFolder) -> dict[str, Any]:
         row |= _flatten(read_json(folder.launch), "launch.")
     if folder.environment.exists():
         row |= _flatten(read_json(folder.environment), "environment.")
+    if config["data"] is not None:
+        row["data.manifest_hash"] = config["data"]["manifest_hash"]
     row |= {name: status.summary.get(name) for name in SUMMARY}
-    return row | settings
+    # What was resolved, such as a seed or the sweep's name, stays before what was asked for.
+    kept = {"sweep_dir", *row}
+    return row | {name: value for name, value in settings.items() if name not in kept}
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

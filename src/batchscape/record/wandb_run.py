@@ -32,12 +32,13 @@ import pandas as pd
 import wandb
 
 from batchscape.config import WandbTracker
+from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.mirror import MirrorState, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
-from batchscape.record.tables import read_table
+from batchscape.record.tables import read_table, verify_seal
 
 __all__ = ["AXES", "METRICS", "NOT_MIRRORED", "WandbRun", "run_config"]
 
@@ -104,6 +105,7 @@ class WandbRun:
         config = run_config(folder)
         self._folder = folder
         self._tracker = tracker
+        self._status = status
         self._tails = {table: _Tail(folder.lines(table)) for table in METRICS}
         self._waiting: list[tuple[int, str, Row]] = []
         known = MirrorState.read(folder)
@@ -146,15 +148,22 @@ class WandbRun:
         self._waiting = [row for row in self._waiting if row[0] > ready]
 
     def close(self, status: RunStatus) -> None:
-        """Mirror all the rest of a run that has ended, and how it ended."""
+        """Mirror all the rest of a run that has ended, and how it ended.
+
+        Raises
+        ------
+        RecordError
+            If what was sealed is damaged.
+        """
+        verify_seal(self._folder, status)
         self._log(row for table in METRICS for row in _keyed(table, self._sealed_rows(table)))
         figures = {name: status.summary.get(name) for name in SUMMARY}
         self._finish(status, figures, ok=status.status in {Status.COMPLETED, Status.PRUNED})
 
-    def leave(self, status: RunStatus) -> None:
+    def leave(self) -> None:
         """End the segment of a run that nobody runs any more; a later one goes on from here."""
         self.follow()
-        self._finish(status, {}, ok=False)
+        self._finish(self._status, {}, ok=False)
 
     def _finish(self, status: RunStatus, figures: dict[str, Any], *, ok: bool) -> None:
         self._run.summary.update(
@@ -187,7 +196,7 @@ class WandbRun:
     def _sealed_rows(self, table: str) -> list[Row]:
         rows = read_table(self._folder, table)
         new = rows[_wandb_step(table, rows["optimizer_step"]) > self._last_step]
-        return new.to_dict("records")
+        return list(new.to_dict("records"))
 
     def _define_axes(self) -> None:
         for axis in AXES:
@@ -274,7 +283,13 @@ class _Tail:
         self._offset = 0
 
     def read(self) -> list[Row]:
-        """Return the new rows; all of them, if the file was replaced."""
+        """Return the new rows; all of them, if the file was replaced.
+
+        Raises
+        ------
+        RecordError
+            If a line is damaged; one without its end is left for the next time.
+        """
         try:
             with self._path.open("rb") as file:
                 stat = os.fstat(file.fileno())
@@ -286,4 +301,8 @@ class _Tail:
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            msg = f"{self._path} is damaged: {error}"
+            raise RecordError(msg) from None

@@ -16,6 +16,7 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
 from batchscape.errors import CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
+from batchscape.measure.memory import OUTSIDE
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -82,6 +83,9 @@ class Training:
     def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
         """Build everything and train a few steps for a memory probe, then forget it all.
 
+        Two micro-steps stand for any higher number: the second meets the gradients of the first,
+        the third meets nothing more.
+
         Parameters
         ----------
         phase : callable
@@ -93,7 +97,7 @@ class Training:
         self._build(CpuClock())
         phase("first_backward")
         for k in range(optimizer_steps):
-            self._accumulate(k)
+            self._accumulate(k, most_micro_steps=2)
             phase("first_optimizer_step" if k == 0 else "steady")
             self._engine.optimizer_step(0.0)
             phase("steady")
@@ -111,28 +115,30 @@ class Training:
         ----------
         phase : callable
             Told the name of each phase as it begins: `after_model`, `first_backward` just before
-            the first step, `first_optimizer_step`, `steady`.
+            the first step, `first_optimizer_step`, `steady`; `outside` of any step.
         """
+        self._phase = phase
         phase("after_model")
         self._build(build_clock(self._device))
         self.done = self._resume()
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
+        phase(OUTSIDE)
         if self.done == 0:
             self._evaluate()
         self._last_checkpoint = time.monotonic()
-        phase("first_backward")
         try:
-            return self._train(phase)
+            return self._train()
         finally:
             self.recorder.close()
             if self._evals is not None:
                 self._evals.close()
             self._engine.close()
 
-    def _train(self, phase: Callable[[str], None]) -> Outcome:
-        first = self.done
+    def _train(self) -> Outcome:
+        self._first = self.done
+        self._phase("first_backward")
         while self.done < self.spec.optimizer_steps:
-            self._step(self.done, phase if self.done == first else _ignore)
+            self._step(self.done)
             self.done += 1
             evaluates = self._evaluation_is_due()
             verdict = Verdict()
@@ -146,8 +152,11 @@ class Training:
                 self.recorder.flush()
                 reason = f"the loss of optimizer step {verdict.diverged_at} is not finite"
                 return Outcome(Status.DIVERGED, self.done, reason=reason)
-            if evaluates and self._evaluate() <= self._target_loss:
-                return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+            if evaluates:
+                self._phase(OUTSIDE)
+                if self._evaluate() <= self._target_loss:
+                    return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+                self._phase("steady")
             if self.done == self.spec.optimizer_steps:
                 break
             if verdict.stop or verdict.checkpoint:
@@ -163,15 +172,24 @@ class Training:
         # Ranks draw their own dropout; the parameters are already the same everywhere.
         torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
 
-    def _accumulate(self, k: int) -> tuple[Tensor, int]:
-        """Do the micro-steps of optimizer step k (from 0); return this rank's sum of losses."""
+    def _accumulate(self, k: int, most_micro_steps: int | None = None) -> tuple[Tensor, int]:
+        """Do the micro-steps of optimizer step k (from 0).
+
+        Returns
+        -------
+        Tensor, scalar
+            This rank's sum of losses.
+        int
+            Targets of the global batch.
+        """
         began = time.perf_counter()
         samples = self._stream.step(k)
         self._clock.add_data(time.perf_counter() - began)
         weight = 1.0 / samples.targets
-        last = len(samples.indices) - 1
+        micro_steps = samples.indices[:most_micro_steps]
+        last = len(micro_steps) - 1
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for micro_step, indices in enumerate(samples.indices):
+        for micro_step, indices in enumerate(micro_steps):
             began = time.perf_counter()
             batch = self._dataset.batch(indices)
             inputs, targets = to_device(batch, self._device, self.spec.precision)
@@ -179,7 +197,7 @@ class Training:
             loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
         return loss_sum, samples.targets
 
-    def _step(self, k: int, phase: Callable[[str], None]) -> None:
+    def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
         config, batch = self.spec.config, self._global_batch_size
         learning_rate = learning_rate_at(
@@ -188,10 +206,12 @@ class Training:
         before = self._engine.exchanged_bytes
         self._clock.begin()
         loss_sum, targets = self._accumulate(k)
-        phase("first_optimizer_step")
+        if k == self._first:
+            self._phase("first_optimizer_step")
         norm = self._engine.optimizer_step(learning_rate)
         self._clock.end()
-        phase("steady")
+        if k == self._first:
+            self._phase("steady")
         self.recorder.add(
             optimizer_step=k + 1,
             samples=(k + 1) * batch,
@@ -296,10 +316,6 @@ class Training:
             train_time_s=train_time_s,
         )
         return done
-
-
-def _ignore(_name: str) -> None:
-    """Stand in where phases are not measured."""
 
 
 def _rng_states(device: torch.device, world_size: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -20,11 +20,10 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from batchscape.errors import ConfigError
+from batchscape.plan.expand import Axis, Grid, expand, set_values
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
-
-    from batchscape.plan.expand import Axis, Grid
 
 __all__ = ["GridSweeper"]
 
@@ -45,8 +44,7 @@ class GridSweeper(Sweeper):
     """Expand a grid and call the task function once, with all of it."""
 
     def __init__(self, params: DictConfig | None = None) -> None:
-        plain = OmegaConf.to_container(params) if params is not None else {}
-        self._params: Mapping[str, Any] = plain if isinstance(plain, dict) else {}
+        self._params = {} if params is None else _container(params)
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -86,8 +84,6 @@ class GridSweeper(Sweeper):
         hydra.errors.HydraException
             If a line does not parse or does not compose.
         """
-        from batchscape.plan.expand import Grid, expand  # noqa: PLC0415  (Hydra imports us always)
-
         parser = OverridesParser.create(config_loader=self._loader)
         from_file = parser.parse_overrides([f"{k}={_text(v)}" for k, v in self._params.items()])
         from_line = parser.parse_overrides(list(arguments))
@@ -99,7 +95,7 @@ class GridSweeper(Sweeper):
             raise ConfigError(msg)
         choices = self._config.hydra.runtime.choices
         axes = [_axis(override, overrides, choices) for override in swept]
-        fixed = [o.input_line for o in overrides.values() if not o.is_sweep_override()]
+        fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
         return Grid(
             cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen])),
             axis_keys=frozenset(axis_keys),
@@ -109,14 +105,12 @@ class GridSweeper(Sweeper):
 
     def _compose(self, lines: list[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """Compose once; return a function from plain values to all settings of a cell."""
-        from batchscape.plan.expand import set_values  # noqa: PLC0415  (Hydra imports us always)
-
         config = self._loader.load_sweep_config(self._config, lines)
         HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
         with open_dict(config):
             del config["hydra"]
         missing = OmegaConf.missing_keys(config)
-        plain: dict[str, Any] = OmegaConf.to_container(config)
+        plain = _container(config)
         interpolated = "${" in json.dumps(plain, default=str)
 
         def settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,9 +122,13 @@ class GridSweeper(Sweeper):
             cell = copy.deepcopy(config)
             for key, value in values.items():
                 OmegaConf.update(cell, key, value)
-            return OmegaConf.to_container(cell, resolve=True)
+            return _container(cell, resolve=True)
 
         return settings
+
+
+def _container(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=resolve))
 
 
 def _key(override: Override) -> str:
@@ -139,8 +137,6 @@ def _key(override: Override) -> str:
 
 
 def _axis(override: Override, overrides: Mapping[str, Override], choices: Collection[str]) -> Axis:
-    from batchscape.plan.expand import Axis  # noqa: PLC0415  (Hydra imports us always)
-
     if not override.is_discrete_sweep():
         msg = (
             f"{override.input_line}: a grid needs a list of values, an interval has no end of "

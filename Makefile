@@ -1,0 +1,51 @@
+# make demo   the default sweep and its report, from nothing
+# make test   the tests, from nothing
+# make check  lint, format, types
+# make slow   the long CPU tier
+# make gpu    the tests that need a CUDA device
+# make bench  the benchmarks, one after the other
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PINS := .ci/constraints.txt
+JOBS ?= 2
+
+.PHONY: demo test check slow gpu bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/batchscape sweep sweeps=fixed_global_batch
+	$(BIN)/batchscape report outputs/fixed_global_batch
+
+test: $(VENV)/.installed-dev
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "slow and not gpu"
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/pytest -m gpu
+
+bench: $(VENV)/.installed-dev
+	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+# torch comes first and alone: pip then takes the build that suits this machine, and the
+# constraints keep every later package from replacing it.
+$(VENV)/.installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) torch
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[test,check,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

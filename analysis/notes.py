@@ -1,0 +1,109 @@
+"""What a reader must know beside the table: what is missing from it, and what weakens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pandas as pd
+
+from .cells import SEEDS, Cells
+
+__all__ = ["find_notes"]
+
+_ENDED_BADLY = ("failed", "oom", "diverged", "timeout", "pruned")
+_OPEN = ("pending", "running", "interrupted")
+_MAX_NAMED = 10
+
+
+def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
+    """Say what was left out of the comparison, and what its numbers cannot carry.
+
+    Parameters
+    ----------
+    cells : Cells
+    damaged : mapping of str to str
+        Run folders that could not be read, and why.
+
+    Returns
+    -------
+    list of str
+        One sentence or two a finding, as plain text; empty where there is nothing to say.
+    """
+    return [
+        *(f"Damaged, and in no table: {folder} ({reason})." for folder, reason in damaged.items()),
+        *_statuses(cells.runs),
+        *_times(cells.runs),
+        *_samples(cells.runs),
+        *_mixtures(cells.runs),
+    ]
+
+
+def _statuses(runs: pd.DataFrame) -> Iterator[str]:
+    open_runs = runs[runs["status"].isin(_OPEN)]
+    if len(open_runs):
+        counts = open_runs["status"].value_counts().sort_index()
+        shown = ", ".join(f"{count} {name}" for name, count in counts.items())
+        yield f"The sweep is not finished: {shown}. The table is not final."
+    for status in _ENDED_BADLY:
+        found = runs[runs["status"] == status]
+        for run_id, reason in found[["run_id", "reason"]].head(_MAX_NAMED).itertuples(index=False):
+            yield f"{run_id} is {status}: {reason if isinstance(reason, str) else 'no reason'}."
+        if len(found) > _MAX_NAMED:
+            yield f"{len(found) - _MAX_NAMED} more runs are {status}; tables/runs.csv has them all."
+    rejected = runs["status"].eq("rejected").sum()
+    if rejected:
+        yield f"{rejected} rejected: never launched, for the reasons under the table."
+    if not runs["status"].eq("completed").any():
+        yield "No run has completed, so there is nothing to compare."
+
+
+def _times(runs: pd.DataFrame) -> Iterator[str]:
+    invalid = runs[runs["status"].eq("completed") & ~runs["timing_valid"]]
+    for note, count in invalid["timing_note"].value_counts().items():
+        yield (
+            f"Times and throughput of {_runs(count)} are left out ({note}); "
+            "their losses and memory are valid."
+        )
+
+
+def _samples(runs: pd.DataFrame) -> Iterator[str]:
+    completed = runs[runs["status"].eq("completed")]
+    if len(completed) and completed.groupby("cell").size().max() == 1:
+        yield "Every cell has one completed run, so no spread can be given."
+    if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
+        yield (
+            f"{_runs(stopped)} stopped at a target loss, so final losses are those at the target, "
+            "not at the end of the budget."
+        )
+    lost = completed["final_loss"].isna().sum() if "final_loss" in completed else 0
+    if lost:
+        yield f"{_runs(lost)} completed without a finite final loss; loss figures leave them out."
+    dropout = pd.to_numeric(runs.get("model.dropout", pd.Series(dtype=float)))
+    if dropout.gt(0).any():
+        yield "Dropout is not decomposition-invariant: losses of decompositions may differ."
+
+
+def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
+    completed = runs[runs["status"].eq("completed")]
+    software = ("batchscape", "python", "packages.", "git.", "cuda.driver")
+    mixed = [
+        name.removeprefix("environment.")
+        for name in map(str, runs)
+        if name.startswith(tuple(f"environment.{part}" for part in software))
+        and completed[name].astype("string").groupby(completed["cell"]).nunique().gt(1).any()
+    ]
+    if mixed:
+        yield f"Some cells hold runs that differ in {', '.join(mixed)}."
+    seeds = ["cell", *[name for name in SEEDS if name in runs]]
+    if completed.groupby(seeds, dropna=False)["trajectory_id"].nunique().gt(1).any():
+        yield (
+            "Some cells hold runs with equal settings and seeds but another trajectory_id: "
+            "their data or version differ."
+        )
+    repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
+    if repeated:
+        yield f"{_runs(repeated)} of the same identity are in more than one sweep folder."
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"

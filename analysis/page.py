@@ -1,0 +1,143 @@
+"""`report.md`: one page that a reader understands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import resources
+
+import pandas as pd
+
+from .cells import Cells, plain_texts
+from .curves import MAX_POINTS
+from .grids import Grid, escape_markdown, to_markdown
+
+__all__ = ["FIGURES", "page"]
+
+FIGURES: dict[str, str] = {
+    "loss_vs_optimizer_steps": (
+        "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
+        "held-out loss as markers. Where decompositions share a trajectory their lines lie on top "
+        "of each other; a lower panel shows how far each is from the first one (largest "
+        "difference over seeds, log scale), beside the spread between seeds."
+    ),
+    "loss_vs_samples": "Loss against training samples, drawn in the same way.",
+    "loss_vs_time": (
+        "Loss against the time in optimizer steps (evaluation, checkpoints and start-up excluded), "
+        "mean over runs; only runs whose times are valid."
+    ),
+    "memory": "Allocated memory by phase of a run: bars are means, points are runs.",
+    "step_time": (
+        "Median time of an optimizer step by phase: bars are means over runs, points are whole "
+        "step times of runs. Medians of parts need not add up to the median of the whole."
+    ),
+    "throughput": "Throughput over all devices: bars are means, points are runs.",
+}
+"""Figures by file name, with their captions."""
+
+_VERSIONS = ("environment.batchscape", "environment.python", "environment.packages.torch")
+_MAX_VALUES = 4
+
+
+def page(
+    cells: Cells,
+    comparison: Grid,
+    decompositions: Grid | None,
+    notes: Sequence[str],
+    figures: Sequence[str],
+) -> str:
+    """Write the page.
+
+    Parameters
+    ----------
+    cells : Cells
+    comparison : Grid
+        What `tables.comparison_grid` chose.
+    decompositions : Grid or None
+        Likewise; None where no two cells share a trajectory.
+    notes : sequence of str
+        As `find_notes` returns them.
+    figures : sequence of str
+        Names of the figures that were drawn, keys of `FIGURES`.
+
+    Returns
+    -------
+    str
+        Markdown; paths are relative to the folder of the page.
+    """
+    names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
+    sections = [f"# {escape_markdown(' and '.join(names))}", *_questions(names)]
+    sections += [_overview(cells), "## What ran where", _where(cells.runs)]
+    sections += ["## Comparison", to_markdown(comparison), _files("comparison")]
+    if decompositions is not None:
+        sections += [
+            "## Do decompositions train alike?",
+            to_markdown(decompositions),
+            _files("decompositions"),
+        ]
+    if figures:
+        sections.append("## Figures")
+        sections += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
+        sections.append(
+            f"Curves of more than {MAX_POINTS} optimizer steps are averaged over windows of equal "
+            "length. Every figure is also there as PDF."
+        )
+    sections.append("## Left out, and to be kept in mind")
+    sections.append("\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.")
+    sections += ["## Software and machines in full", _environment(cells.runs)]
+    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
+
+
+def _questions(names: Sequence[str]) -> Iterator[str]:
+    """Quote what a prepared study asks, from the first comment line of its file."""
+    for name in names:
+        if not name.isidentifier():
+            continue
+        file = resources.files("batchscape").joinpath("sweeps", f"{name}.yaml")
+        if not file.is_file():
+            continue
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if "?" in line]
+        if lines and lines[0].startswith("#"):
+            question = lines[0].lstrip("# ").partition("?")[0] + "?"
+            yield f"> {escape_markdown(question)}"
+
+
+def _overview(cells: Cells) -> str:
+    counts = cells.runs["status"].value_counts()
+    shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    varying = ", ".join(f"`{name}`" for name in cells.settings)
+    also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
+    return f"{len(cells.runs)} runs in {len(cells.table)} cells: {shown}.{also}"
+
+
+def _where(runs: pd.DataFrame) -> str:
+    launched = runs[~runs["status"].isin(["rejected", "pending"])]
+    names = ["hardware", "device_type", "precision", *_VERSIONS, "environment.git.revision"]
+    columns = [name for name in names if name in launched and launched[name].notna().any()]
+    if launched.empty or not columns:
+        return "No run has been launched."
+    dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True)
+    groups = launched[columns].astype("string").fillna("unknown").value_counts(sort=False)
+    rows = [list(map(str, row)) for row in groups.reset_index().itertuples(index=False)]
+    headers = [name.rpartition(".")[2].replace("_", " ") for name in columns]
+    table = to_markdown(Grid(headers=[*headers, "runs"], rows=rows, n_left=len(columns)))
+    if dirty.any():
+        table += f"\n{dirty.sum()} runs came from a working tree with uncommitted changes."
+    return table
+
+
+def _environment(runs: pd.DataFrame) -> str:
+    rows = []
+    for name in sorted(name for name in map(str, runs) if name.startswith("environment.")):
+        values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
+        shown = ", ".join(values[:_MAX_VALUES])
+        more = f", and {len(values) - _MAX_VALUES} more" if len(values) > _MAX_VALUES else ""
+        if len(values):
+            rows.append([name.removeprefix("environment."), shown + more])
+    if not rows:
+        return "No run has recorded its environment."
+    return to_markdown(Grid(headers=["what", "found"], rows=rows, n_left=2))
+
+
+def _files(name: str) -> str:
+    links = ", ".join(f"[{end}](tables/{name}.{end})" for end in ("csv", "md", "tex"))
+    return f"Files: {links}. Run by run: [runs.csv](tables/runs.csv)."

@@ -1,0 +1,248 @@
+"""The command line: verbs that parse and delegate."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from batchscape import __version__
+from batchscape.errors import BatchscapeError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchscape.plan.build import Plan
+    from batchscape.plan.expand import Grid
+    from batchscape.plan.machine import Machine
+
+__all__ = ["main"]
+
+_HELP = """\
+batchscape: how should I cut my batch? devices x micro-batch x accumulation, measured.
+
+  batchscape sweep    run every combination of settings, and skip what is done
+  batchscape run      run one combination
+  batchscape plan     show what a sweep would run, and run nothing
+  batchscape status   how far the runs of a sweep are
+  batchscape report   tables and figures of finished sweeps
+
+Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
+batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings, commented:
+batchscape run --cfg job, and the folder conf/.
+
+Example:
+  batchscape sweep sweeps=fixed_global_batch
+  batchscape report outputs/fixed_global_batch
+"""
+
+_SETTINGS_HELP = """
+Settings:
+  key=value               one setting, such as optimizer.learning_rate=0.003
+  group=option            one of batch, model, data, optimizer, schedule, budget, evaluation,
+                          engine, checkpoint, measure, launcher, tracker
+  --config-dir DIR        a folder with options and sweeps of your own
+  --cfg job               show the settings instead
+"""
+
+_VERB_HELP = {
+    "sweep": """\
+Run every combination of settings. Cells whose geometry cannot be built are rejected with a reason.
+The folder is outputs/NAME: the same command skips finished runs and goes on with the others.
+Exit code: 0, also with rejected cells; 1 if a run failed; 2 for bad settings; 130 if interrupted.
+
+Examples:
+  batchscape sweep sweeps=fixed_global_batch
+  batchscape sweep batch.global_batch_size=32,64 batch.micro_batch_size=4,8 seed=0,1,2
+
+  sweeps=NAME             a study, from sweeps/NAME.yaml
+  key=a,b,c               an axis; also key=range(start,stop,step) and group=glob(*)
+""",
+    "run": """\
+Run one combination of settings.
+
+Example:
+  batchscape run batch.micro_batch_size=8 model=gpt_micro
+""",
+    "plan": """\
+Show the runs that `batchscape sweep` would launch with the same arguments, and the rejected cells
+with their reasons. Launches nothing and writes nothing but the cache of prepared data.
+
+Example:
+  batchscape plan sweeps=musev_224
+""",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Without the program's name; None takes those of the process.
+
+    Returns
+    -------
+    int
+        0; 1 if a run failed, ran out of memory or time; 2 for bad input; 130 if interrupted.
+    """
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except BatchscapeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    first = argv[0] if argv else "--help"
+    if first in {"--help", "-h"}:
+        sys.stdout.write(_HELP)
+        return 0
+    if first == "--version":
+        sys.stdout.write(f"batchscape {__version__}\n")
+        return 0
+    if first in _VERBS:
+        if first in _VERB_HELP and {"--help", "-h"} & set(argv):
+            sys.stdout.write(f"usage: batchscape {first} [key=value ...]\n\n")
+            sys.stdout.write(_VERB_HELP[first] + _SETTINGS_HELP)
+            return 0
+        return _VERBS[first](argv[1:])
+    if "=" in first or first.startswith(("-", "~")):
+        # Hydra's own way to call an application.
+        return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
+    close = difflib.get_close_matches(first, _VERBS, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    msg = f"unknown verb {first!r}{hint} Verbs: {', '.join(_VERBS)}; batchscape --help"
+    raise ConfigError(msg)
+
+
+def _sweep(arguments: list[str]) -> int:
+    grid = _compose(arguments, "sweep")
+    return 0 if grid is None else _launch(grid)
+
+
+def _run(arguments: list[str]) -> int:
+    grid = _compose(arguments, "run")
+    if grid is None:
+        return 0
+    if grid.sweep_file is not None or len(grid.cells) > 1 or {"--multirun", "-m"} & set(arguments):
+        given = " ".join(a for a in arguments if a not in {"--multirun", "-m"})
+        msg = (
+            f"`run` is for one run, and this asks for a sweep of {len(grid.cells)}; "
+            f"use: batchscape sweep {given}"
+        )
+        raise ConfigError(msg)
+    return _launch(grid)
+
+
+def _plan(arguments: list[str]) -> int:
+    grid = _compose(arguments, "plan")
+    if grid is not None:
+        from batchscape.plan.table import plan_table
+
+        _console().print(plan_table(_make_plan(grid)[0]))
+    return 0
+
+
+def _report(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape report",
+        description="Write tables and figures of one or more sweeps, and print the comparison.",
+        epilog="Example: batchscape report outputs/fixed_global_batch",
+    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_argument(
+        "--out", type=Path, help="where to write; default: DIR/report of the first DIR"
+    )
+    parsed = parser.parse_args(arguments)
+    from batchscape.analysis import write_report
+    from batchscape.record.folder import SweepFolder
+
+    out = parsed.out or SweepFolder(parsed.dirs[0]).report
+    write_report(parsed.dirs, out).render(_console())
+    return 0
+
+
+def _status(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape status",
+        description="Show how far the runs of a sweep are, also while it runs.",
+        epilog="Example: batchscape status outputs/fixed_global_batch",
+    )
+    parser.add_argument("dir", metavar="DIR", type=Path, help="folder of a sweep")
+    parsed = parser.parse_args(arguments)
+    from rich import box
+    from rich.table import Table
+
+    from batchscape.record.folder import SweepFolder
+    from batchscape.record.progress import sweep_progress
+
+    runs = sweep_progress(SweepFolder(parsed.dir))
+    table = Table("run_id", "status", "optimizer step", "loss", "last row", "reason")
+    table.box = box.SIMPLE_HEAD
+    for run in runs:
+        step = "" if run.optimizer_step is None else f"{run.optimizer_step}/{run.optimizer_steps}"
+        loss = "" if run.loss is None else f"{run.loss:.4f}"
+        age = "" if run.age_s is None else f"{run.age_s:.0f} s ago"
+        table.add_row(run.run_id, run.status, step, loss, age, run.reason)
+    _console().print(table)
+    counts = Counter(run.status for run in runs)
+    _console().print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    return 0
+
+
+_VERBS: dict[str, Callable[[list[str]], int]] = {
+    "sweep": _sweep,
+    "run": _run,
+    "plan": _plan,
+    "status": _status,
+    "report": _report,
+}
+
+
+def _compose(arguments: list[str], verb: str) -> Grid | None:
+    from batchscape.compose import compose
+
+    return compose(arguments, f"batchscape {verb}")
+
+
+def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
+    from batchscape.data import prepare
+    from batchscape.plan.build import make_plan
+    from batchscape.plan.machine import Machine
+
+    machine = Machine.detect()
+    return make_plan(grid, machine, prepare), machine
+
+
+def _launch(grid: Grid) -> int:
+    from batchscape.launch import run_sweep
+    from batchscape.plan.table import plan_summary, write_plan
+    from batchscape.record.folder import SweepFolder
+
+    plan, machine = _make_plan(grid)
+    _console().print(plan_summary(plan))
+    write_plan(plan)
+    result = run_sweep(plan.specs, SweepFolder(plan.sweep_dir), machine)
+    _console().print(f"Runs: {plan.sweep_dir}\nReport: batchscape report {plan.sweep_dir}")
+    if result.interrupted:
+        return 130
+    return 1 if result.failed else 0
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # A pipe or a file has no width to wrap at.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    return Console(width=width, highlight=False, markup=False)
+
+
+_PIPE_WIDTH = 160

@@ -1,0 +1,147 @@
+"""From a command line to a grid of settings, by Hydra."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+from batchscape.plan.expand import Grid
+
+__all__ = ["MULTIRUN_FLAGS", "compose"]
+
+MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
+_SHOW_FLAGS = frozenset(
+    {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
+)
+_OTHER_FLAGS = frozenset(
+    {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p"}
+    | {"--resolve"}
+)
+
+
+def compose(arguments: Sequence[str], program: str) -> Grid | None:
+    """Compose every cell that a command line asks for.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Hydra's overrides and flags.
+    program : str
+        What usage messages call the program.
+
+    Returns
+    -------
+    Grid or None
+        None where the flags asked Hydra to show something instead.
+
+    Raises
+    ------
+    ConfigError
+        If the arguments make no sense, with Hydra's message where it is the one to tell.
+    """
+    _refuse_mistakes(arguments)
+    flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
+    if unknown := sorted(flags - MULTIRUN_FLAGS - _SHOW_FLAGS - _OTHER_FLAGS):
+        known = " ".join(sorted(f for f in _SHOW_FLAGS | _OTHER_FLAGS if f.startswith("--")))
+        msg = f"unknown flag {unknown[0]}; settings are given as key=value, flags are {known}"
+        raise ConfigError(msg)
+    shows = bool(flags & _SHOW_FLAGS)
+    if "--resolve" in flags and not shows:
+        msg = "--resolve goes with --cfg job"
+        raise ConfigError(msg)
+    passed = [argument for argument in arguments if argument not in MULTIRUN_FLAGS]
+    # Everything is a grid for us, one run being a grid of one cell.
+    command = [program, *passed] if shows else [program, "--multirun", *passed]
+
+    received: list[object] = []
+
+    def receive(grid: object) -> None:
+        received.append(grid)
+
+    application = hydra.main(
+        config_path="pkg://batchscape.conf", config_name="config", version_base="1.3"
+    )(receive)
+    try:
+        with _called_as(command):
+            application()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_message(error)) from None
+    if shows:
+        return None
+    if len(received) != 1 or not isinstance(received[0], Grid):
+        msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
+        raise ConfigError(msg)
+    return received[0]
+
+
+@contextmanager
+def _called_as(command: list[str]) -> Iterator[None]:
+    """Give Hydra its command line, and have it raise errors instead of printing and leaving."""
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = command, "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def _refuse_mistakes(arguments: Sequence[str]) -> None:
+    """Refuse what Hydra would accept, and then run another thing than was meant."""
+    for argument in arguments:
+        prefixed, _, value = argument.partition("=")
+        key = prefixed.lstrip("+~")
+        if key == "sweep" or (key == "sweeps" and prefixed != key):
+            msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
+            raise ConfigError(msg)
+        if key in {"hydra/sweeper", "hydra.mode"}:
+            msg = f"{argument}: batchscape expands sweeps itself; leave {key} as it is"
+            raise ConfigError(msg)
+
+
+def _message(error: Exception) -> str:
+    """Tell what Hydra found, without where it searched and how it failed inside."""
+    told = str(error).split("\nConfig search path:")[0].strip()
+    refused = re.match(r"Could not override '([^']+)'", told)
+    if refused:
+        return _unknown_key(refused[1])
+    cause = str(error.__cause__ or "").strip().splitlines()[:2]
+    return "\n".join([told, *cause] if told else cause) or type(error).__name__
+
+
+def _unknown_key(key: str) -> str:
+    known = sorted(set(_setting_keys(RunConfig, "")))
+    group, _, last = key.rpartition(".")
+    close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
+    meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]
+    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    here = [k for k in known if group and k.startswith(f"{group}.")]
+    listed = f"\nKnown there: {', '.join(here)}" if here else ""
+    return f"{key} is no setting{hint}{listed}\nAll settings: batchscape run --cfg job"
+
+
+def _setting_keys(owner: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401  (any dataclass)
+    """Yield the dotted key of every setting of every option."""
+    hints = get_type_hints(owner)
+    for field in fields(owner):
+        hint = hints[field.name]
+        holders = [member for member in (hint, *get_args(hint)) if is_dataclass(member)]
+        for holder in holders:
+            yield from _setting_keys(holder, f"{prefix}{field.name}.")
+        if not holders:
+            yield f"{prefix}{field.name}"

@@ -1,0 +1,150 @@
+"""Ranks forked by a warm server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict
+from typing import Any
+
+from batchscape.errors import LaunchError
+from batchscape.launch.child import RankExit, Start, start_interpreter
+
+__all__ = ["Forked", "UnsafeToForkError"]
+
+
+class UnsafeToForkError(LaunchError):
+    """The fork server has threads or a CUDA context, which its children could not use."""
+
+
+class Forked:
+    """Ranks forked by a server process that has imported everything, in milliseconds."""
+
+    method = "fork"
+
+    def __init__(self, target: str, keep_open: tuple[int, ...] = ()) -> None:
+        self._target = target
+        self._keep_open = keep_open
+        self._living: dict[str, set[int]] = {}
+        self._groups: dict[str, int] = {}
+        self._boot()
+
+    def _boot(self) -> None:
+        self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server)
+        self._ready = False
+        with far_end:
+            descriptors = (far_end.fileno(), *self._keep_open)
+            self._server = start_interpreter(
+                "forkserver",
+                (str(far_end.fileno()), self._target),
+                descriptors,
+                stdin=subprocess.DEVNULL,
+                output=self._errors,
+                # Out of the terminal's reach: Ctrl-C is the launcher's to interpret.
+                start_new_session=True,
+            )
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the server has booted, waiting for it at most `timeout_s` seconds.
+
+        Raises
+        ------
+        LaunchError
+            If it died instead.
+        UnsafeToForkError
+            If it booted and must not fork.
+        """
+        if not self._ready and self._readable(timeout_s):
+            message = self._receive()
+            if message is None:
+                self._errors.seek(0)
+                printed = self._errors.read().decode(errors="replace").strip()
+                msg = f"the fork server ended with code {self._server.wait()}:\n{printed}"
+                raise LaunchError(msg)
+            if message["unsafe"]:
+                raise UnsafeToForkError(str(message["unsafe"]))
+            self._ready = True
+        return self._ready
+
+    def start(self, start: Start) -> None:
+        """See `Processes`; a server that has died is replaced."""
+        if self._server.poll() is not None:
+            self._channel.close()
+            self._errors.close()
+            self._boot()
+        while not self.is_ready(1.0):
+            pass
+        self._living[start.run] = set(range(start.ranks))
+        self._send(asdict(start))
+
+    def wait(self, timeout_s: float) -> list[RankExit]:
+        """See `Processes`."""
+        exits: list[RankExit] = []
+        while self._readable(0 if exits else timeout_s):
+            message = self._receive()
+            if message is None:
+                return exits + self._bury_all()
+            if message["event"] == "started" and message["group"] is not None:
+                self._groups[message["run"]] = message["group"]
+            elif message["event"] == "exit":
+                del message["event"]
+                exits.append(self._note(RankExit(**message)))
+        return exits
+
+    def signal(self, run: str, number: int) -> None:
+        """See `Processes`."""
+        self._send({"run": run, "signal": int(number)})
+
+    def close(self) -> None:
+        """See `Processes`."""
+        self._channel.close()
+        if not self._ready:
+            # It is importing, has no ranks, and would notice only afterwards.
+            self._server.kill()
+        self._server.wait()
+        self._errors.close()
+
+    def _note(self, ended: RankExit) -> RankExit:
+        self._living[ended.run].discard(ended.rank)
+        if not self._living[ended.run]:
+            del self._living[ended.run]
+            self._groups.pop(ended.run, None)
+        return ended
+
+    def _bury_all(self) -> list[RankExit]:
+        """Report the ranks of a dead server: the system has killed them with it."""
+        self._server.wait()
+        for group in self._groups.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        now = time.time()
+        ended = [
+            RankExit(run, rank, -signal.SIGKILL, now)
+            for run, ranks in self._living.items()
+            for rank in sorted(ranks)
+        ]
+        self._living.clear()
+        self._groups.clear()
+        return ended
+
+    def _readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self._channel], [], [], timeout_s)[0])
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            message = self._channel.recv(1 << 20)
+        except ConnectionError:
+            return None
+        return json.loads(message) if message else None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._channel.send(json.dumps(message).encode())

@@ -1,0 +1,48 @@
+"""Signals that ask the launcher to stop, counted instead of obeyed at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Interrupts"]
+
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; the old handlers return after it.
+
+    Outside of the main thread Python delivers no signals, and it counts none. A signal that the
+    process was told to ignore (as `nohup` does) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Signals so far."""
+        self.first: str | None = None
+        """Name of the first one."""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ASKING:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.first = self.first or signal.Signals(number).name

@@ -1,0 +1,162 @@
+"""Running a sweep on this machine: what is left to do, in which order, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from batchscape.errors import LaunchError, RecordError
+from batchscape.launch.child import WORKER
+from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.lock import sweep_lock
+from batchscape.launch.mirroring import Mirroring, may_mirror_live
+from batchscape.launch.processes import open_processes
+from batchscape.launch.progress import Progress
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.session import Session
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import verify_seal
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+__all__ = ["launch_order", "run_sweep"]
+
+
+def run_sweep(
+    specs: Sequence[RunSpec],
+    sweep: SweepFolder,
+    machine: Machine,
+    *,
+    target: str = WORKER,
+    method: str | None = None,
+    console: Console | None = None,
+) -> SweepResult:
+    """Run everything that is not sealed yet; one run's failure leaves the others alone.
+
+    The first SIGINT, SIGTERM or SIGHUP asks the running ranks for a checkpoint and starts no
+    more runs; a second one kills. The same call goes on from there.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        Each run once, all with the same launcher and tracker settings.
+    sweep : SweepFolder
+        Where the run folders are, or will be.
+    machine : Machine
+        Devices that the runs may take.
+    target : str
+        What every rank calls, `module:function` of a run folder and a rank.
+    method : str, optional
+        `fork` or `spawn`; by default processes are forked where that is safe.
+    console : Console, optional
+        Where progress is shown; by default the standard output.
+
+    Returns
+    -------
+    SweepResult
+
+    Raises
+    ------
+    LaunchError
+        If another launcher works in the folder, two runs have one name, or no process can be
+        started at all.
+    """
+    run_ids = [spec.run_id for spec in specs]
+    if len(set(run_ids)) < len(run_ids):
+        twice = next(name for name in run_ids if run_ids.count(name) > 1)
+        msg = f"every run is launched once, but {twice} is given twice"
+        raise LaunchError(msg)
+    if not specs:
+        return SweepResult((), interrupted=False)
+    console = Console() if console is None else console
+    with sweep_lock(sweep) as lock, Interrupts() as interrupts, ExitStack() as stack:
+        ordered = launch_order(specs, specs[0].config.launcher.order_seed)
+        done = _stand_still(ordered, sweep)
+        queue = deque(spec for spec in ordered if spec.run_id not in done)
+        mirror = Mirroring(specs[0].config.tracker, sweep, live=may_mirror_live(queue, machine))
+        progress = Progress(console, len(specs), sum(spec.samples for spec in queue))
+        progress.stand_still(list(done.values()))
+        processes = None
+        if queue:
+            processes = open_processes(target, (lock,), lambda: interrupts.count > 0, method)
+        if processes is not None:
+            stack.callback(processes.close)
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchscape-"))
+            session = Session(
+                sweep=sweep,
+                machine=machine,
+                processes=processes,
+                progress=progress,
+                interrupts=interrupts,
+                target=target,
+                scratch=Path(scratch),
+            )
+            with progress:
+                done |= session.run(queue)
+    interrupted = interrupts.count > 0
+    note = mirror.finish(len(specs), interrupted=interrupted)
+    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
+    result = SweepResult(runs, interrupted, note)
+    progress.summary(result)
+    return result
+
+
+def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:
+    """Order runs at random within blocks of equal seeds.
+
+    Every block holds each geometry once, so that a drift of the machine falls on all alike. The
+    order of two runs does not depend on which others there are: added runs change nothing.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+    seed : int
+        Another seed, another order.
+    """
+
+    def key(spec: RunSpec) -> tuple[int, int, int, str]:
+        config = spec.config
+        digest = hashlib.sha256(f"{seed} {spec.run_id}".encode()).hexdigest()
+        seeds = config.resolved_init_seed, config.resolved_data_seed
+        return (config.timing_repeat, *seeds, digest)
+
+    return sorted(specs, key=key)
+
+
+def _stand_still(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, RunResult]:
+    """Return the runs that are not to be launched; give every other one a folder and a status."""
+    found = {}
+    for spec in specs:
+        folder = sweep.run(spec.run_id)
+        try:
+            status = RunStatus.read(folder.status) if folder.status.exists() else None
+            if status is not None and status.status.is_sealed:
+                verify_seal(folder, status)
+                found[spec.run_id] = RunResult(
+                    spec.run_id, status.status, status.reason, folder.log, skipped=True
+                )
+        except RecordError as error:
+            reason = f"{error}; delete {folder.path} to run it again"
+            found[spec.run_id] = RunResult(spec.run_id, Status.FAILED, reason, folder.log)
+            continue
+        if status is None or status.status is Status.REJECTED:
+            spec.write(folder.config)
+            RunStatus(Status.PENDING).write(folder.status)
+    return found
+
+
+def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:
+    """Return how a run stands whose turn did not come."""
+    folder = sweep.run(spec.run_id)
+    status = RunStatus.read(folder.status)
+    return RunResult(spec.run_id, status.status, status.reason, folder.log)

@@ -1,0 +1,51 @@
+"""One launcher a sweep folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from batchscape.errors import LaunchError
+from batchscape.record.folder import SweepFolder
+
+__all__ = ["sweep_lock"]
+
+
+@contextmanager
+def sweep_lock(sweep: SweepFolder) -> Iterator[int]:
+    """Hold the lock of a sweep.
+
+    Yields
+    ------
+    int
+        File descriptor that carries the lock. Processes that inherit it prolong the lock to their
+        own end, so that a new launcher never meets the ranks of one that was killed.
+
+    Raises
+    ------
+    LaunchError
+        If another launcher holds it, or the file system has no locks.
+    """
+    sweep.path.mkdir(parents=True, exist_ok=True)
+    path = sweep.path / ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
+            msg = (
+                f"another launcher (process {holder}) is at work in {sweep.path}; "
+                f"wait for its end, stop it, or give another sweep_dir"
+            )
+            raise LaunchError(msg) from None
+        except OSError as error:
+            msg = f"{path} cannot be locked ({error}); put sweep_dir on a file system with locks"
+            raise LaunchError(msg) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""When a sweep is mirrored to its tracker: beside runs only where that costs them nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from batchscape.config import Tracker, WandbTracker
+from batchscape.errors import BatchscapeError
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+    from batchscape.record.mirror import MirrorProcess
+
+__all__ = ["Mirroring", "may_mirror_live"]
+
+_BASE_S = 60.0
+_PER_RUN_S = 5.0
+_INTERRUPTED_S = 5.0
+
+
+def may_mirror_live(specs: Sequence[RunSpec], machine: Machine) -> bool:
+    """Return whether the mirror can work beside timed runs without taking anything from them."""
+    if not specs or any(spec.device_type != "cuda" for spec in specs):
+        return False
+    ranks = max(spec.geometry.data_parallel_size for spec in specs)
+    return machine.cpu_cores > 2 * ranks * specs[0].config.launcher.concurrent_runs + 2
+
+
+class Mirroring:
+    """The mirror of one launch; nothing at all where no tracker is asked for.
+
+    What goes wrong here is told, and stops no training.
+
+    Parameters
+    ----------
+    tracker : WandbTracker or NoTracker
+    sweep : SweepFolder
+    live : bool
+        Whether to mirror from now on, else only in `finish`.
+    """
+
+    def __init__(self, tracker: Tracker, sweep: SweepFolder, *, live: bool) -> None:
+        self._tracker = tracker
+        self._sweep = sweep
+        self._process: MirrorProcess | None = None
+        self._problem: str | None = None
+        if live:
+            self._start(live=True)
+
+    def finish(self, runs: int, *, interrupted: bool) -> str | None:
+        """Mirror what is left.
+
+        Parameters
+        ----------
+        runs : int
+            Runs of the sweep.
+        interrupted : bool
+            Whether the user waits for the end.
+
+        Returns
+        -------
+        str or None
+            What was not mirrored, and how to get it later; None where all was.
+        """
+        if not isinstance(self._tracker, WandbTracker):
+            return None
+        if self._process is None and interrupted:
+            return "Weights & Biases was not updated; the same command catches up"
+        if self._process is None:
+            self._start(live=False)
+        if self._process is None:
+            return self._problem
+        try:
+            return self._process.finish(
+                _INTERRUPTED_S if interrupted else _BASE_S + _PER_RUN_S * runs
+            )
+        except KeyboardInterrupt:
+            return self._process.finish(0.0)
+
+    def _start(self, *, live: bool) -> None:
+        if isinstance(self._tracker, WandbTracker):
+            from batchscape.record import mirror  # only where a mirror is asked for
+
+            try:
+                self._process = mirror.start(self._sweep.path, self._tracker, live=live)
+            except (BatchscapeError, OSError) as error:
+                self._problem = f"Weights & Biases cannot be mirrored to: {error}"

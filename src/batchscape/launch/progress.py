@@ -1,0 +1,210 @@
+"""What the user sees of a sweep while it runs, and at its end.
+
+Training is timed on the same cores, so this is drawn at most once a second, and reads no more of
+a run than the end of its last table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from batchscape.launch.active import ActiveRun
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.record.status import RunStatus, Status
+
+__all__ = ["Progress", "last_row"]
+
+_REFRESH_S = 1.0
+_TAIL_BYTES = 2048
+_SHOWN = {"optimizer_step", "samples", "train_time_s", "loss"}
+_STYLES = {
+    Status.COMPLETED: "green",
+    Status.FAILED: "red",
+    Status.OOM: "red",
+    Status.TIMEOUT: "red",
+    Status.DIVERGED: "yellow",
+    Status.INTERRUPTED: "yellow",
+}
+
+
+class Progress:
+    """Lines about runs as they begin and end; below them, on a terminal, what is running now.
+
+    Parameters
+    ----------
+    console : Console
+        Where to write; a terminal shows more than a file.
+    total : int
+        Runs of the sweep.
+    samples : int
+        Training samples of the runs that are to be launched.
+    """
+
+    def __init__(self, console: Console, total: int, samples: int) -> None:
+        self._console = console
+        self._total = total
+        self._done = 0
+        self._failed = 0
+        self._samples = samples
+        self._samples_done = 0
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def note(self, text: str, style: str = "") -> None:
+        """Write a line that stays."""
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def stand_still(self, results: Sequence[RunResult]) -> None:
+        """Tell of runs that are not launched: sealed before, or damaged."""
+        skipped = sum(result.skipped for result in results)
+        self._done += skipped
+        if skipped:
+            self.note(f"{skipped} of {self._total} runs are sealed already and are skipped")
+        for result in results:
+            if not result.skipped:
+                self.run_refused(result)
+
+    def run_started(self, run: ActiveRun) -> None:
+        """Tell of a run that begins; a terminal sees it below the lines anyway."""
+        if self._console.is_terminal:
+            return
+        attempt = len(run.status.attempts)
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        ranks = f"{run.lease.ranks} rank{'s' if run.lease.ranks > 1 else ''}"
+        self.note(f"[{self._done + 1}/{self._total}] {run.spec.run_id} started ({ranks}{again})")
+
+    def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
+        """Tell how a run ended."""
+        self._samples_done += run.spec.samples
+        duration = _duration(time.monotonic() - run.began)
+        self._tell(run.spec.run_id, status.status, f"{_described(status)}, {duration}")
+
+    def run_refused(self, result: RunResult) -> None:
+        """Tell of a run that could not begin."""
+        self._tell(result.run_id, result.status, result.reason or "")
+
+    def _tell(self, run_id: str, status: Status, description: str) -> None:
+        self._done += 1
+        self._failed += status in {Status.FAILED, Status.OOM, Status.TIMEOUT}
+        line = f"[{self._done}/{self._total}] {run_id} {status}: {description}"
+        self.note(line, _STYLES.get(status, ""))
+
+    def update(self, active: Sequence[ActiveRun]) -> None:
+        """Draw what is running, if it was not drawn in the last second."""
+        now = time.monotonic()
+        if not self._console.is_terminal or now - self._drawn < _REFRESH_S:
+            return
+        self._drawn = now
+        width = self._console.width
+        rows = [last_row(run.folder.lines("steps"), _TAIL_BYTES) for run in active]
+        lines = [self._overview(now, active, rows)]
+        lines += [_running(run, row) for run, row in zip(active, rows, strict=True)]
+        # Cut here: the layout of one plain text costs a tenth of that of a table.
+        text = "\n".join(line[: width - 1] for line in lines)
+        self._live.update(Text(text, no_wrap=True), refresh=True)
+
+    def _overview(
+        self, now: float, active: Sequence[ActiveRun], rows: Sequence[dict[str, Any] | None]
+    ) -> str:
+        failed = f", {self._failed} failed" if self._failed else ""
+        done = self._samples_done + sum(row["samples"] for row in rows if row)
+        left = ""
+        if done:
+            # By samples, since runs of one sweep mostly differ in how they cut them.
+            rate = done / (now - self._began)
+            left = f", about {_duration((self._samples - done) / rate)} left"
+        return f"{self._done}/{self._total} runs done, {len(active)} running{failed}{left}"
+
+    def summary(self, result: SweepResult) -> None:
+        """Write how the sweep ended: counts, and each failure with its cause and its log."""
+        counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
+        self.note(f"{len(result.runs)} runs: {counts}" if counts else "no runs")
+        for run in result.failed:
+            self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
+            self.note(f"  log: {run.log}")
+        if result.mirror_note is not None:
+            self.note(result.mirror_note, "yellow")
+
+
+def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
+    """Return the last whole row of a table of optimizer steps, reading no more than its end.
+
+    Parameters
+    ----------
+    path : Path
+    tail_bytes : int
+        Bytes to read; a longer row is not found.
+
+    Returns
+    -------
+    dict or None
+        None where there is no whole row.
+    """
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - tail_bytes))
+            content = file.read()
+    except FileNotFoundError:
+        return None
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    if not lines or (len(lines) == 1 and start > 0):
+        return None
+    try:
+        row = json.loads(lines[-1])
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and row.keys() >= _SHOWN else None
+
+
+def _running(run: ActiveRun, row: dict[str, Any] | None) -> str:
+    steps = run.spec.optimizer_steps
+    if row is None:
+        return f"  {run.spec.run_id}  starting"
+    done = row["optimizer_step"]
+    left = _duration(row["train_time_s"] / done * (steps - done))
+    loss = row["loss"]
+    return f"  {run.spec.run_id}  optimizer step {done}/{steps}  loss {loss:.4f}  {left} left"
+
+
+def _described(status: RunStatus) -> str:
+    if status.status is not Status.COMPLETED:
+        return status.reason or "for an unknown reason"
+    figures = status.summary
+    parts = []
+    if figures.get("final_loss") is not None:
+        parts.append(f"loss {figures['final_loss']:.4f}")
+    if figures.get("final_eval_loss") is not None:
+        parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
+    if figures.get("tokens_per_s") is not None:
+        parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
+    return ", ".join(parts) or "no steps"
+
+
+def _duration(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

@@ -1,0 +1,185 @@
+"""The runs of one launch, from the first start to the last end."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchscape.errors import BatchscapeError, LaunchError
+from batchscape.launch.active import STOP_GRACE_S, ActiveRun, begin
+from batchscape.launch.child import WORKER_ENVIRONMENT
+from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.pool import DevicePool, Lease
+from batchscape.launch.processes import Processes
+from batchscape.launch.progress import Progress
+from batchscape.launch.result import RunResult
+from batchscape.record.environment import environment
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Status
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+__all__ = ["Session"]
+
+_POLL_S = 0.25
+"""Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
+
+
+class Session:
+    """Leases devices, starts runs, watches them, and notes how they ended.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+    machine : Machine
+    processes : Processes
+        Closed by the caller.
+    progress : Progress
+        Told of everything.
+    interrupts : Interrupts
+        Looked at all the time.
+    target : str
+        What the ranks call.
+    scratch : Path
+        Empty folder on this machine for the meeting points of ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        sweep: SweepFolder,
+        machine: Machine,
+        processes: Processes,
+        progress: Progress,
+        interrupts: Interrupts,
+        target: str,
+        scratch: Path,
+    ) -> None:
+        self._sweep = sweep
+        self._machine = machine
+        self._processes = processes
+        self._progress = progress
+        self._interrupts = interrupts
+        self._target = target
+        self._scratch = scratch
+        self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
+        self._pools = {
+            "cpu": DevicePool(range(machine.cpu_cores)),
+            "cuda": DevicePool(device.index for device in machine.cuda_devices),
+        }
+        self._active: dict[str, ActiveRun] = {}
+        self._done: dict[str, RunResult] = {}
+
+    def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
+        """Run what is queued, until it is done or a signal stops it."""
+        while True:
+            if not self._must_stop():
+                self._start_what_fits(queue)
+            if not self._active:
+                return self._done
+            for ended in self._processes.wait(_POLL_S):
+                self._active[ended.run].note(ended)
+            for run in list(self._active.values()):
+                run.watch()
+                if run.has_ended:
+                    self._end(run)
+            self._progress.update(list(self._active.values()))
+
+    def _must_stop(self) -> bool:
+        count = self._interrupts.count
+        if count == 0:
+            return False
+        reason = f"stopped by {self._interrupts.first}"
+        if any(run.stop is None for run in self._active.values()):
+            self._progress.note(
+                f"{reason}: waiting up to {STOP_GRACE_S:g} s for checkpoints; once more kills"
+            )
+        for run in self._active.values():
+            run.ask_to_stop(Status.INTERRUPTED, reason)
+            if count > 1:
+                run.kill()
+        return True
+
+    def _start_what_fits(self, queue: deque[RunSpec]) -> None:
+        """Start runs in their order: a wide one is never overtaken for ever by narrow ones."""
+        while queue and len(self._active) < queue[0].config.launcher.concurrent_runs:
+            spec = queue[0]
+            launcher = spec.config.launcher
+            per_device = launcher.max_ranks_per_core if spec.device_type == "cpu" else 1
+            pool = self._pools[spec.device_type]
+            try:
+                lease = pool.lease(spec.geometry.data_parallel_size, per_device)
+            except LaunchError as error:
+                self._refuse(queue.popleft(), error)
+                continue
+            if lease is None:
+                return
+            try:
+                self._begin(queue.popleft(), lease)
+            except BatchscapeError as error:
+                pool.release(lease)
+                self._refuse(spec, error)
+
+    def _begin(self, spec: RunSpec, lease: Lease) -> None:
+        cuda = {device.index: device for device in self._machine.cuda_devices}
+        leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
+        run = begin(
+            spec,
+            self._sweep.run(spec.run_id),
+            lease,
+            self._processes,
+            target=self._target,
+            launch={
+                **_launch_record(spec, lease, self._machine),
+                "start_method": self._processes.method,
+                "rendezvous": str(self._scratch / spec.run_id),
+            },
+            environment=self._environment,
+            # By UUID: the numbers of NVML and of CUDA may differ.
+            variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
+        )
+        self._active[spec.run_id] = run
+        self._progress.run_started(run)
+
+    def _end(self, run: ActiveRun) -> None:
+        del self._active[run.spec.run_id]
+        self._pools[run.spec.device_type].release(run.lease)
+        status = run.conclude()
+        run_id, log = run.spec.run_id, run.folder.log
+        self._done[run_id] = RunResult(run_id, status.status, status.reason, log)
+        self._progress.run_ended(run, status)
+
+    def _refuse(self, spec: RunSpec, error: BatchscapeError) -> None:
+        log = self._sweep.run(spec.run_id).log
+        result = RunResult(spec.run_id, Status.FAILED, str(error), log)
+        self._done[spec.run_id] = result
+        self._progress.run_refused(result)
+
+
+def _launch_record(spec: RunSpec, lease: Lease, machine: Machine) -> dict[str, Any]:
+    """Describe how a run is placed, and whether its times can be compared."""
+    concurrent = spec.config.launcher.concurrent_runs
+    names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
+    oversubscribed = lease.oversubscribed or lease.ranks > machine.cpu_cores
+    why = []
+    if oversubscribed:
+        why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
+    if concurrent > 1:
+        why.append(f"up to {concurrent} runs share the machine")
+    return {
+        "world_size": lease.ranks,
+        "device_type": spec.device_type,
+        "device_model": " + ".join(sorted(set(names.values())))
+        if spec.device_type == "cuda"
+        else machine.cpu_name,
+        "devices": list(lease.devices),
+        "threads_per_rank": 1,
+        "concurrent_runs": concurrent,
+        "oversubscribed": oversubscribed,
+        "timing_valid": not why,
+        "timing_invalid_reason": "; ".join(why) or None,
+    }

@@ -1,0 +1,174 @@
+"""Showing a plan, and leaving what it says in the sweep folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from batchscape.errors import RecordError
+from batchscape.plan.build import Plan, PlannedCell
+from batchscape.plan.resolve import Rejection
+from batchscape.record.files import write_atomically, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+__all__ = ["PLAN_COLUMNS", "plan_rows", "plan_summary", "plan_table", "write_plan"]
+
+_GEOMETRY = (
+    "data_parallel_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
+)
+_GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
+
+PLAN_COLUMNS = (
+    "run_id",
+    "status",
+    "nodes",
+    *_GEOMETRY,
+    "optimizer_steps",
+    "samples",
+    "device_type",
+    "precision",
+    "seed",
+    "trajectory_id",
+    "reason",
+)
+"""Columns of `plan.csv`, before those of the swept settings."""
+
+
+def plan_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return one row a cell, with `PLAN_COLUMNS` and the swept settings.
+
+    `status` is that of the run folder where there is one, else `pending` or `rejected`.
+    """
+    return [_row(plan, cell) for cell in plan.cells]
+
+
+def plan_table(plan: Plan) -> RenderableType:
+    """Return what a person wants to know before a launch: the runs, the rejected cells, counts."""
+    rows = plan_rows(plan)
+    launched = [row for row in rows if row["status"] != Status.REJECTED]
+    shown = {*_GEOMETRY, "seed"}
+    extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
+    columns = (*extra, "seed", "optimizer_steps", "samples", "status")
+    runs = Table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *columns, box=box.SIMPLE_HEAD)
+    for row in launched:
+        runs.add_row(row["run_id"], _triple(row), *(_show(row[column]) for column in columns))
+    parts: list[RenderableType] = [runs]
+    if len(launched) < len(rows):
+        parts.append(_rejected_table([row for row in rows if row["status"] == Status.REJECTED]))
+    parts.append(Text(plan_summary(plan)))
+    return Group(*parts)
+
+
+def write_plan(plan: Plan) -> None:
+    """Write `plan.csv`, and a run folder for each rejected cell."""
+    sweep = SweepFolder(plan.sweep_dir)
+    for rejection in plan.rejections:
+        _write_rejection(sweep.run(rejection.run_id), plan.sweep_name, rejection)
+    rows = plan_rows(plan)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(sweep.plan, text.getvalue().encode())
+
+
+def _row(plan: Plan, cell: PlannedCell) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(PLAN_COLUMNS)
+    outcome = cell.outcome
+    batch = outcome.config.batch
+    row |= {name: getattr(outcome.geometry or batch, name) for name in ("nodes", *_GEOMETRY)}
+    row |= {"run_id": outcome.run_id, "seed": outcome.config.seed}
+    if isinstance(outcome, RunSpec):
+        row |= {
+            "status": _status(SweepFolder(plan.sweep_dir).run(outcome.run_id)),
+            "optimizer_steps": outcome.optimizer_steps,
+            "samples": outcome.samples,
+            "device_type": outcome.device_type,
+            "precision": outcome.precision,
+            "trajectory_id": outcome.trajectory_id,
+        }
+    else:
+        row |= {"status": str(Status.REJECTED), "reason": outcome.reason}
+    return row | {key: value for key, value in cell.swept.items() if key not in row}
+
+
+def _status(folder: RunFolder) -> str:
+    """Status of a run that is planned: what is on the disk, unless it is to start anew."""
+    if not folder.status.exists():
+        return str(Status.PENDING)
+    try:
+        found = RunStatus.read(folder.status).status
+    except RecordError:
+        return "damaged"
+    # What an earlier plan rejected, on a smaller machine, is launched now.
+    return str(Status.PENDING if found is Status.REJECTED else found)
+
+
+def _rejected_table(rows: list[dict[str, Any]]) -> Table:
+    """One line a reason, however many seeds share it."""
+    counts = Counter((_triple(row), row["reason"]) for row in rows)
+    table = Table("rejected cells", _GEOMETRY_TITLE, "reason", box=box.SIMPLE_HEAD)
+    for (triple, reason), count in counts.items():
+        table.add_row(str(count), triple, reason)
+    return table
+
+
+def _triple(row: Mapping[str, Any]) -> str:
+    """A geometry as a person writes it; what nobody asked for, and nothing determines, is `?`."""
+    factors = [_show(row[name]) or "?" for name in _GEOMETRY]
+    return f"{' x '.join(factors[:-1])} = {factors[-1]}"
+
+
+def plan_summary(plan: Plan) -> str:
+    """Return the counts of a plan and its folder, in one line."""
+    text = f"Runs: {len(plan.specs)}. Rejected cells: {len(plan.rejections)}."
+    if plan.repeated:
+        text += f" Cells left out because they repeat a run: {plan.repeated}."
+    return f"{text} Folder: {plan.sweep_dir}"
+
+
+def _show(value: Any) -> str:  # noqa: ANN401  (any value of a plan)
+    return "" if value is None else str(value)
+
+
+def _write_rejection(folder: RunFolder, sweep_name: str, rejection: Rejection) -> None:
+    if folder.status.exists():
+        known = RunStatus.read(folder.status)
+        # A run that a larger machine did is a result, whatever this one can hold.
+        if known.status is not Status.REJECTED or known.reason == rejection.reason:
+            return
+    geometry: Mapping[str, int] | None = None
+    if rejection.geometry is not None:
+        geometry = {
+            **asdict(rejection.geometry),
+            "data_parallel_size": rejection.geometry.data_parallel_size,
+            "global_batch_size": rejection.geometry.global_batch_size,
+        }
+    write_json(
+        folder.config,
+        {
+            "format_version": FORMAT_VERSION,
+            "run_id": rejection.run_id,
+            "trajectory_id": None,
+            "sweep_name": sweep_name,
+            "geometry": geometry,
+            "resolved": None,
+            "data": None,
+            "config": rejection.config.to_mapping(),
+        },
+    )
+    RunStatus(Status.REJECTED, reason=rejection.reason).write(folder.status)

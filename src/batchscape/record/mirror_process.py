@@ -1,0 +1,244 @@
+"""The process that mirrors run folders to W&B: `python -m batchscape.record.mirror_process`.
+
+It looks at the run folders every few seconds until its standard input ends or carries a byte,
+mirrors what is left, and ends. One process mirrors a sweep at a time; a second one waits.
+
+W&B may fail to answer, or hang, when a run is opened online. This process then replaces itself
+by one that writes offline: a fresh start is the only state of the W&B library that is known to
+work, and a hanging call cannot be ended otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import psutil
+import wandb
+
+from batchscape.config import WandbTracker
+from batchscape.errors import RecordError
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.mirror import MIRRORED_STATUSES, MirrorState, wandb_folder
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.wandb_run import WandbRun
+
+__all__ = ["Mirror", "main"]
+
+_POLL_S = 2.0
+_INIT_TIMEOUT_S = 20.0
+"""Time that W&B has to open a run; `WANDB_INIT_TIMEOUT`, which W&B knows too, replaces it."""
+_GRACE_S = 10.0
+"""W&B exceeds its own timeout; after this much more, it is taken to hang."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Mirror a sweep; see `record.mirror.start` for what starts it.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Those of the command line by default.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    parser = argparse.ArgumentParser(description="Mirror the runs of a sweep to W&B.")
+    parser.add_argument("sweep_dir", type=Path)
+    parser.add_argument("tracker", help="settings of the tracker, as JSON")
+    parser.add_argument("--live", action="store_true", help="follow runs while they run")
+    parser.add_argument("--offline-because", help="write offline, and why")
+    given = parser.parse_args(arguments)
+    tracker = WandbTracker(**json.loads(given.tracker))
+    launcher = _Launcher(given.live)
+    with _only_one(given.sweep_dir):
+        mode, problem = _mode(tracker, given.offline_because)
+        mirror = Mirror(given.sweep_dir, tracker, mode=mode, problem=problem, live=given.live)
+        while not launcher.is_done:
+            mirror.look()
+            launcher.wait(_POLL_S)
+        mirror.look()
+        mirror.leave()
+    return 0
+
+
+class Mirror:
+    """All runs of one sweep, and the ones that are open in W&B.
+
+    Parameters
+    ----------
+    sweep_dir : Path
+    tracker : WandbTracker
+    mode : str
+        `online` or `offline`.
+    problem : str or None
+        Why it is offline although it was meant to be online.
+    live : bool
+        Whether to follow runs that run.
+    """
+
+    def __init__(
+        self,
+        sweep_dir: Path,
+        tracker: WandbTracker,
+        *,
+        mode: Literal["online", "offline"],
+        problem: str | None,
+        live: bool,
+    ) -> None:
+        self._sweep = SweepFolder(sweep_dir)
+        self._tracker = tracker
+        self._mode = mode
+        self._problem = problem
+        self._live = live
+        self._open: dict[Path, WandbRun] = {}
+        self._settled: dict[Path, int] = {}
+
+    def look(self) -> None:
+        """Mirror what is new in every run folder."""
+        for folder in self._sweep.run_folders():
+            try:
+                written = folder.status.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue
+            # Most runs of a long sweep are over: their files are read once.
+            if self._settled.get(folder.path) == written:
+                continue
+            try:
+                settled = self._visit(folder)
+            except RecordError as error:
+                print(error, file=sys.stderr, flush=True)  # noqa: T201  (the log of this process)
+                settled = True
+            if settled:
+                self._settled[folder.path] = written
+
+    def leave(self) -> None:
+        """End the segments of runs that are still marked as running: nobody is left to end them."""
+        for run in self._open.values():
+            run.leave()
+
+    def _visit(self, folder: RunFolder) -> bool:
+        """Mirror what is new in one run folder; return whether that is all until it changes."""
+        status = RunStatus.read(folder.status)
+        run = self._open.get(folder.path)
+        if status.status is Status.RUNNING and self._live:
+            run = run or self._start(folder, status)
+            if run is not None:
+                self._open[folder.path] = run
+                run.follow()
+            return run is None
+        if status.status in MIRRORED_STATUSES:
+            state = MirrorState.read(folder)
+            if run is None and (state is None or not state.covers(status)):
+                run = self._start(folder, status)
+            if run is not None:
+                run.close(status)
+                self._open.pop(folder.path, None)
+        return True
+
+    def _start(self, folder: RunFolder, status: RunStatus) -> WandbRun | None:
+        """Open a run in W&B; None if it cannot be gone on with in this mode."""
+        mode, problem = self._mode, self._problem
+        state = MirrorState.read(folder)
+        if state is not None and state.mode == "online" and not state.closed and mode == "offline":
+            # Only the server knows which rows of the segment that was cut short have reached it.
+            return None
+        if state is not None and state.unsent(self._sweep.path) and mode == "online":
+            # What is uploaded before the earlier rows would be in their way.
+            mode, problem = "offline", "its first part was written offline and is not uploaded yet"
+        timeout_s = float(os.environ.get("WANDB_INIT_TIMEOUT", _INIT_TIMEOUT_S))
+        with self._offline_after(timeout_s + _GRACE_S, mode):
+            return WandbRun(
+                folder,
+                self._sweep.path,
+                self._tracker,
+                mode=mode,
+                status=status,
+                problem=problem,
+                init_timeout_s=timeout_s,
+            )
+
+    @contextmanager
+    def _offline_after(self, deadline_s: float, mode: str) -> Iterator[None]:
+        """Start anew, offline, if what is inside fails or takes longer than a deadline."""
+        if mode == "offline":
+            yield
+            return
+        silence = f"the server did not answer within {deadline_s:g} s"
+        timer = threading.Timer(deadline_s, self._start_anew_offline, [silence])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except RecordError:
+            raise
+        except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
+            self._start_anew_offline(f"{type(error).__name__}: {error}".splitlines()[0])
+        finally:
+            timer.cancel()
+
+    def _start_anew_offline(self, reason: str) -> NoReturn:
+        print(f"going on offline: {reason}", file=sys.stderr, flush=True)  # noqa: T201  (as above)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        command = [sys.executable, "-P", "-m", "batchscape.record.mirror_process"]
+        command += [str(self._sweep.path), json.dumps(asdict(self._tracker))]
+        command += ["--offline-because", reason, *(["--live"] if self._live else [])]
+        # W&B notes its helper, which is dead now, in the environment.
+        environment = {name: v for name, v in os.environ.items() if name != "WANDB_SERVICE"}
+        os.execve(sys.executable, command, environment)  # noqa: S606  (no shell is wanted)
+
+
+class _Launcher:
+    """The process that started this one, at the other end of standard input."""
+
+    def __init__(self, live: bool) -> None:
+        self._parent = os.getppid()
+        self.is_done = not live
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the launcher is done or gone, at most for a while."""
+        readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
+        # A forked relative may hold the pipe open after the launcher has died.
+        self.is_done = bool(readable) or os.getppid() != self._parent
+
+
+@contextmanager
+def _only_one(sweep_dir: Path) -> Iterator[None]:
+    """Hold the lock of a sweep's mirror; it goes with the process, however that ends."""
+    with (wandb_folder(sweep_dir) / "mirror.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _mode(
+    tracker: WandbTracker, offline_because: str | None
+) -> tuple[Literal["online", "offline"], str | None]:
+    """Decide between online and offline, without the network."""
+    if tracker.mode == "offline" or offline_because is not None:
+        return "offline", offline_because
+    try:
+        # Looks in the environment, in netrc and in the settings of W&B; asks nobody.
+        known = wandb.login(verify=False)
+    except wandb.Error:
+        known = False
+    if known:
+        return "online", None
+    no_key = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
+    return "offline", no_key if tracker.mode == "online" else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

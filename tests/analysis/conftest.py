@@ -1,0 +1,311 @@
+"""Sweep folders written by the real writers, with rows whose figures a test can recompute."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchscape.config import RunConfig
+from batchscape.geometry import BatchGeometry
+from batchscape.record.files import JsonLines, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.tables import seal
+
+GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
+MLP = {"name": "mlp", "hidden_sizes": [64, 64]}
+FORK = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
+CORES = 2
+
+
+class SweepBuilder:
+    """Writes runs into one sweep folder."""
+
+    def __init__(self, path: Path, name: str = "fixed_global_batch") -> None:
+        self.folder = SweepFolder(path)
+        self.name = name
+
+    @property
+    def path(self) -> Path:
+        """The sweep folder."""
+        return self.folder.path
+
+    def run(
+        self,
+        geometry: tuple[int, int, int] = (1, 32, 1),
+        *,
+        seed: int = 0,
+        status: str = "completed",
+        reason: str | None = None,
+        stop_reason: str | None = "budget",
+        optimizer_steps: int = 40,
+        done: int | None = None,
+        rounding: float = 1e-7,
+        loss: Callable[[np.ndarray], np.ndarray] | None = None,
+        device_type: str = "cpu",
+        hardware: str = "Example CPU",
+        launched: bool = True,
+        concurrent_runs: int = 1,
+        **settings: Any,
+    ) -> RunFolder:
+        """Write one run; `group__name=value` changes a setting."""
+        devices, micro, accumulation = geometry
+        cut = BatchGeometry(1, devices, micro, accumulation)
+        config = self._config(cut, seed, optimizer_steps, settings)
+        trajectory = {
+            name: value
+            for name, value in config.to_mapping().items()
+            if name not in {"batch", "launcher", "tracker", "checkpoint", "measure"}
+        }
+        trajectory["timing_repeat"] = 0
+        trajectory_id = _hash(trajectory, cut.global_batch_size)
+        spec = RunSpec(
+            run_id=f"b{cut.global_batch_size}-d{devices}-m{micro}-a{accumulation}-s{seed}-"
+            + _hash(trajectory_id, cut, device_type, config.timing_repeat),
+            trajectory_id=trajectory_id,
+            sweep_name=self.name,
+            geometry=cut,
+            device_type=device_type,
+            precision="float32",
+            optimizer_steps=optimizer_steps,
+            samples=optimizer_steps * cut.global_batch_size,
+            evaluation_every_samples=None,
+            data=DataIdentity("0" * 16, "data", 10_000, 500, 256),
+            config=config,
+        )
+        folder = self.folder.run(spec.run_id)
+        spec.write(folder.config)
+        outcome = RunStatus(
+            Status(status),
+            stop_reason=StopReason(stop_reason) if stop_reason and status == "completed" else None,
+            reason=reason,
+        )
+        if status == "pending":
+            outcome.write(folder.status)
+            return folder
+        if launched:
+            _write_launch(folder, devices, concurrent_runs)
+        _write_environment(folder, hardware, device_type)
+        rng = np.random.default_rng([seed, devices, micro, accumulation])
+        self._write_rows(folder, spec, done or optimizer_steps, rounding, loss, rng)
+        if outcome.status.is_sealed:
+            seal(folder, outcome, devices)
+        else:
+            outcome.write(folder.status)
+        return folder
+
+    def reject(
+        self, geometry: tuple[int | None, ...], global_batch: int | None, reason: str, seed: int = 0
+    ) -> RunFolder:
+        """Write a cell that was never launched."""
+        names = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
+        batch = {**dict(zip(names, geometry, strict=True)), "global_batch_size": global_batch}
+        config = RunConfig.from_mapping({**self._mapping(seed, 40), "batch": batch})
+        run_id = f"rejected-{_hash(batch, seed)}"
+        folder = self.folder.run(run_id)
+        write_json(
+            folder.config,
+            {
+                "format_version": FORMAT_VERSION,
+                "run_id": run_id,
+                "trajectory_id": None,
+                "sweep_name": self.name,
+                "geometry": None,
+                "resolved": None,
+                "data": None,
+                "config": config.to_mapping(),
+            },
+        )
+        RunStatus(Status.REJECTED, reason=reason).write(folder.status)
+        return folder
+
+    def fork(self, seeds: tuple[int, ...] = (0, 1, 2)) -> SweepBuilder:
+        """Write the four decompositions of 32 and two rejected cells, for each seed."""
+        for seed in seeds:
+            for geometry in FORK:
+                self.run(geometry, seed=seed)
+            for devices in (2, 4):
+                reason = f"global_batch_size must be a multiple of {devices} x 32 (32 is not)"
+                self.reject((devices, 32, None), 32, reason, seed)
+        return self
+
+    def _config(
+        self, cut: BatchGeometry, seed: int, optimizer_steps: int, settings: dict[str, Any]
+    ) -> RunConfig:
+        mapping = self._mapping(seed, optimizer_steps)
+        mapping["batch"] = {
+            "data_parallel_size": cut.data_parallel_size,
+            "micro_batch_size": cut.micro_batch_size,
+            "global_batch_size": cut.global_batch_size,
+        }
+        for key, value in settings.items():
+            group, _, name = key.partition("__")
+            if name:
+                mapping[group][name] = value
+            else:
+                mapping[group] = value
+        return RunConfig.from_mapping(mapping)
+
+    def _mapping(self, seed: int, optimizer_steps: int) -> dict[str, Any]:
+        return {
+            "batch": {},
+            "model": dict(GPT),
+            "data": {"name": "stdlib", "sequence_length": 64},
+            "optimizer": {"name": "adamw", "learning_rate": 1e-3},
+            "schedule": {"name": "constant"},
+            "budget": {"optimizer_steps": optimizer_steps},
+            "evaluation": {},
+            "engine": {"name": "ddp"},
+            "checkpoint": {},
+            "measure": {},
+            "launcher": {"name": "local"},
+            "tracker": {"name": "none"},
+            "seed": seed,
+        }
+
+    def _write_rows(
+        self,
+        folder: RunFolder,
+        spec: RunSpec,
+        done: int,
+        rounding: float,
+        loss: Callable[[np.ndarray], np.ndarray] | None,
+        rng: np.random.Generator,
+    ) -> None:
+        cut, length = spec.geometry, spec.config.sequence_length or 1
+        step = np.arange(1, done + 1)
+        samples = step * cut.global_batch_size
+        # Equal for all decompositions of one trajectory but for what stands for rounding.
+        shared = np.random.default_rng(int(spec.trajectory_id, 16))
+        noise = shared.normal(0, 0.4 / np.sqrt(cut.global_batch_size), done)
+        curve = 2.4 + 3.1 * np.exp(-samples / 400) + noise if loss is None else loss(step)
+        if (cut.data_parallel_size, cut.gradient_accumulation_steps) != (1, 1):
+            curve = curve + rounding * np.sqrt(step) * rng.normal(size=done)
+        slow = 0.004 + 0.0011 * cut.micro_batch_size * cut.gradient_accumulation_steps
+        forward = slow * (1 + 0.03 * rng.random(done)) * max(1, cut.data_parallel_size / CORES)
+        exchange = (0.001 + 0.002 * (cut.data_parallel_size > 1)) * (1 + 0.1 * rng.random(done))
+        data = 0.0005 * (1 + 0.1 * rng.random(done))
+        total = forward + exchange + data
+        _append(
+            folder.lines("steps"),
+            optimizer_step=step,
+            samples=samples,
+            tokens=samples * length,
+            train_time_s=np.cumsum(total),
+            attempt=np.zeros(done, int),
+            loss=curve,
+            learning_rate=np.full(done, 1e-3),
+            gradient_norm=np.ones(done),
+            step_time_s=total,
+            data_s=data,
+            forward_backward_s=forward,
+            exchange_optimizer_s=exchange,
+            exchanged_bytes=np.full(done, 1000),
+            involuntary_switches=np.zeros(done, int),
+            warmup=step <= 5,
+        )
+        when = np.unique(np.linspace(0, done, 5).astype(int))
+        held_out = 2.45 + 3.1 * np.exp(-when * cut.global_batch_size / 400)
+        classifies = spec.config.data.name == "digits"
+        _append(
+            folder.lines("evals"),
+            optimizer_step=when,
+            samples=when * cut.global_batch_size,
+            tokens=when * cut.global_batch_size * length,
+            train_time_s=np.concatenate([[0], np.cumsum(total)])[when],
+            attempt=np.zeros(len(when), int),
+            eval_loss=held_out + 0.02 * shared.normal(size=len(when)),
+            eval_accuracy=1 - held_out / 6 if classifies else [None] * len(when),
+            eval_targets=np.full(len(when), 500),
+            evaluation_s=np.full(len(when), 0.01),
+        )
+        _write_ranks(folder, cut, rng)
+
+
+def _write_launch(folder: RunFolder, devices: int, concurrent_runs: int) -> None:
+    reason = None
+    if devices > CORES:
+        reason = f"oversubscribed: {devices} ranks on {CORES} cores"
+    elif concurrent_runs > 1:
+        reason = f"{concurrent_runs} runs at the same time"
+    content = {
+        "attempt": 0,
+        "world_size": devices,
+        "device_type": "cpu",
+        "devices": list(range(devices)),
+        "threads_per_rank": 1,
+        "concurrent_runs": concurrent_runs,
+        "oversubscribed": devices > CORES,
+        "timing_valid": reason is None,
+        "timing_invalid_reason": reason,
+        "rendezvous": "rendezvous",
+    }
+    write_json(folder.launch, content)
+
+
+def _write_environment(folder: RunFolder, hardware: str, device_type: str) -> None:
+    accelerators = [hardware] * 4 if device_type == "cuda" else []
+    content = {
+        "format_version": FORMAT_VERSION,
+        "batchscape": "0.1.0",
+        "python": "3.11.2",
+        "packages": {"torch": "2.9.0"},
+        "git": {"revision": "0" * 40, "dirty": False},
+        "cpu": {"name": "Host CPU" if accelerators else hardware, "usable_cores": CORES},
+        "cuda": {"driver": None, "devices": accelerators},
+    }
+    write_json(folder.environment, content)
+
+
+def _write_ranks(folder: RunFolder, cut: BatchGeometry, rng: np.random.Generator) -> None:
+    model = 0.005
+    activations = 0.0021 * cut.micro_batch_size
+    gradients = model + 0.001 * (cut.gradient_accumulation_steps > 1)
+    ranks = np.arange(cut.data_parallel_size)
+    first = model + gradients + activations
+    steady = 3 * model + gradients + activations
+    uss = 0.35 + steady + 0.002 * rng.random(len(ranks))
+    _append(
+        folder.lines("ranks"),
+        rank=ranks,
+        attempt=0 * ranks,
+        device=["cpu"] * len(ranks),
+        allocated_after_model_gib=model + 0.0 * ranks,
+        peak_allocated_first_backward_gib=first + 0.0 * ranks,
+        peak_allocated_first_optimizer_step_gib=steady - 0.5 * activations + 0.0 * ranks,
+        peak_allocated_steady_gib=steady + 0.0 * ranks,
+        peak_allocated_gib=steady + 0.0 * ranks,
+        uss_gib=uss,
+        peak_rss_gib=uss + 0.1,
+        startup_s=0.3 + 0.0 * ranks,
+    )
+
+
+def _append(path: Path, **columns: Any) -> None:
+    lists = {
+        name: column.tolist() if isinstance(column, np.ndarray) else column
+        for name, column in columns.items()
+    }
+    lines = JsonLines(path)
+    lines.append(dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
+    lines.close()
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., SweepBuilder]:
+    """Return a maker of sweep folders, by name of the folder."""
+
+    def make(folder: str = "sweep", name: str = "fixed_global_batch") -> SweepBuilder:
+        return SweepBuilder(tmp_path / folder, name)
+
+    return make

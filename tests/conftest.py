@@ -1,0 +1,213 @@
+"""Real runs for tests: small ones, trained by real processes forked from a warm server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import settings
+
+from batchscape.config import RunConfig
+from batchscape.data import prepare
+from batchscape.geometry import solve
+from batchscape.launch.child import WORKER, Start
+from batchscape.launch.processes import Forked
+from batchscape.record.files import write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.tables import read_table
+
+settings.register_profile("batchscape", deadline=None)
+settings.load_profile("batchscape")
+
+TINY = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a CUDA device where there is none."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepare data where the user's own cache is not touched."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
+def make_config(**overrides: Any) -> RunConfig:
+    """Return a small configuration; `group__name=value` overrides one setting."""
+    mapping: dict[str, Any] = {
+        "batch": {"global_batch_size": 32, "micro_batch_size": 32},
+        "model": dict(TINY),
+        "data": {"name": "stdlib", "sequence_length": 32},
+        "optimizer": {"name": "adamw", "learning_rate": 3e-3},
+        "schedule": {"name": "cosine", "warmup_samples": 80},
+        "budget": {"optimizer_steps": 20},
+        "evaluation": {"samples": 16, "batch_size": 8},
+        "engine": {"name": "ddp", "precision": "float64"},
+        "checkpoint": {"every_s": None},
+        "measure": {"memory": False},
+        "launcher": {"name": "local", "device": "cpu"},
+        "tracker": {"name": "none"},
+    }
+    for name, value in overrides.items():
+        group, _, key = name.partition("__")
+        if key:
+            mapping[group][key] = value
+        else:
+            mapping[group] = value
+    return RunConfig.from_mapping(mapping)
+
+
+def make_spec(geometry: tuple[int, int, int] = (1, 32, 1), **overrides: Any) -> RunSpec:
+    """Return a run of (data_parallel_size, micro_batch_size, gradient_accumulation_steps)."""
+    config = make_config(**overrides)
+    ranks, micro, accumulation = geometry
+    solved = solve(
+        data_parallel_size=ranks, micro_batch_size=micro, gradient_accumulation_steps=accumulation
+    )
+    steps = config.budget.optimizer_steps
+    assert steps is not None
+    precision = "float32" if config.engine.precision == "auto" else config.engine.precision
+    return RunSpec(
+        run_id=f"d{ranks}-m{micro}-a{accumulation}",
+        trajectory_id="trajectory",
+        sweep_name="test",
+        geometry=solved,
+        device_type="cpu",
+        precision=precision,
+        optimizer_steps=steps,
+        samples=steps * solved.global_batch_size,
+        evaluation_every_samples=config.evaluation.every_samples,
+        data=prepare(config.data),
+        config=config,
+    )
+
+
+class Trainer:
+    """Trains specifications with real processes."""
+
+    make_spec = staticmethod(make_spec)
+
+    def __init__(self) -> None:
+        self._processes = Forked(WORKER)
+
+    def start(
+        self, spec: RunSpec, root: Path, attempt: int = 0, target: str = WORKER, **settings: str
+    ) -> RunFolder:
+        """Start the ranks of a run; return its folder."""
+        folder = RunFolder(root / spec.run_id)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        spec.write(folder.config)
+        rendezvous = folder.path / f"rendezvous-{attempt}"
+        world_size = spec.geometry.data_parallel_size
+        launch = {
+            "attempt": attempt,
+            "world_size": world_size,
+            "device_type": "cpu",
+            "devices": list(range(world_size)),
+            "threads_per_rank": 1,
+            "concurrent_runs": 1,
+            "oversubscribed": False,
+            "timing_valid": True,
+            "timing_invalid_reason": None,
+            "rendezvous": str(rendezvous),
+        }
+        write_json(folder.launch, launch)
+        self._processes.start(
+            Start(
+                run=spec.run_id,
+                run_dir=str(folder.path),
+                log=str(folder.log),
+                ranks=world_size,
+                target=target,
+                environment=settings,
+            )
+        )
+        return folder
+
+    def wait(self, spec: RunSpec) -> list[int]:
+        """Wait for the ranks of a run; return their exit codes."""
+        codes: list[int] = []
+        deadline = time.monotonic() + 120
+        while len(codes) < spec.geometry.data_parallel_size:
+            assert time.monotonic() < deadline, "the ranks hang"
+            codes += [ended.code for ended in self._processes.wait(1.0)]
+        return codes
+
+    def train(self, spec: RunSpec, root: Path, **options: Any) -> RunFolder:
+        """Run to the end; a failure shows the log."""
+        folder = self.start(spec, root, **options)
+        codes = self.wait(spec)
+        assert not any(codes), folder.log.read_text()
+        return folder
+
+    def kill(self, spec: RunSpec, number: int = signal.SIGKILL) -> list[int]:
+        """Send a signal to all ranks of a run and wait for their end."""
+        self._processes.signal(spec.run_id, number)
+        return self.wait(spec)
+
+    def close(self) -> None:
+        """End the server."""
+        self._processes.close()
+
+
+def steps_of(folder: RunFolder) -> pd.DataFrame:
+    """Return the optimizer steps of a run."""
+    return read_table(folder, "steps")
+
+
+def outcome_of(folder: RunFolder, rank: int = 0) -> dict[str, Any]:
+    """Return how a rank ended."""
+    content: dict[str, Any] = json.loads(folder.outcome(rank).read_text())
+    return content
+
+
+@pytest.fixture(scope="session")
+def trainer() -> Iterator[Trainer]:
+    """A warm way of training real runs."""
+    sys.path.insert(0, str(Path(__file__).parent / "faults"))
+    running = Trainer()
+    yield running
+    running.close()
+    sys.path.pop(0)
+
+
+@pytest.fixture
+def config_of() -> Callable[..., RunConfig]:
+    """`make_config`."""
+    return make_config
+
+
+@pytest.fixture
+def spec_of() -> Callable[..., RunSpec]:
+    """`make_spec`."""
+    return make_spec
+
+
+@pytest.fixture
+def steps() -> Callable[[RunFolder], pd.DataFrame]:
+    """`steps_of`."""
+    return steps_of
+
+
+@pytest.fixture
+def outcome() -> Callable[..., dict[str, Any]]:
+    """`outcome_of`."""
+    return outcome_of

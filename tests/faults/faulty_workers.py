@@ -1,0 +1,92 @@
+"""Workers that train wrongly, or in another order: what a test must tell from the real one."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from batchscape.engines.ddp import DdpEngine
+from batchscape.models import LossModule
+from batchscape.train import worker
+from batchscape.train.stream import SampleStream, StepSamples
+
+
+def mean_of_means(run_dir: str, rank: int) -> int:
+    """Average within each micro-batch, then over micro-batches and ranks."""
+    accumulation = int(os.environ["ACCUMULATION"])
+    ranks = int(os.environ["RANKS"])
+
+    def forward(self: LossModule, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(inputs)
+        loss = functional.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="mean"
+        )
+        return loss, loss.new_zeros(())
+
+    def micro_step(
+        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+    ) -> Tensor:
+        mean = real(self, inputs, targets, 1.0 / (accumulation * ranks), last=last)
+        return mean / (accumulation * ranks) / weight
+
+    real = DdpEngine.micro_step
+    LossModule.forward = forward  # type: ignore[method-assign]  # a planted fault
+    DdpEngine.micro_step = micro_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def permuted(run_dir: str, rank: int) -> int:
+    """Shuffle the samples within each global batch: the same sums in another order."""
+    generator = np.random.default_rng(int(os.environ["PERMUTATION"]))
+    real = SampleStream.step
+
+    def step(self: SampleStream, optimizer_step: int) -> StepSamples:
+        samples = real(self, optimizer_step)
+        shuffled = generator.permutation(samples.indices.ravel())
+        return samples._replace(indices=shuffled.reshape(samples.indices.shape))
+
+    SampleStream.step = step  # type: ignore[method-assign]  # a planted change
+    return worker.main(run_dir, rank)
+
+
+def exploding(run_dir: str, rank: int) -> int:
+    """Make the loss infinite from optimizer step 7 on."""
+    real = DdpEngine.optimizer_step
+    calls = 0
+
+    def optimizer_step(self: DdpEngine, learning_rate: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        norm = real(self, learning_rate)
+        if calls == 6:
+            with torch.no_grad():
+                next(self.module.parameters()).fill_(float("nan"))
+        return norm
+
+    DdpEngine.optimizer_step = optimizer_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def broken(run_dir: str, rank: int) -> int:
+    """Raise in the first micro-step."""
+
+    def micro_step(*_args: object, **_options: object) -> Tensor:
+        msg = "planted"
+        raise ZeroDivisionError(msg)
+
+    DdpEngine.micro_step = micro_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def greedy(run_dir: str, rank: int) -> int:
+    """Ask the allocator for more than any machine has, in the first update."""
+
+    def optimizer_step(*_args: object) -> Tensor:
+        return torch.zeros(2**58)
+
+    DdpEngine.optimizer_step = optimizer_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)

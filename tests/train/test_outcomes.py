@@ -1,0 +1,97 @@
+"""How runs end: budget, target, divergence; and what they leave behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from batchscape.measure.memory import PHASES
+from batchscape.record.tables import read_table
+
+
+@pytest.mark.parametrize("geometry", [(1, 32, 1), (2, 8, 2)], ids=str)
+def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geometry):
+    spec = trainer.make_spec(
+        geometry,
+        evaluation__every_samples=320,
+        measure__memory=True,
+        measure__warmup_optimizer_steps=3,
+    )
+    folder = trainer.train(spec, tmp_path)
+    assert outcome(folder)["status"] == "completed"
+    assert outcome(folder)["stop_reason"] == "budget"
+    rows = steps(folder)
+    assert rows["optimizer_step"].tolist() == list(range(1, 21))
+    assert rows["warmup"].tolist() == [True] * 3 + [False] * 17
+    parts = rows["data_s"] + rows["forward_backward_s"] + rows["exchange_optimizer_s"]
+    assert (parts - rows["step_time_s"]).abs().max() < 1e-9
+    assert (rows[["data_s", "forward_backward_s", "exchange_optimizer_s"]] > 0).all(axis=None)
+    assert rows["train_time_s"].iloc[-1] == pytest.approx(rows["step_time_s"].sum())
+    evals = read_table(folder, "evals")
+    assert evals["optimizer_step"].tolist() == [0, 10, 20]
+    assert evals["samples"].tolist() == [0, 320, 640]
+    assert evals["eval_targets"].tolist() == [16 * 32] * 3
+    assert evals["eval_loss"].iloc[0] == pytest.approx(math.log(256), abs=0.2)
+    ranks = read_table(folder, "ranks").sort_values("rank")
+    assert ranks["rank"].tolist() == list(range(geometry[0]))
+    assert ranks["memory_method"].unique().tolist() == ["cpu allocator events"]
+    peaks = ranks[[f"peak_allocated_{phase}_gib" for phase in PHASES[1:]]]
+    assert (peaks.max(axis=1) == ranks["peak_allocated_gib"]).all()
+    assert (ranks["memory_probe_s"] < ranks["startup_s"]).all()
+    assert (ranks["uss_gib"] <= ranks["rss_gib"]).all()
+
+
+def test_evaluation_does_not_depend_on_the_geometry(trainer, tmp_path):
+    losses = []
+    for geometry in [(1, 32, 1), (2, 4, 4), (4, 8, 1)]:
+        spec = trainer.make_spec(geometry, evaluation__samples=21, budget__optimizer_steps=1)
+        folder = trainer.train(spec, tmp_path)
+        losses.append(read_table(folder, "evals")["eval_loss"].iloc[0])
+    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-13)
+
+
+def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, tmp_path):
+    plain = trainer.make_spec((1, 16, 1), evaluation__every_samples=16)
+    curve = read_table(trainer.train(plain, tmp_path / "plain"), "evals")
+    target = float(curve["eval_loss"].iloc[12]) + 1e-9
+    reached = int(curve.loc[curve["eval_loss"] <= target, "optimizer_step"].iloc[0])
+    spec = trainer.make_spec(
+        (1, 16, 1),
+        evaluation__every_samples=16,
+        budget={"optimizer_steps": 20, "target_loss": target},
+    )
+    folder = trainer.train(spec, tmp_path / "target")
+    assert outcome(folder)["stop_reason"] == "target"
+    assert outcome(folder)["optimizer_step"] == reached
+    assert steps(folder)["optimizer_step"].iloc[-1] == reached
+
+
+@pytest.mark.parametrize("geometry", [(1, 32, 1), (2, 8, 2)], ids=str)
+def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path, geometry):
+    spec = trainer.make_spec(geometry, budget__optimizer_steps=400)
+    folder = trainer.train(spec, tmp_path, target="faulty_workers:exploding")
+    for rank in range(geometry[0]):
+        ended = outcome(folder, rank)
+        assert ended["status"] == "diverged"
+        assert ended["reason"] == "the loss of optimizer step 7 is not finite"
+    rows = steps(folder)
+    assert rows["loss"].iloc[:6].map(math.isfinite).all()
+    assert 7 <= len(rows) <= 7 + 50
+
+
+def test_failure_names_the_exception(trainer, outcome, tmp_path):
+    spec = trainer.make_spec((1, 32, 1))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:broken")
+    assert trainer.wait(spec) == [1]
+    assert outcome(folder)["status"] == "failed"
+    assert outcome(folder)["reason"] == "ZeroDivisionError: planted"
+    assert "Traceback" in folder.log.read_text()
+
+
+def test_out_of_memory_is_told_from_other_failures(trainer, outcome, tmp_path):
+    spec = trainer.make_spec((1, 32, 1))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:greedy")
+    assert trainer.wait(spec) == [1]
+    assert outcome(folder)["status"] == "oom"
+    assert outcome(folder)["phase"] == "first_optimizer_step"

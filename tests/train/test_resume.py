@@ -1,0 +1,112 @@
+"""A run that was killed or stopped goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pandas as pd
+import pytest
+
+GEOMETRIES = [(1, 16, 2), (2, 8, 2)]
+MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
+
+
+@pytest.fixture
+def undisturbed(trainer, steps, tmp_path):
+    def train(geometry, **overrides):
+        spec = trainer.make_spec(geometry, **overrides)
+        return steps(trainer.train(spec, tmp_path / "undisturbed"))[MEASURED]
+
+    return train
+
+
+def settings(**more):
+    return {
+        "engine__precision": "float32",
+        "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16, "dropout": 0.1},
+        "data__sequence_length": 16,
+        "budget__optimizer_steps": 400,
+        "checkpoint__every_s": 0.0,
+        "evaluation__every_samples": 3200,
+        **more,
+    }
+
+
+def wait_for_checkpoint(folder):
+    deadline = time.monotonic() + 60
+    while not list(folder.checkpoints.glob("step-*.pt")):
+        assert time.monotonic() < deadline, folder.log.read_text()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, geometry):
+    spec = trainer.make_spec(geometry, **settings())
+    folder = trainer.start(spec, tmp_path)
+    wait_for_checkpoint(folder)
+    codes = trainer.kill(spec, signal.SIGKILL)
+    assert set(codes) == {-signal.SIGKILL}
+    trainer.train(spec, tmp_path, attempt=1)
+    rows = steps(folder)
+    assert rows["attempt"].unique().tolist() == [0, 1]
+    pd.testing.assert_frame_equal(
+        rows[MEASURED], undisturbed(geometry, **settings()), check_exact=True
+    )
+    assert rows["train_time_s"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
+    trainer, steps, outcome, undisturbed, tmp_path, geometry
+):
+    spec = trainer.make_spec(geometry, **settings(checkpoint__every_s=None))
+    folder = trainer.start(spec, tmp_path)
+    deadline = time.monotonic() + 60
+    while not len(steps(folder)):
+        assert time.monotonic() < deadline, folder.log.read_text()
+        time.sleep(0.005)
+    trainer.kill(spec, signal.SIGTERM)
+    stopped = outcome(folder)
+    assert stopped["status"] == "interrupted"
+    (checkpoint,) = folder.checkpoints.glob("step-*.pt")
+    assert checkpoint.name.startswith(f"step-{stopped['optimizer_step']:09d}-")
+    assert steps(folder)["optimizer_step"].iloc[-1] == stopped["optimizer_step"]
+    trainer.train(spec, tmp_path, attempt=1)
+    rows = steps(folder)
+    pd.testing.assert_frame_equal(
+        rows[MEASURED],
+        undisturbed(geometry, **settings(checkpoint__every_s=None)),
+        check_exact=True,
+    )
+
+
+def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path):
+    spec = trainer.make_spec((1, 16, 2), **settings())
+    folder = trainer.start(spec, tmp_path)
+    wait_for_checkpoint(folder)
+    trainer.kill(spec, signal.SIGKILL)
+    for checkpoint in folder.checkpoints.glob("step-*.pt"):
+        content = bytearray(checkpoint.read_bytes())
+        content[len(content) // 2] ^= 1
+        checkpoint.write_bytes(content)
+    trainer.train(spec, tmp_path, attempt=1)
+    assert "is damaged" in folder.log.read_text()
+    assert steps(folder)["attempt"].unique().tolist() == [1]
+    pd.testing.assert_frame_equal(
+        steps(folder)[MEASURED], undisturbed((1, 16, 2), **settings()), check_exact=True
+    )
+
+
+def test_checkpoint_of_another_run_is_refused(trainer, outcome, tmp_path):
+    spec = trainer.make_spec((1, 16, 2), **settings())
+    other = trainer.start(spec, tmp_path / "other")
+    wait_for_checkpoint(other)
+    trainer.kill(spec, signal.SIGKILL)
+    mine = trainer.make_spec((1, 32, 1), **settings())
+    folder_path = tmp_path / mine.run_id
+    folder_path.mkdir()
+    other.checkpoints.rename(folder_path / "checkpoints")
+    folder = trainer.start(mine, tmp_path)
+    assert trainer.wait(mine) == [1]
+    assert f"holds checkpoints of run {spec.run_id}" in outcome(folder)["reason"]

@@ -73,7 +73,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
             colour = tint(colours[cell], _strength(index, len(phases)))
             axes.barh(position + offset, values.mean() if len(values) else 0, height, color=colour)
             axes.plot(values, np.full(len(values), position + offset), **_POINT)
-    axes.set_xlabel(f"allocated memory ({scale.unit}), maximum over ranks")
+    axes.set_xlabel(f"allocated memory ({scale.unit})")
     _phase_legend(figure, list(_MEMORY_PHASES.values()))
     return figure
 
@@ -99,7 +99,7 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
             axes.barh(position, length, 0.7, left=start, color=colour)
             start += length
         _draw_runs(axes, rows["step_time_s"] * scale.factor, position, cells, cell)
-    axes.set_xlabel(f"median time of an optimizer step ({scale.unit})")
+    axes.set_xlabel(f"median optimizer step ({scale.unit})")
     _phase_legend(figure, list(_TIME_PHASES.values()))
     return figure
 

@@ -36,6 +36,12 @@ GEOMETRY = (
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
 
+_ORDER = (
+    "global_batch_size",
+    "data_parallel_size",
+    "gradient_accumulation_steps",
+    "micro_batch_size",
+)
 # A run that was never launched may not have these, which does not make them vary.
 _DATA = "data.manifest_hash"
 _WHERE = ("hardware", "device_type", "precision", "nodes", _DATA)
@@ -138,10 +144,12 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     for name in where:
         plain[name] = plain_texts(runs[name]).where(runs[name].notna())
     keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
-    order, table = _ordered(keys, runs, settings)
-    shown = _essential(table, settings)
-    contexts = [n for n in shown if n in _WHERE or not _follows(table, list(GEOMETRY), n)]
-    return Cells(runs.assign(cell=order), table, settings, shown, contexts)
+    distinct = keys.drop_duplicates()
+    shown = _essential(distinct, settings)
+    contexts = [n for n in shown if n in _WHERE or not _follows(distinct, list(GEOMETRY), n)]
+    rejected = runs["status"].eq("rejected")
+    cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
+    return Cells(runs.assign(cell=cell), table, settings, shown, contexts)
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
@@ -157,19 +165,16 @@ def setting_label(name: str) -> str:
 
 
 def _ordered(
-    keys: pd.DataFrame, runs: pd.DataFrame, settings: Sequence[str]
+    keys: pd.DataFrame, rejected: pd.Series[bool], order: Sequence[str]
 ) -> tuple[pd.Series[int], pd.DataFrame]:
     """Number the cells in the order of the tables: rejected ones last, then by their keys."""
     found = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup()
     table = keys.assign(cell=found).drop_duplicates("cell").set_index("cell")
-    ranked = pd.DataFrame({"rejected": runs["status"].eq("rejected").groupby(found).all()})
-    for name in settings:
+    ranks: dict[str, pd.Series[Any]] = {"rejected": rejected.groupby(found).all()}
+    for name in dict.fromkeys(order):
         numbers = pd.to_numeric(table[name], errors="coerce")
-        ranked[name] = (numbers if numbers.notna().all() else table[name]).rank(method="dense")
-    for name in ("global_batch_size", "data_parallel_size", "gradient_accumulation_steps"):
-        ranked[name] = table[name]
-    ranked["micro_batch_size"] = table["micro_batch_size"]
-    ranked = ranked.sort_values(list(ranked.columns), kind="stable")
+        ranks[name] = (numbers if numbers.notna().all() else table[name]).rank(method="dense")
+    ranked = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable")
     number = pd.Series(range(len(ranked)), index=ranked.index)
     table = table.loc[ranked.index].set_axis(pd.RangeIndex(len(ranked), name="cell"))
     return found.map(number), table

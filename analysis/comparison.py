@@ -72,7 +72,9 @@ def compare(cells: Cells) -> pd.DataFrame:
         of the t-interval of the mean) and `_n`; the columns of `throughput_ratios`; `run_ids`
         and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
-    groups = cells.runs.groupby("cell")
+    runs = cells.runs
+    runs = runs.assign(reason=runs["reason"].where(runs["status"].ne("completed")))
+    groups = runs.groupby("cell")
     head = pd.DataFrame(
         {
             "status": groups["status"].agg(_statuses),

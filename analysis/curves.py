@@ -12,7 +12,7 @@ from .decompositions import loss_differences, seed_spread
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves"]
 
-MAX_POINTS = 400
+MAX_POINTS = 200
 """Points of a curve; a longer one is averaged over windows of equal numbers of steps."""
 
 PROGRESS = ("optimizer_step", "samples", "train_time_s")

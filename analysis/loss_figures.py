@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -61,46 +61,65 @@ def draw_loss(
         return None
     labels = geometry_label(cells.table)
     deep = against == "optimizer_step" and len(curves.differences) > 0
-    figure, grid = _panels(len(contexts), 2 if deep else 1)
-    for position, number in enumerate(contexts):
+    figure, tops, bottoms = _panels(len(contexts), deep=deep)
+    # Losses of different tasks have nothing to do with each other.
+    alike = not any(name.startswith(("data.", "model.")) for name in cells.contexts)
+    for number, top, bottom in zip(contexts, tops, bottoms, strict=True):
         members = [cell for cell in context.index[context == number] if cell in drawn]
-        row, column = divmod(position, grid.shape[1])
-        top = grid[row * 2, column] if deep else grid[row, column]
-        top.set_visible(True)
-        _draw_curves(top, curves, against, {cell: look[labels[cell]] for cell in members})
+        drawing = {cell: look[labels[cell]] for cell in members}
+        _draw_curves(top, curves, against, drawing, _limits(curves, drawn if alike else members))
         if len(contexts) > 1:
             top.set_title(_context_title(cells, members[0]))
         last = top
-        if deep and curves.differences["cell"].isin(members).any():
-            last = grid[row * 2 + 1, column]
-            last.set_visible(True)
-            last.sharex(top)
+        if bottom is not None and curves.differences["cell"].isin(members).any():
+            bottom.set_visible(True)
+            bottom.sharex(top)
             top.tick_params(labelbottom=False)
-            _draw_differences(last, curves, {c: look[labels[c]] for c in members}, labels)
+            _draw_differences(bottom, curves, drawing, labels)
+            last = bottom
         last.set_xlabel(_AXES[against])
-        if column == 0:
-            top.set_ylabel("loss")
+    tops[0].set_ylabel("loss")
     _draw_legend(figure, list(dict.fromkeys(labels[sorted(drawn)])), look, curves, deep=deep)
     return figure
 
 
-def _panels(
-    count: int, depth: int
-) -> tuple[Figure, np.ndarray[tuple[int, int], np.dtype[np.object_]]]:
-    """Lay out panels, each with `depth` axes above each other, all of them hidden."""
+def _panels(count: int, *, deep: bool) -> tuple[Figure, list[Axes], list[Axes | None]]:
+    """Lay out panels; deep ones have a second one beneath them, hidden until it is used."""
     n_columns = min(count, 3)
     n_rows = -(-count // n_columns)
-    width = COLUMN_IN if n_columns == 1 else PAGE_IN
-    heights = [2.2, 1.5][:depth]
-    figure = Figure(figsize=(width, n_rows * sum(heights) + 0.7), layout="constrained")
-    grid = figure.subplots(n_rows * depth, n_columns, squeeze=False, height_ratios=heights * n_rows)
+    heights = [2.2, 1.5] if deep else [2.2]
+    size = (COLUMN_IN if n_columns == 1 else PAGE_IN, n_rows * sum(heights) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(
+        n_rows * len(heights), n_columns, squeeze=False, height_ratios=heights * n_rows
+    )
     for axes in grid.flat:
         axes.set_visible(False)
-    return figure, grid
+    tops = list(grid[:: len(heights)].flat)[:count]
+    for axes in tops:
+        axes.set_visible(True)
+    return figure, tops, list(grid[1::2].flat)[:count] if deep else [None] * count
 
 
-def _draw_curves(axes: Axes, curves: LossCurves, against: str, members: Mapping[int, Look]) -> None:
-    levels = []
+def _limits(curves: LossCurves, members: Sequence[int]) -> tuple[float, float] | None:
+    """Range of completed runs: a diverging one must not press the others into one line."""
+    lines = curves.steps[curves.steps["cell"].isin(members)]
+    held_out = curves.evals[curves.evals["cell"].isin(members)]
+    if lines.empty:
+        return None
+    low = min(lines["low"].min(), held_out["mean"].min() if len(held_out) else np.inf)
+    high = max(lines["high"].max(), held_out["mean"].max() if len(held_out) else -np.inf)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def _draw_curves(
+    axes: Axes,
+    curves: LossCurves,
+    against: str,
+    members: Mapping[int, Look],
+    limits: tuple[float, float] | None,
+) -> None:
     for cell, look in members.items():
         line = curves.steps[curves.steps["cell"] == cell]
         held_out = curves.evals[curves.evals["cell"] == cell]
@@ -113,6 +132,7 @@ def _draw_curves(axes: Axes, curves: LossCurves, against: str, members: Mapping[
             color=look.colour,
             linestyle=look.dash,
             linewidth=look.width,
+            marker="." if len(line) == 1 else None,
         )
         axes.plot(
             held_out[against],
@@ -123,29 +143,31 @@ def _draw_curves(axes: Axes, curves: LossCurves, against: str, members: Mapping[
             markerfacecolor="none",
             markeredgecolor=look.colour,
         )
-        levels += [line["low"], line["high"], held_out["mean"]]
-        _draw_diverged(axes, curves.diverged, against, cell, look)
-    finite = pd.concat(levels)
-    if len(finite):
-        # A diverging run must not press the others into one line.
-        low, high = finite.min(), finite.max()
-        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        axes.set_ylim(low - margin, high + margin)
+    if limits:
+        axes.set_ylim(limits)
+    for cell, look in members.items():
+        _draw_diverged(axes, curves.diverged[curves.diverged["cell"] == cell], against, look)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
 
 
-def _draw_diverged(axes: Axes, diverged: pd.DataFrame, against: str, cell: int, look: Look) -> None:
-    for _, line in diverged[diverged["cell"] == cell].groupby("run"):
-        axes.plot(line[against], line["loss"], color=look.colour, linewidth=0.7, alpha=0.8)
-        axes.plot(line[against].iloc[-1:], line["loss"].iloc[-1:], marker="x", color=look.colour)
+def _draw_diverged(axes: Axes, diverged: pd.DataFrame, against: str, look: Look) -> None:
+    """Draw each run until it leaves the panel, with a cross at its end."""
+    top = axes.get_ylim()[1]
+    for _, rows in diverged.groupby("run"):
+        line = rows[rows["loss"].gt(top).cumsum() <= 1]
+        loss = line["loss"].clip(upper=top)
+        axes.plot(line[against], loss, color=look.colour, linewidth=0.7)
+        axes.plot(
+            line[against].iloc[-1:], loss.iloc[-1:], marker="x", color=look.colour, clip_on=False
+        )
 
 
 def _draw_differences(
     axes: Axes, curves: LossCurves, members: Mapping[int, Look], labels: pd.Series[str]
 ) -> None:
     drawn = curves.differences[curves.differences["cell"].isin(list(members))]
-    for cell, line in drawn[drawn["largest"] > 0].groupby("cell"):
-        look = members[cell]
+    for cell, look in members.items():
+        line = drawn[(drawn["cell"] == cell) & drawn["largest"].gt(0)]
         axes.plot(
             line["optimizer_step"],
             line["largest"],
@@ -160,7 +182,7 @@ def _draw_differences(
         axes.plot(line["optimizer_step"], line["sd"], color=_GREY, linewidth=0.8, linestyle=":")
     if not drawn["largest"].gt(0).any():
         axes.text(0.5, 0.3, "equal to the last bit", transform=axes.transAxes, ha="center")
-    if axes.lines:
+    if drawn["largest"].gt(0).any() or len(curves.spread):
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())

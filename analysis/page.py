@@ -25,7 +25,9 @@ FIGURES: dict[str, str] = {
         "Loss against the time in optimizer steps (evaluation, checkpoints and start-up excluded), "
         "mean over runs; only runs whose times are valid."
     ),
-    "memory": "Allocated memory by phase of a run: bars are means, points are runs.",
+    "memory": (
+        "Allocated memory by phase of a run, maximum over ranks: bars are means, points are runs."
+    ),
     "step_time": (
         "Median time of an optimizer step by phase: bars are means over runs, points are whole "
         "step times of runs. Medians of parts need not add up to the median of the whole."
@@ -131,7 +133,7 @@ def _environment(runs: pd.DataFrame) -> str:
         values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
         shown = ", ".join(values[:_MAX_VALUES])
         more = f", and {len(values) - _MAX_VALUES} more" if len(values) > _MAX_VALUES else ""
-        if len(values):
+        if values:
             rows.append([name.removeprefix("environment."), shown + more])
     if not rows:
         return "No run has recorded its environment."

@@ -54,7 +54,8 @@ class Look:
     dash: Any
     marker: str
     width: float
-    """Line width in points; earlier lines are wider, so that they show under later ones."""
+    """Line width in points. Lines of one trajectory lie on top of each other: earlier ones are
+    wider, so that they show."""
 
 
 def looks(cells: Cells) -> Mapping[str, Look]:
@@ -72,7 +73,8 @@ def looks(cells: Cells) -> Mapping[str, Look]:
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
     labels = geometry_label(cells.table.loc[sorted(launched)])
     names = list(pd.unique(labels))
-    return {name: _look(index, len(names)) for index, name in enumerate(names)}
+    overlap = bool(cells.runs.groupby("trajectory_id")["cell"].nunique().gt(1).any())
+    return {name: _look(index, len(names), overlap=overlap) for index, name in enumerate(names)}
 
 
 @contextmanager
@@ -115,7 +117,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return files
 
 
-def _look(index: int, total: int) -> Look:
+def _look(index: int, total: int, *, overlap: bool) -> Look:
     if total <= len(_PALETTE):
         colour = _PALETTE[index]
     else:
@@ -123,7 +125,7 @@ def _look(index: int, total: int) -> Look:
         colour = mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
     return Look(
         colour=colour,
-        dash=_DASHES[index % len(_DASHES)],
+        dash=_DASHES[index % len(_DASHES)] if overlap else "-",
         marker=_MARKERS[index % len(_MARKERS)],
-        width=max(2.6 - 0.5 * index, 1.0),
+        width=max(2.6 - 0.5 * index, 1.0) if overlap else 1.2,
     )

@@ -442,7 +442,8 @@ def _explain(error: ValidationError) -> str:
         elif problem["type"] == "missing":
             message = "a value is needed"
         elif problem["type"] != "value_error":
-            message = f"{message}, got {problem['input']!r}"
+            rule = message.replace("Input should be", "must be")
+            message = f"{rule}, got {problem['input']!r}"
         lines.append(f"  {path}: {message}" if path else f"  {message}")
     return "\n".join(lines)
 
@@ -485,6 +486,9 @@ def _suggestion(location: tuple[int | str, ...]) -> str:
     if owner is None:
         return ""
     known = _names(owner)
+    if owner is RunConfig:
+        # A group without settings of its own; `+sweep=NAME` is the usual slip.
+        known.append("sweeps")
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"{hint} Known here: {', '.join(known)}"

@@ -233,19 +233,19 @@ def test_the_stream_does_not_depend_on_the_global_batch() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "5", 2**62 + 1])
-def test_bad_sizes_are_refused(bad: Any) -> None:  # noqa: ANN401 - wrong types are what is tested
+def test_bad_sizes_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="num_samples must be an int from 1 to"):
         SampleOrder(bad, 0)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**64, 0.0, None, True])
-def test_bad_seeds_are_refused(bad: Any) -> None:  # noqa: ANN401 - wrong types are what is tested
+def test_bad_seeds_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="seed must be an int from 0 to"):
         SampleOrder(5, bad)
 
 
 @pytest.mark.parametrize("bad", [[-1, 0], [0.0], [True], np.array([1], dtype=np.uint64), []])
-def test_bad_positions_are_refused(bad: Any) -> None:  # noqa: ANN401 - see above
+def test_bad_positions_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="positions must be"):
         SampleOrder(5, 0).indices(np.asarray(bad))
 

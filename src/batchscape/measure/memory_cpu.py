@@ -74,6 +74,8 @@ class CpuProbe:
         self._report: MemoryReport | None = None
 
     def __enter__(self) -> CpuProbe:
+        # Or garbage from before would be released, and remarked upon, under the probe.
+        gc.collect()
         with ExitStack() as opening:
             opening.enter_context(_all_threads_counted())
             hook = register_optimizer_step_post_hook(self._see_trained)

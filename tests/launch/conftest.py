@@ -1,0 +1,21 @@
+"""Sweeps of fake workers: real processes that misbehave on purpose."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> Iterator[None]:
+    """Whatever a test did, nothing that a rank started may outlive it."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert [p.cmdline() for p in left if p.status() != psutil.STATUS_ZOMBIE] == []

@@ -1,0 +1,222 @@
+"""Workers that behave, or misbehave, as the first word of their run's name says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from batchscape.record.files import JsonLines, read_json, write_json
+from batchscape.record.folder import RunFolder
+
+
+class Rank:
+    """One fake rank and what it can do."""
+
+    def __init__(self, run_dir: str, rank: int) -> None:
+        self.folder = RunFolder(Path(run_dir))
+        self.rank = rank
+        self.launch = read_json(self.folder.launch)
+        self.attempt: int = self.launch["attempt"]
+
+    def rows(self, first: int, last: int) -> None:
+        """Write optimizer steps, with a loss of 1/step."""
+        if self.rank:
+            return
+        lines = JsonLines(self.folder.lines("steps"))
+        lines.append(
+            {
+                "optimizer_step": k,
+                "samples": 32 * k,
+                "tokens": 1024 * k,
+                "train_time_s": 0.5 * k,
+                "attempt": self.attempt,
+                "loss": 1 / k,
+                "step_time_s": 0.5,
+                "warmup": False,
+            }
+            for k in range(first, last + 1)
+        )
+        lines.close()
+
+    def outcome(self, status: str, reason: str | None = None) -> int:
+        """Leave an outcome; return the exit code."""
+        content: dict[str, Any] = {
+            "status": status,
+            "stop_reason": "budget" if status == "completed" else None,
+            "reason": reason,
+            "at": time.time(),
+            "optimizer_step": 3,
+            "phase": "steady",
+        }
+        write_json(self.folder.outcome(self.rank), content)
+        return 0 if status in {"completed", "diverged"} else 1
+
+    def complete(self) -> int:
+        """Do a run of three steps."""
+        self.rows(1, 3)
+        return self.outcome("completed")
+
+
+def sleep_for_ever() -> NoReturn:
+    while True:
+        time.sleep(60)
+
+
+def completes(rank: Rank) -> int:
+    return rank.complete()
+
+
+def diverges(rank: Rank) -> int:
+    rank.rows(1, 2)
+    return rank.outcome("diverged", "the loss of optimizer step 2 is not finite")
+
+
+def raises(rank: Rank) -> int:
+    msg = f"planted in rank {rank.rank}"
+    raise RuntimeError(msg)
+
+
+def deserted(rank: Rank) -> int:
+    """One rank fails, the others wait for it."""
+    if rank.rank == rank.launch["world_size"] - 1:
+        return rank.outcome("failed", "planted failure")
+    sleep_for_ever()
+
+
+def runsout(rank: Rank) -> int:
+    if rank.rank == 0:
+        return rank.outcome("oom", "out of memory")
+    time.sleep(0.2)
+    return rank.outcome("failed", "a peer closed its connection")
+
+
+def exits7(rank: Rank) -> int:
+    rank.rows(1, 2)
+    print("on the way out", flush=True)
+    os._exit(7)
+
+
+def killed(rank: Rank) -> int:
+    if rank.rank == rank.launch["world_size"] - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    sleep_for_ever()
+
+
+def prints(rank: Rank) -> int:
+    print(f"out of rank {rank.rank} µ")
+    print(f"err of rank {rank.rank}", file=sys.stderr)
+    subprocess.run(["/bin/sh", "-c", f"echo child of rank {rank.rank}"], check=True)
+    print(f"read {sys.stdin.read()!r}")
+    return rank.complete()
+
+
+def torn(rank: Rank) -> int:
+    """Tear a line and die in the first attempt; complete in the second."""
+    if rank.attempt == 0:
+        rank.rows(1, 2)
+        with rank.folder.lines("steps").open("a") as file:
+            file.write('{"optimizer_step": 3, "lo')
+        os._exit(1)
+    rank.rows(3, 3)
+    return rank.outcome("completed")
+
+
+def damaged(rank: Rank) -> int:
+    rank.folder.lines("steps").write_text("not a row\n")
+    return rank.outcome("completed")
+
+
+def stubborn(rank: Rank) -> int:
+    """Ignore requests to stop, and leave processes of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_processes(rank)
+    sleep_for_ever()
+
+
+def polite(rank: Rank) -> int:
+    """Stop when asked to; complete in the second attempt."""
+    if rank.attempt:
+        return rank.complete()
+
+    def stop(*_: object) -> NoReturn:
+        os._exit(rank.outcome("interrupted", "asked to stop"))
+
+    signal.signal(signal.SIGTERM, stop)
+    sleep_for_ever()
+
+
+def teardown(rank: Rank) -> int:
+    """Complete, but hang at the end in one rank."""
+    code = rank.complete()
+    if rank.rank == 0:
+        sleep_for_ever()
+    return code
+
+
+def vanishes(rank: Rank) -> int:
+    """End well in one rank only."""
+    if rank.rank == 0:
+        return rank.outcome("completed")
+    sleep_for_ever()
+
+
+def silent(_rank: Rank) -> int:
+    return 0
+
+
+def leaves(rank: Rank) -> int:
+    """End well, with processes left behind."""
+    leave_processes(rank)
+    return rank.complete()
+
+
+def device(rank: Rank) -> int:
+    print(json.dumps({"visible": os.environ["CUDA_VISIBLE_DEVICES"], "rank": rank.rank}))
+    return rank.complete()
+
+
+def gloo(rank: Rank) -> int:
+    """Sum the ranks in a real collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rank.launch['rendezvous']}",
+        rank=rank.rank,
+        world_size=rank.launch["world_size"],
+    )
+    total = torch.tensor([float(rank.rank)])
+    dist.all_reduce(total)
+    print(f"sum {total.item():g}")
+    return rank.complete()
+
+
+def leave_processes(rank: Rank) -> None:
+    """Start one process in the group of the run, and one that has left it."""
+    kinds = {"grandchild": False}
+    if rank.launch["start_method"] == "fork":
+        # Only Linux can find it again.
+        kinds["detached"] = True
+    for name, detached in kinds.items():
+        process = subprocess.Popen(["/bin/sleep", "600"], start_new_session=detached)
+        write_pid(rank, name, process.pid)
+
+
+def write_pid(rank: Rank, name: str, pid: int) -> None:
+    write_json(rank.folder.path / f"pid-{name}-{rank.rank}.json", {"pid": pid})
+
+
+def main(run_dir: str, rank: int) -> int:
+    """Behave as the run's name says."""
+    this = Rank(run_dir, rank)
+    write_pid(this, "rank", os.getpid())
+    behaviour: Callable[[Rank], int] = globals()[this.folder.path.name.split("-")[0]]
+    return behaviour(this)

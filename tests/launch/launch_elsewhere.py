@@ -1,0 +1,28 @@
+"""A launcher in a process of its own, to be interrupted or killed.
+
+Arguments: sweep folder, `fork` or `spawn`, run names.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+here = Path(__file__).parent
+sys.path.insert(0, str(here))
+
+if __name__ == "__main__":
+    from sweeps_of_fakes import MACHINE, TARGET, spec_named
+
+    from batchscape.launch import run_sweep
+    from batchscape.record.folder import SweepFolder
+
+    folder, method, *names = sys.argv[1:]
+    result = run_sweep(
+        [spec_named(name) for name in names],
+        SweepFolder(Path(folder)),
+        MACHINE,
+        target=TARGET,
+        method=method,
+    )
+    sys.exit(130 if result.interrupted else len(result.failed))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.errors import RecordError
+from batchscape.launch.child import RankExit
+from batchscape.launch.outcome import SIGNAL_LAG_S, Outcome, Stop, Verdict, decide
+from batchscape.record.files import write_json
+from batchscape.record.status import Status, StopReason
+
+
+def left(status: str, at: float = 100.0, reason: str | None = None) -> Outcome:
+    ended = Status(status)
+    stop = StopReason.BUDGET if ended is Status.COMPLETED else None
+    return Outcome(ended, stop, reason, at, 3, "steady")
+
+
+def gone(rank: int, code: int, at: float = 100.0) -> RankExit:
+    return RankExit("run", rank, code, at)
+
+
+def all_gone(ranks: int, code: int = 0) -> dict[int, RankExit]:
+    return {rank: gone(rank, code) for rank in range(ranks)}
+
+
+def test_completed_needs_every_rank() -> None:
+    outcomes = {0: left("completed"), 1: left("completed")}
+    verdict = decide(2, outcomes, all_gone(2))
+    assert verdict == Verdict(Status.COMPLETED, StopReason.BUDGET)
+    verdict = decide(2, {0: outcomes[0]}, all_gone(2))
+    assert (verdict.status, verdict.rank) == (Status.FAILED, 1)
+    assert "rank 1 left no outcome and exited with code 0" in str(verdict.reason)
+
+
+def test_a_completed_run_may_be_killed_in_its_teardown() -> None:
+    outcomes = {0: left("completed"), 1: left("completed")}
+    exits = {0: gone(0, -9), 1: gone(1, 0)}
+    assert decide(2, outcomes, exits).status is Status.COMPLETED
+
+
+def test_ranks_must_agree_on_why_they_stopped() -> None:
+    target = Outcome(Status.COMPLETED, StopReason.TARGET, None, 1.0, 3, None)
+    verdict = decide(2, {0: left("completed"), 1: target}, all_gone(2))
+    assert verdict.status is Status.FAILED
+    assert verdict.reason == (
+        "the ranks stopped for different reasons (rank 0: budget, rank 1: target)"
+    )
+
+
+@given(st.permutations(range(4)), st.sampled_from(["oom", "diverged", "failed", "interrupted"]))
+def test_the_earliest_cause_decides(order: list[int], status: str) -> None:
+    """Whatever the other ranks complain about later."""
+    outcomes = {
+        rank: left(status if place == 0 else "failed", 100.0 + place, f"cause {place}")
+        for place, rank in enumerate(order)
+    }
+    verdict = decide(4, outcomes, all_gone(4, 1))
+    assert verdict == Verdict(Status(status), None, "cause 0", order[0])
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-9, "killed by SIGKILL (often the system's out-of-memory killer)"),
+        (-11, "killed by SIGSEGV; its log ends: last words"),
+        (-35, "killed by signal 35"),
+        (7, "exited with code 7; its log ends: last words"),
+    ],
+)
+def test_a_silent_death_is_described(code: int, text: str) -> None:
+    verdict = decide(1, {}, {0: gone(0, code)}, last_words="last words")
+    assert (verdict.status, verdict.rank) == (Status.FAILED, 0)
+    assert text in str(verdict.reason)
+
+
+def test_a_death_by_signal_precedes_the_complaints_of_its_peers() -> None:
+    outcomes = {0: left("failed", 100.0, "connection closed by peer")}
+    verdict = decide(2, outcomes, {0: gone(0, 1), 1: gone(1, -9, 100.0 + SIGNAL_LAG_S / 2)})
+    assert verdict.rank == 1
+    # Our own kill, after the peers' grace, is no cause.
+    verdict = decide(2, outcomes, {0: gone(0, 1), 1: gone(1, -9, 105.0)})
+    assert verdict.rank == 0
+
+
+@pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.TIMEOUT])
+def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
+    stop = Stop(status, "asked to", 50.0)
+    outcomes = {0: left("interrupted", 51.0), 1: left("failed", 52.0)}
+    exits = {**all_gone(2, 1), 2: gone(2, -9, 70.0), 3: gone(3, -15, 50.001)}
+    assert decide(4, outcomes, exits, stop) == Verdict(status, reason="asked to")
+    # Even a stop comes too late for what had failed or ended before.
+    outcomes[0] = left("oom", 49.9)
+    assert decide(4, outcomes, exits, stop).status is Status.OOM
+    done = {rank: left("completed", 60.0) for rank in range(4)}
+    assert decide(4, done, exits, stop).status is Status.COMPLETED
+
+
+def test_any_mixture_has_a_verdict() -> None:
+    """Every combination for two ranks: completed if and only if both say so."""
+    choices = [None, *("completed", "failed", "oom", "diverged", "interrupted")]
+    stops = [None, Stop(Status.TIMEOUT, "late", 50.0), Stop(Status.TIMEOUT, "late", 150.0)]
+    for pair, stop in itertools.product(itertools.product(choices, repeat=2), stops):
+        outcomes = {rank: left(name) for rank, name in enumerate(pair) if name is not None}
+        verdict = decide(2, outcomes, all_gone(2, 1), stop)
+        assert (verdict.status is Status.COMPLETED) == (pair == ("completed", "completed"))
+        if stop is not None and stop.at == 50.0 and verdict.status is not Status.COMPLETED:
+            assert verdict.status is Status.TIMEOUT
+
+
+def test_damaged_outcomes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "outcome-0.json"
+    write_json(path, {"status": "completed"})
+    with pytest.raises(RecordError, match="damaged"):
+        Outcome.read(path)
+    with pytest.raises(RecordError, match="missing"):
+        Outcome.read(tmp_path / "outcome-1.json")

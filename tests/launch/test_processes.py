@@ -1,0 +1,179 @@
+"""The contract of both ways of starting ranks, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sweeps_of_fakes import TARGET, is_alive, pids_in, wait_until
+
+from batchscape.errors import LaunchError
+from batchscape.launch.child import RankExit, Start
+from batchscape.launch.forked import Forked, UnsafeToForkError
+from batchscape.launch.processes import Processes, Spawned, open_processes
+from batchscape.record.files import write_json
+
+
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
+    made = open_processes(TARGET, (), lambda: False, request.param)
+    assert made is not None
+    assert made.method == request.param
+    yield made
+    made.close()
+
+
+def start(processes: Processes, folder: Path, ranks: int = 1, **environment: str) -> Start:
+    folder.mkdir(exist_ok=True)
+    launch = {
+        "attempt": 0,
+        "world_size": ranks,
+        "rendezvous": str(folder / "rendezvous"),
+        "start_method": processes.method,
+    }
+    write_json(folder / "launch.json", launch)
+    begun = Start(folder.name, str(folder), str(folder / "log.txt"), ranks, TARGET, environment)
+    processes.start(begun)
+    return begun
+
+
+def ends(processes: Processes, count: int) -> list[RankExit]:
+    found: list[RankExit] = []
+    wait_until(lambda: bool(found.extend(processes.wait(0.1)) or len(found) >= count), "no end")
+    return sorted(found, key=lambda ended: ended.rank)
+
+
+def wait_for_pids(folder: Path, count: int) -> dict[str, int]:
+    wait_until(lambda: len(list(folder.glob("pid-*.json"))) >= count, "the ranks do not start")
+    return pids_in(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("completes", 0), ("raises", 1), ("exits7", 7), ("killed", -9)]
+)
+def test_how_a_rank_ends_is_reported(
+    processes: Processes, tmp_path: Path, name: str, code: int
+) -> None:
+    start(processes, tmp_path / name)
+    (ended,) = ends(processes, 1)
+    assert (ended.run, ended.rank, ended.code) == (name, 0, code)
+
+
+def test_all_that_is_printed_is_in_the_log(processes: Processes, tmp_path: Path) -> None:
+    log = tmp_path / "prints" / "log.txt"
+    log.parent.mkdir()
+    log.write_text("of an earlier attempt\n")
+    start(processes, log.parent, ranks=2)
+    ends(processes, 2)
+    lines = log.read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "of an earlier attempt"
+    for rank in range(2):
+        for text in (f"out of rank {rank} µ", f"err of rank {rank}", f"child of rank {rank}"):
+            assert lines.count(text) == 1
+    assert lines.count("read ''") == 2
+
+
+def test_an_exception_is_in_the_log(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path / "raises")
+    ends(processes, 1)
+    text = (tmp_path / "raises" / "log.txt").read_text()
+    assert "Traceback" in text
+    assert "RuntimeError: planted in rank 0" in text
+
+
+def test_ranks_share_a_group_of_their_own(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path / "stubborn-a", ranks=2)
+    start(processes, tmp_path / "stubborn-b", ranks=1)
+    a = wait_for_pids(tmp_path / "stubborn-a", 2)
+    b = wait_for_pids(tmp_path / "stubborn-b", 1)
+    groups = {name: os.getpgid(pid) for name, pid in a.items() if "rank" in name}
+    assert len(set(groups.values())) == 1
+    assert {*groups.values()} & {os.getpgid(b["pid-rank-0.json"]), os.getpgid(0)} == set()
+    processes.signal("stubborn-a", signal.SIGKILL)
+    assert [ended.code for ended in ends(processes, 2)] == [-9, -9]
+    assert is_alive(b["pid-rank-0.json"])
+    processes.signal("stubborn-b", signal.SIGKILL)
+    ends(processes, 1)
+    # A group that has ended cannot be hit any more.
+    processes.signal("stubborn-a", signal.SIGKILL)
+
+
+def test_what_ranks_leave_behind_ends_with_them(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path / "leaves", ranks=2)
+    assert [ended.code for ended in ends(processes, 2)] == [0, 0]
+    pids = pids_in(tmp_path / "leaves")
+    assert len(pids) == (6 if processes.method == "fork" else 4)
+    wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path, ranks: int) -> None:
+    start(processes, tmp_path / "gloo", ranks, GLOO_SOCKET_IFNAME="lo")
+    assert [ended.code for ended in ends(processes, ranks)] == [0] * ranks
+    log = (tmp_path / "gloo" / "log.txt").read_text()
+    assert log.count(f"sum {sum(range(ranks))}\n") == ranks
+
+
+def test_the_environment_of_a_rank(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path / "device", CUDA_VISIBLE_DEVICES="GPU-1,GPU-2")
+    ends(processes, 1)
+    assert '"visible": "GPU-1,GPU-2"' in (tmp_path / "device" / "log.txt").read_text()
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_close_leaves_nothing(tmp_path: Path) -> None:
+    spawned = Spawned()
+    start(spawned, tmp_path / "stubborn", 2)
+    pids = wait_for_pids(tmp_path / "stubborn", 4)
+    spawned.close()
+    wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
+class TestForked:
+    def test_the_server_has_one_thread_and_a_rank_dies_with_it(self, tmp_path: Path) -> None:
+        forked = Forked(TARGET)
+        start(forked, tmp_path / "stubborn", 2)
+        pids = wait_for_pids(tmp_path / "stubborn", 6)
+        server = psutil.Process(psutil.Process(pids["pid-rank-0.json"]).ppid())
+        assert server.num_threads() == 1
+        assert os.getsid(server.pid) != os.getsid(0)
+        server.kill()
+        assert [ended.code for ended in ends(forked, 2)] == [-9, -9]
+        in_group = [pid for name, pid in pids.items() if "detached" not in name]
+        wait_until(lambda: not any(map(is_alive, in_group)), "ranks outlive the server")
+        for name, pid in pids.items():
+            if "detached" in name:
+                os.kill(pid, signal.SIGKILL)
+        # The next run gets a new server.
+        start(forked, tmp_path / "completes")
+        assert [ended.code for ended in ends(forked, 1)] == [0]
+        start(forked, tmp_path / "stubborn-at-close")
+        pids = wait_for_pids(tmp_path / "stubborn-at-close", 3)
+        forked.close()
+        assert not any(map(is_alive, pids.values()))
+
+    def test_threads_make_forking_unsafe(self, tmp_path: Path) -> None:
+        forked = Forked("threads_at_import:main")
+        with pytest.raises(UnsafeToForkError, match="1 more native thread"):
+            start(forked, tmp_path / "completes")
+        forked.close()
+        instead = open_processes("threads_at_import:main", (), lambda: False, None)
+        assert isinstance(instead, Spawned)
+        instead.close()
+
+    def test_a_server_that_cannot_boot_says_why(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / "numpy.py").write_text("raise ImportError('planted')")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        with pytest.raises(LaunchError, match="planted"):
+            open_processes(TARGET, (), lambda: False, "fork")
+
+    def test_booting_can_be_stopped(self) -> None:
+        assert open_processes(TARGET, (), lambda: True, "fork") is None

@@ -1,0 +1,104 @@
+"""The models against what they are meant to compute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from batchscape.config import Gpt
+from batchscape.models import build_model, parameter_count
+from batchscape.models.gpt import GptModel
+
+
+def reference_forward(model, tokens, n_heads):
+    """Compute the transformer with attention written out, from its state dictionary."""
+    w = model.state_dict()
+    samples, length = tokens.shape
+    x = w["tokens.weight"][tokens] + w["positions.weight"][:length]
+    width = x.shape[-1]
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    layer = 0
+    while f"blocks.{layer}.attention.qkv.weight" in w:
+        name = f"blocks.{layer}"
+        h = norm(x, f"{name}.attention_norm")
+        qkv = h @ w[f"{name}.attention.qkv.weight"].T + w[f"{name}.attention.qkv.bias"]
+        q, k, v = (
+            part.reshape(samples, length, n_heads, width // n_heads).transpose(1, 2)
+            for part in qkv.split(width, dim=-1)
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(width // n_heads)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mixed = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        mixed = mixed.transpose(1, 2).reshape(samples, length, width)
+        x = x + mixed @ w[f"{name}.attention.projection.weight"].T
+        x = x + w[f"{name}.attention.projection.bias"]
+        h = norm(x, f"{name}.mlp_norm") @ w[f"{name}.expand.weight"].T + w[f"{name}.expand.bias"]
+        h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        x = x + h @ w[f"{name}.contract.weight"].T + w[f"{name}.contract.bias"]
+        layer += 1
+    return norm(x, "norm") @ w["tokens.weight"].T
+
+
+def test_transformer_equals_its_formula():
+    torch.manual_seed(0)
+    model = GptModel(Gpt(name="gpt", n_layers=2, n_heads=4, d_model=32), 50, 16).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(50, (3, 16))
+    torch.testing.assert_close(
+        model(tokens), reference_forward(model, tokens, 4), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "d_model", "published"),
+    [(12, 12, 768, 124_439_808), (24, 16, 1024, 354_823_168)],
+)
+def test_gpt2_sizes(n_layers, n_heads, d_model, published):
+    """Parameter counts of GPT-2 small and medium (vocabulary 50257, context 1024)."""
+    config = Gpt(name="gpt", n_layers=n_layers, n_heads=n_heads, d_model=d_model)
+    with torch.device("meta"):
+        assert parameter_count(GptModel(config, 50257, 1024)) == published
+
+
+def test_short_context_attention_in_bfloat16_is_computed_in_float32(config_of):
+    config = config_of(data__sequence_length=32)
+    module = build_model(config, 256, "bfloat16")
+    tokens = torch.randint(256, (2, 33))
+    exact, _ = module(tokens[:, :-1], tokens[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, _ = module(tokens[:, :-1], tokens[:, 1:])
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
+
+
+def test_loss_is_a_sum_over_real_targets(config_of):
+    module = build_model(config_of(), 256, "float64")
+    tokens = torch.randint(256, (4, 33))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[1, 5:] = -100
+    logits = module.model(inputs)
+    rows = functional.log_softmax(logits, -1)[targets >= 0]
+    by_hand = -rows[torch.arange(len(rows)), targets[targets >= 0]].sum()
+    loss, _ = module(inputs, targets)
+    torch.testing.assert_close(loss, by_hand)
+    module.eval()
+    _, right = module(inputs, targets)
+    assert right == (logits.argmax(-1) == targets).sum()
+
+
+def test_parameters_depend_on_the_init_seed_alone(config_of):
+    first = build_model(config_of(seed=1, data_seed=5), 256, "float64").state_dict()
+    torch.rand(7)
+    again = build_model(config_of(init_seed=1), 256, "float32").state_dict()
+    other = build_model(config_of(seed=2), 256, "float32").state_dict()
+    assert all((first[name].float() == again[name]).all() for name in first)
+    assert (other["model.tokens.weight"] != again["model.tokens.weight"]).any()

@@ -1,0 +1,191 @@
+"""Run folders: torn lines, seals, summaries, and what a reader makes of them."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.errors import RecordError
+from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Attempt, RunStatus, Status, StopReason
+from batchscape.record.summary import SUMMARY
+from batchscape.record.tables import load, read_table, seal
+
+
+@given(st.lists(st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text())), st.data())
+def test_a_torn_last_line_is_dropped_and_never_glued_to_the_next(tmp_path_factory, rows, data):
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    lines = JsonLines(path)
+    lines.append(rows)
+    lines.close()
+    content = path.read_bytes()
+    cut = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:cut])
+    whole = content[:cut].count(b"\n")
+    assert list(read_json_lines(path)) == rows[:whole]
+    lines = JsonLines(path)
+    lines.append([{"new": 1}])
+    lines.close()
+    assert list(read_json_lines(path)) == [*rows[:whole], {"new": 1}]
+
+
+def test_damage_before_the_last_line_is_an_error(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')
+    with pytest.raises(RecordError, match="line 2"):
+        list(read_json_lines(path))
+
+
+def test_rows_after_a_checkpoint_are_removed(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"optimizer_step": k}) + "\n" for k in range(6)))
+    keep_json_lines(path, lambda row: row["optimizer_step"] <= 3)
+    assert [row["optimizer_step"] for row in read_json_lines(path)] == [0, 1, 2, 3]
+
+
+def step_row(k, loss, step_time_s, *, warmup=False):
+    return {
+        "optimizer_step": k, "samples": 4 * k, "tokens": 40 * k, "train_time_s": 0.5 * k,
+        "attempt": 0, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0,
+        "step_time_s": step_time_s, "data_s": 0.01, "forward_backward_s": 0.3,
+        "exchange_optimizer_s": 0.1, "exchanged_bytes": 8, "involuntary_switches": 1,
+        "warmup": warmup,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(spec_of, tmp_path):
+    """A sweep with one run whose rows are written, not yet sealed."""
+    spec = spec_of((2, 1, 2))
+    folder = SweepFolder(tmp_path).run(spec.run_id)
+    spec.write(folder.config)
+    lines = JsonLines(folder.lines("steps"))
+    times = [9.0, 0.4, 0.6, 0.5, 0.5]
+    lines.append(step_row(k + 1, 5.0 - k, times[k], warmup=k == 0) for k in range(5))
+    lines.close()
+    for rank, peak in ((0, 1.5), (1, 2.5)):
+        lines = JsonLines(folder.lines("ranks"))
+        lines.append([{"rank": rank, "attempt": 0, "peak_allocated_gib": peak, "startup_s": 0.1}])
+        lines.close()
+    return folder
+
+
+def completed():
+    return RunStatus(
+        Status.COMPLETED, StopReason.BUDGET, attempts=[Attempt(1.0, 0, 2.0, "completed")]
+    )
+
+
+def test_summary_by_hand(run):
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    figures = status.summary
+    assert set(figures) == set(SUMMARY)
+    assert figures["optimizer_steps"] == 5
+    assert figures["step_time_s"] == 0.5  # of 0.4 0.6 0.5 0.5: the warm-up is out
+    assert figures["measured_optimizer_steps"] == 4
+    assert figures["tokens_per_s"] == pytest.approx(4 * 40 / 2.0)
+    assert figures["tokens_per_s_per_device"] == pytest.approx(40.0)
+    assert figures["samples_per_s"] == pytest.approx(8.0)
+    assert figures["final_loss"] == 1.0  # the last tenth of 20 samples is in the last step
+    assert figures["peak_allocated_gib"] == 2.5  # of both ranks
+    assert figures["final_eval_loss"] is None
+    assert figures["peak_reserved_gib"] is None
+
+
+def test_uneven_steps_are_weighted_by_their_targets(run):
+    rows = list(read_json_lines(run.lines("steps")))
+    for row, tokens in zip(rows, (40, 80, 120, 130, 160), strict=True):
+        row["tokens"] = tokens
+        row["samples"] = 1000 - (5 - row["optimizer_step"])
+    run.lines("steps").unlink()
+    lines = JsonLines(run.lines("steps"))
+    lines.append(rows)
+    lines.close()
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    expected = (5 * 40 + 4 * 40 + 3 * 40 + 2 * 10 + 1 * 30) / 160
+    assert status.summary["final_loss"] == pytest.approx(expected)
+
+
+def test_sealed_tables_equal_the_open_ones(run):
+    before = {table: read_table(run, table) for table in ("steps", "evals", "ranks")}
+    seal(run, completed(), data_parallel_size=2)
+    assert not list(run.path.glob("*.jsonl"))
+    for table, rows in before.items():
+        pd.testing.assert_frame_equal(read_table(run, table), rows)
+
+
+def test_load_joins_identity_geometry_and_figures(run, tmp_path):
+    seal(run, completed(), data_parallel_size=2)
+    tables = load(tmp_path)
+    row = tables.runs.iloc[0]
+    assert (row["data_parallel_size"], row["micro_batch_size"], row["global_batch_size"]) == (
+        2,
+        1,
+        4,
+    )
+    assert row["optimizer_steps"] == 5
+    assert row["planned_optimizer_steps"] == 20
+    assert row["optimizer.learning_rate"] == 3e-3
+    assert tables.steps["run_id"].unique().tolist() == [row["run_id"]]
+    assert tables.damaged == {}
+
+
+def test_a_rejected_cell_shows_what_was_asked_for(config_of, tmp_path):
+    folder = SweepFolder(tmp_path).run("rejected")
+    config = config_of(batch={"global_batch_size": 32, "micro_batch_size": 24})
+    write_json(
+        folder.config,
+        {"format_version": FORMAT_VERSION, "run_id": "rejected", "trajectory_id": None,
+         "sweep_name": "s", "geometry": None, "resolved": None, "data": None,
+         "config": config.to_mapping()},
+    )  # fmt: skip
+    RunStatus(Status.REJECTED, reason="32 % 24 = 8").write(folder.status)
+    row = load(tmp_path).runs.iloc[0]
+    assert row["status"] == "rejected"
+    assert row["reason"] == "32 % 24 = 8"
+    assert (row["global_batch_size"], row["micro_batch_size"]) == (32, 24)
+    assert pd.isna(row["gradient_accumulation_steps"])
+
+
+@pytest.mark.parametrize("name", ["steps.parquet", "status.json", "config.json"])
+def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
+    seal(run, completed(), data_parallel_size=2)
+    path = run.path / name
+    path.write_bytes(path.read_bytes()[:-7])
+    tables = load(tmp_path)
+    assert tables.runs.empty
+    assert tables.steps.empty
+    assert list(tables.damaged) == [str(run.path)]
+
+
+def test_another_format_version_is_refused(run):
+    content = json.loads(run.config.read_text())
+    write_json(run.config, {**content, "format_version": 99})
+    with pytest.raises(RecordError, match="format version 99; this batchscape reads version 1"):
+        RunSpec.read(run.config)
+
+
+def test_spec_round_trip(run, spec_of):
+    assert RunSpec.read(run.config) == spec_of((2, 1, 2))
+
+
+def test_an_empty_folder_is_no_sweep(tmp_path):
+    with pytest.raises(RecordError, match="holds no runs"):
+        load(tmp_path)
+
+
+def test_status_round_trip(tmp_path):
+    folder = RunFolder(tmp_path)
+    status = completed()
+    status.write(folder.status)
+    assert RunStatus.read(folder.status) == status
+    assert Status.COMPLETED.is_sealed
+    assert not Status.FAILED.is_sealed

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+
+import batchscape.conf
+from batchscape.compose import compose
+from batchscape.config import RunConfig
+
+CONF = Path(batchscape.conf.__file__).parent
+OPTIONS = sorted(
+    path.relative_to(CONF).with_suffix("").as_posix() for path in CONF.glob("*/*.yaml")
+)
+COMPANIONS = {
+    "data/digits": ["model=mlp"],
+    "model/mlp": ["data=digits"],
+    "data/text": ["data.path=some/text.txt"],
+}
+SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")
+
+
+def composed(*arguments: str) -> RunConfig:
+    grid = compose(arguments, "batchscape run")
+    assert grid is not None
+    (cell,) = grid.cells
+    return RunConfig.from_mapping(cell.settings)
+
+
+def dataclass_of(group: str, content: dict[str, Any]) -> Any:
+    """Find the dataclass that an option configures, by its name where there are several."""
+    hint = get_type_hints(RunConfig)[group]
+    for member in (hint, *get_args(hint)):
+        if is_dataclass(member):
+            hints = get_type_hints(member)
+            if "name" not in hints or content["name"] in get_args(hints["name"]):
+                return member
+    pytest.fail(f"{group}: no dataclass for {content}")
+
+
+def scope_of(owner: Any, name: str) -> str:
+    """Scope of a setting, as its docstring says."""
+    description = owner.__pydantic_fields__[name].description
+    return re.findall(r"Scope:\s+(\w+)", description)[-1]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_option_composes_and_validates(option: str) -> None:
+    group, _, name = option.partition("/")
+    config = composed(f"{group}={name}", *COMPANIONS.get(option, []))
+    content = yaml.safe_load((CONF / f"{option}.yaml").read_text())
+    chosen = config.to_mapping()[group]
+    if option == "data/text":
+        content["path"] = "some/text.txt"
+    assert chosen == content
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_setting_is_visible_with_its_scope(option: str) -> None:
+    text = (CONF / f"{option}.yaml").read_text()
+    assert text.startswith("# "), "the first line says what the option is"
+    owner = dataclass_of(option.partition("/")[0], yaml.safe_load(text))
+    seen = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            match = SETTING.fullmatch(line)
+            assert match, line
+            seen[match[1]] = match[2]
+    assert list(seen) == [field.name for field in fields(owner)], "all, in the dataclass's order"
+    for name, comment in seen.items():
+        if name != "name":
+            assert comment, f"{name} has no comment"
+            assert comment.rpartition("; ")[2] == scope_of(owner, name), name
+
+
+def test_every_group_has_its_settings_and_every_setting_its_group() -> None:
+    top = yaml.safe_load((CONF / "config.yaml").read_text())
+    groups = {
+        key
+        for entry in top["defaults"]
+        if isinstance(entry, dict)
+        for key in entry
+        if not key.startswith("override") and key != "sweeps"
+    }
+    assert groups == {option.partition("/")[0] for option in OPTIONS}
+    settings = {key for key in top if key not in {"defaults", "hydra"}}
+    assert groups | settings == {field.name for field in fields(RunConfig)}
+    for line in (CONF / "config.yaml").read_text().splitlines():
+        match = SETTING.fullmatch(line)
+        if match and match[1] in settings:
+            assert match[2].rpartition("; ")[2] == scope_of(RunConfig, match[1]), line
+
+
+def test_every_model_that_the_first_run_needs_is_small() -> None:
+    model = composed().model
+    assert model.name == "gpt"
+    assert (model.n_layers, model.d_model) == (2, 128)
+
+
+def test_users_own_options_and_sweeps(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "mine.yaml").write_text("name: sgd\nlearning_rate: 0.5\n")
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n  - override /optimizer: mine\n"
+        "optimizer:\n  momentum: 0.5\n"
+        "hydra:\n  sweeper:\n    params:\n      seed: 'range(0,3)'\n"
+    )
+    grid = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
+    assert grid is not None
+    assert grid.sweep_file == "mine"
+    configs = [RunConfig.from_mapping(cell.settings) for cell in grid.cells]
+    assert [config.seed for config in configs] == [0, 1, 2]
+    assert all(config.optimizer.learning_rate == 0.5 for config in configs)
+    assert all(config.to_mapping()["optimizer"]["momentum"] == 0.5 for config in configs)

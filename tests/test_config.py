@@ -1,0 +1,115 @@
+"""Settings are validated once, with one line a problem."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batchscape.config as module
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+
+
+def plain(config_of):
+    return config_of().to_mapping()
+
+
+def refused(mapping):
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_mapping(mapping)
+    return str(caught.value)
+
+
+def test_round_trip(config_of):
+    config = config_of()
+    assert RunConfig.from_mapping(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "said"),
+    [
+        ("batch", "micro_batch", 8, "micro_batch: unknown setting; did you mean micro_batch_size?"),
+        ("batch", "micro_batch_size", 0, "batch.micro_batch_size: must be greater"),
+        ("batch", "micro_batch_size", 8.0, "batch.micro_batch_size: must be a valid int"),
+        ("batch", "micro_batch_size", True, "batch.micro_batch_size: must be a valid int"),
+        ("batch", "micro_batch_size", "8", "batch.micro_batch_size: must be a valid int"),
+        ("model", "n_heads", 5, "model: n_heads must divide d_model: 32 % 5 = 2"),
+        ("model", "name", "gtp", "expected tags: 'gpt', 'mlp'"),
+        ("optimizer", "learning_rate", float("nan"), "optimizer.learning_rate: must be a finite"),
+        ("optimizer", "learning_rate", -1.0, "optimizer.learning_rate: must be greater than 0"),
+        ("optimizer", "momentum", 0.9, "optimizer.momentum: unknown setting"),
+        ("budget", "samples", 64, "exactly one of samples, tokens, optimizer_steps; got samples=64"),
+        ("data", "sequence_length", 1, "data.sequence_length: must be greater"),
+        ("engine", "precision", "fp32", "engine.precision: must be 'auto', 'float32'"),
+    ],
+)  # fmt: skip
+def test_each_problem_is_named_where_the_user_wrote_it(config_of, group, key, value, said):
+    mapping = plain(config_of)
+    mapping[group][key] = value
+    assert said in refused(mapping)
+
+
+def test_all_problems_are_reported_at_once(config_of):
+    mapping = plain(config_of)
+    mapping["batch"]["micro_batch_size"] = -1
+    mapping["model"]["n_layers"] = 0
+    mapping["sweep"] = "x"
+    message = refused(mapping)
+    assert all(part in message for part in ("batch.micro_batch_size", "model.n_layers", "sweep:"))
+
+
+def test_data_and_model_must_fit(config_of):
+    mapping = plain(config_of)
+    mapping["data"] = {"name": "digits"}
+    assert "data=digits cannot feed model=gpt; use model=mlp" in refused(mapping)
+
+
+def test_token_budgets_need_packed_text(config_of):
+    mapping = plain(config_of)
+    mapping["budget"] = {"tokens": 3200}
+    RunConfig.from_mapping(mapping)
+    mapping["data"]["layout"] = "padded"
+    assert "needs packed text" in refused(mapping)
+
+
+def test_seeds_derive_from_one(config_of):
+    config = config_of(seed=7, data_seed=3)
+    assert (config.resolved_init_seed, config.resolved_data_seed) == (7, 3)
+
+
+def groups(owner):
+    """Yield every dataclass that settings are made of."""
+    yield owner
+    for hint in get_type_hints(owner).values():
+        for member in (hint, *get_args(hint)):
+            if isinstance(member, type) and is_dataclass(member):
+                yield from groups(member)
+
+
+def test_every_field_says_its_scope():
+    """The docstring of a field says what it changes: the loss curve, the run, or the display."""
+    source = module.__loader__.get_source(module.__name__)
+    for owner in set(groups(RunConfig)) - {RunConfig}:
+        body = source.split(f"class {owner.__name__}:")[1].split("@dataclass")[0]
+        for field in fields(owner):
+            if field.name == "name":
+                continue
+            text = body.split(f"    {field.name}:")[1].split('"""')[1]
+            assert "Scope:" in text, f"{owner.__name__}.{field.name}"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+def test_any_value_of_a_group_is_accepted_or_refused_with_a_message(value):
+    for group in ("batch", "model", "data", "budget", "tracker", "seed"):
+        mapping = {"batch": {}, group: value}
+        assert refused(mapping).startswith("The configuration breaks these rules:\n  ")

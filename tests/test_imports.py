@@ -1,0 +1,129 @@
+"""Who may import whom, read from the source: imports inside functions count."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import batchscape
+
+ROOT = Path(batchscape.__file__).parent
+
+# errors, geometry <- config <- record, measure, models, data <- engines <- train <- plan, launch
+# <- cli. A part imports from lower layers, and from its own layer only where it is listed.
+LAYERS = (
+    {"errors", "geometry"},
+    {"config"},
+    {"record", "measure", "models", "data"},
+    {"engines"},
+    {"train"},
+    {"plan", "launch"},
+    {"cli", "compose", "__main__"},
+)
+WITHIN_A_LAYER = {
+    ("geometry", "errors"),  # a refusal is an error
+    ("errors", "geometry"),  # for type checking only: an error carries what would work
+    ("data", "record"),  # the identity of data is part of a run's record
+    ("models", "record"),
+    ("measure", "record"),
+    ("launch", "plan"),  # a machine, as the plan saw it
+    ("__main__", "cli"),
+    ("cli", "compose"),
+}
+PARTS = sorted(set.union(*LAYERS))
+
+
+def level(part: str) -> int:
+    return next(index for index, layer in enumerate(LAYERS) if part in layer)
+
+
+def files(part: str) -> list[Path]:
+    folder = ROOT / part
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{part}.py"]
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or path.parent.name == "analysis", f"relative import in {path}"
+            if node.level == 0:
+                assert node.module is not None
+                yield node.module
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_parts(path: Path) -> set[str]:
+    names = {name.split(".")[1] for name in imported(path) if name.startswith("batchscape.")}
+    return names - {"__version__"}
+
+
+def test_every_module_is_in_a_layer() -> None:
+    found = {
+        path.stem if path.suffix == ".py" else path.name
+        for path in ROOT.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert found - {"__init__", "conf", "sweeps", "analysis"} == set(PARTS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_point_down(part: str) -> None:
+    for path in files(part):
+        for other in own_parts(path) - {part}:
+            # `analysis` stands beside the layers; the command line alone calls it.
+            below = other in PARTS and level(other) < level(part)
+            allowed = below or (part, other) in {*WITHIN_A_LAYER, ("cli", "analysis")}
+            assert allowed, f"{path} imports batchscape.{other}"
+
+
+def test_analysis_reads_records_and_nothing_else_of_the_runtime() -> None:
+    for path in files("analysis"):
+        assert own_parts(path) <= {"record", "errors", "geometry"}, path
+        roots = {name.split(".")[0] for name in imported(path)}
+        assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path
+
+
+def test_only_the_command_line_knows_hydra() -> None:
+    for part in PARTS:
+        for path in files(part):
+            roots = {name.split(".")[0] for name in imported(path)}
+            if roots & {"hydra", "omegaconf", "hydra_plugins"}:
+                assert part in {"cli", "compose"}, path
+
+
+def modules_after(code: str) -> set[str]:
+    command = f"import sys\n{code}\nprint(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+    )
+    return {name for name in done.stdout.splitlines()[-1].split() if "." not in name}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    loaded = modules_after("from batchscape.cli import main\nassert main(['--help']) == 0")
+    assert not loaded & {"torch", "pandas", "wandb", "hydra", "pydantic", "numpy", "rich"}
+
+
+def test_plan_imports_neither_torch_nor_pandas_nor_wandb() -> None:
+    code = "from batchscape.cli import main\nassert main(['plan', 'sweeps=musev_224']) == 0"
+    loaded = modules_after(code)
+    assert "hydra" in loaded
+    assert not loaded & {"torch", "pandas", "wandb", "sklearn", "matplotlib", "scipy"}
+
+
+def test_a_worker_imports_no_hydra() -> None:
+    loaded = modules_after("import batchscape.train.worker")
+    assert "torch" in loaded
+    assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib"}
+
+
+def test_the_sweeper_is_light_for_other_applications() -> None:
+    loaded = modules_after("import hydra_plugins.batchscape_plugins.grid")
+    assert not loaded & {"torch", "numpy", "pandas", "pydantic", "rich", "wandb"}

@@ -1,0 +1,115 @@
+"""Each study holds what its first line says, on a machine of two cores."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import batchscape.sweeps
+from batchscape.compose import compose
+from batchscape.config import Data
+from batchscape.plan.build import Plan, make_plan
+from batchscape.plan.machine import Machine
+from batchscape.record.spec import DataIdentity
+
+SWEEPS = Path(batchscape.sweeps.__file__).parent
+NAMES = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+PROMISE = re.compile(
+    r"# .+\? (?P<runs>\d+) runs \((?P<product>\d+ [a-z- ]+(?: x \d+ [a-z- ]+)*)\)"
+    r"(?:, (?P<rejected>\d+) rejected cells)?\."
+)
+
+
+def plan_of(name: str, cores: int = 2) -> Plan:
+    def prepare(config: Data) -> DataIdentity:
+        return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256)
+
+    grid = compose([f"sweeps={name}"], "batchscape sweep")
+    assert grid is not None
+    return make_plan(grid, Machine(cores, 8.0, "cores"), prepare)
+
+
+def triples(plan: Plan) -> set[tuple[int, int, int]]:
+    return {
+        (
+            spec.geometry.data_parallel_size,
+            spec.geometry.micro_batch_size,
+            spec.geometry.gradient_accumulation_steps,
+        )
+        for spec in plan.specs
+    }
+
+
+def test_the_studies() -> None:
+    assert set(NAMES) == {
+        "device_scaling",
+        "fixed_global_batch",
+        "learning_rate",
+        "musev_224",
+        "vary_global_batch",
+        "vary_micro_batch",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_line_is_true(name: str) -> None:
+    header, first, *_ = (SWEEPS / f"{name}.yaml").read_text().splitlines()
+    assert header == "# @package _global_"
+    promise = PROMISE.fullmatch(first)
+    assert promise, first
+    plan = plan_of(name)
+    assert len(plan.specs) == int(promise["runs"])
+    assert len(plan.rejections) == int(promise["rejected"] or 0)
+    assert plan.repeated == 0
+    factors = [int(number) for number in re.findall(r"\d+", promise["product"])]
+    assert math.prod(factors) == len(plan.specs)
+    assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["product"]
+    assert plan.sweep_dir == Path("outputs") / name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_runs_end_at_the_same_samples(name: str) -> None:
+    specs = plan_of(name).specs
+    assert len({spec.samples for spec in specs}) == 1
+    common = math.lcm(*(spec.geometry.global_batch_size for spec in specs))
+    assert specs[0].samples % common == 0
+    for spec in specs:
+        assert spec.evaluation_every_samples is not None
+        assert spec.evaluation_every_samples % common == 0
+
+
+def test_fixed_global_batch_is_the_table_of_the_claim() -> None:
+    plan = plan_of("fixed_global_batch")
+    assert triples(plan) == {(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)}
+    asked = {
+        (r.config.batch.data_parallel_size, r.config.batch.micro_batch_size)
+        for r in plan.rejections
+    }
+    assert asked == {(2, 32), (4, 32)}
+    assert all("multiple" in r.reason for r in plan.rejections)
+
+
+def test_every_trajectory_of_fixed_global_batch_has_four_decompositions() -> None:
+    specs = plan_of("fixed_global_batch").specs
+    by_seed = {spec.config.seed: set[str]() for spec in specs}
+    for spec in specs:
+        by_seed[spec.config.seed].add(spec.trajectory_id)
+    assert all(len(trajectories) == 1 for trajectories in by_seed.values())
+    assert len(set.union(*by_seed.values())) == 3
+
+
+def test_musev_needs_sixteen_devices_for_its_own_cut() -> None:
+    small, large = plan_of("musev_224"), plan_of("musev_224", cores=16)
+    lacking = {
+        (r.geometry.data_parallel_size, r.geometry.micro_batch_size)
+        for r in small.rejections
+        if r.geometry is not None
+    }
+    assert lacking == {(16, 7), (16, 14)}
+    assert (16, 7, 2) in triples(large)
+    assert (16, 7, 2) not in triples(small)
+    # The larger machine goes on in the folders that the smaller one left.
+    assert {r.run_id for r in small.rejections if r.geometry} <= {s.run_id for s in large.specs}

@@ -18,6 +18,7 @@ from .numbers import MISSING, TIMES
 __all__ = [
     "GEOMETRY",
     "SEEDS",
+    "WHERE",
     "Cells",
     "find_cells",
     "geometry_label",
@@ -42,15 +43,15 @@ _ORDER = (
     "gradient_accumulation_steps",
     "micro_batch_size",
 )
-# A run that was never launched may not have these, which does not make them vary.
 _DATA = "data.manifest_hash"
-_WHERE = ("hardware", "device_type", "precision", "nodes", _DATA)
+WHERE = ("hardware", "device_type", "precision", "nodes", _DATA)
+"""What a run met when it was launched. A run that was not may lack it, and does not vary in it."""
 # A new group of settings must count without being named here, so what does not count is listed.
 _NOT_SETTINGS = {
     *GEOMETRY,
     *SEEDS,
     *SUMMARY,
-    *_WHERE,
+    *WHERE,
     "attempts",
     "devices_per_node",
     "engine.precision",
@@ -101,10 +102,10 @@ class Cells:
             return pd.Series(0, index=self.table.index)
         return self.table.groupby(self.contexts, dropna=False, sort=False).ngroup()
 
-    def labels(self) -> pd.Series[str]:
-        """Name each cell by its geometry and what else tells it apart; indexed by `cell`."""
+    def labels(self, settings: Sequence[str] | None = None) -> pd.Series[str]:
+        """Name each cell by its geometry and some settings, by default all of `contexts`."""
         labels = geometry_label(self.table)
-        for name in self.contexts:
+        for name in self.contexts if settings is None else settings:
             labels = labels + ", " + setting_label(name) + " " + self.table[name].fillna(MISSING)
         return labels
 
@@ -139,14 +140,14 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         if name not in _NOT_SETTINGS and not name.startswith(_NOT_SETTING_PREFIXES)
     ]
     plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
-    where = [name for name in _WHERE if name in runs and runs[name].nunique() > 1]
+    where = [name for name in WHERE if name in runs and runs[name].nunique() > 1]
     settings = where + [name for name in candidates if plain[name].nunique() > 1]
     for name in where:
         plain[name] = plain_texts(runs[name]).where(runs[name].notna())
     keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
     distinct = keys.drop_duplicates()
     shown = _essential(distinct, settings)
-    contexts = [n for n in shown if n in _WHERE or not _follows(distinct, list(GEOMETRY), n)]
+    contexts = [n for n in shown if n in WHERE or not _follows(distinct, list(GEOMETRY), n)]
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
     return Cells(runs.assign(cell=cell), table, settings, shown, contexts)

@@ -67,21 +67,25 @@ def compare(cells: Cells) -> pd.DataFrame:
     -------
     DataFrame
         One row a cell, in the order of `cells.table`: geometry, `status` (with counts where runs
-        differ), the varying settings, `n` and `n_completed` (runs), `reason`, `timing_note`; for
+        differ), the varying settings, `n` and `n_completed` (runs), `reason` (of runs that
+        did not complete), `timing_note` (why times of completed runs are left out); for
         each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
         of the t-interval of the mean) and `_n`; the columns of `throughput_ratios`; `run_ids`
         and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
-    runs = cells.runs
-    runs = runs.assign(reason=runs["reason"].where(runs["status"].ne("completed")))
+    done = cells.runs["status"].eq("completed")
+    runs = cells.runs.assign(
+        reason=cells.runs["reason"].where(~done),
+        timing_note=cells.runs["timing_note"].where(done),
+    )
     groups = runs.groupby("cell")
     head = pd.DataFrame(
         {
             "status": groups["status"].agg(_statuses),
             "n": groups.size(),
             "n_completed": groups["status"].agg(lambda status: int(status.eq("completed").sum())),
-            "reason": groups["reason"].agg(_distinct),
-            "timing_note": groups["timing_note"].agg(_distinct),
+            "reason": groups["reason"].agg(_distinct, " | "),
+            "timing_note": groups["timing_note"].agg(_distinct, " | "),
         }
     )
     tail = pd.DataFrame({"run_ids": groups["run_id"].agg(_distinct)})
@@ -194,6 +198,6 @@ def _statuses(status: pd.Series[str]) -> str:
     return ", ".join(f"{name} {counts[name]}" for name in names)
 
 
-def _distinct(texts: Iterable[object]) -> str | None:
-    found = sorted({str(text) for text in texts if isinstance(text, str) and text})
-    return ";".join(found) or None
+def _distinct(texts: Iterable[object], separator: str = ";") -> str | None:
+    found = sorted({text for text in texts if isinstance(text, str) and text})
+    return separator.join(found) or None

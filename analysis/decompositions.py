@@ -7,7 +7,7 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from .cells import GEOMETRY, Cells, geometry_label
+from .cells import GEOMETRY, WHERE, Cells
 
 __all__ = ["compare_decompositions", "loss_differences", "seed_spread"]
 
@@ -71,7 +71,7 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a cell that has a reference: geometry, `reference` (its geometry), the varying
+        One row a cell that has a reference: geometry, `reference` (its label), the varying
         settings, `precision`, `n_trajectories` and `n_optimizer_steps` (paired, over all
         trajectories), `max_abs_difference`, `rms_difference`, `max_relative_difference`,
         `rms_relative_difference` (relative to the loss of the reference), `seed_sd` (root mean
@@ -99,7 +99,8 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     first = cells.runs.drop_duplicates("cell").set_index("cell")
     table["note"] = _notes(first).reindex(table.index)
     head = cells.table.loc[table.index, list(GEOMETRY)]
-    head["reference"] = reference.map(geometry_label(cells.table))
+    where = [name for name in cells.contexts if name in WHERE]
+    head["reference"] = reference.map(cells.labels(where))
     settings = cells.table.loc[table.index, cells.settings]
     if "precision" not in settings:
         settings["precision"] = first["precision"].reindex(table.index)

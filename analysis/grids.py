@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -61,6 +62,8 @@ class Grid:
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
+    short_first: str = ""
+    """Header of the first column where there is little room; the title then explains it."""
     n_left: int = 1
     """Columns, from the first, that are set flush left; the others are set flush right."""
     marks: Sequence[Sequence[str]] = ()
@@ -98,7 +101,7 @@ def to_latex(grid: Grid) -> str:
     """Write a grid as a `tabular` with booktabs rules; it needs no other package."""
     left = grid.n_left
     columns = "l" * left + "r" * (len(grid.headers) - left)
-    lines = [rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
+    lines = [rf"\noindent\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
     lines += [*_latex_header(grid), r"\midrule"]
     for row, marks in grid.marked_rows():
         cells = [escape_latex(text) for text in row]
@@ -116,18 +119,45 @@ def to_latex(grid: Grid) -> str:
     return "% Needs \\usepackage{booktabs}\n" + "\n".join(lines) + "\n"
 
 
-def to_rich(grid: Grid, title: str) -> Table:
-    """Write a grid as a table for the terminal, its footnotes in the caption."""
-    feet = [escape(f"({mark}) {text}") for mark, text in grid.footnotes.items()]
-    table = Table(title=escape(title), caption="\n".join(feet) or None, caption_justify="left")
-    for index, header in enumerate(grid.headers):
-        justify: Literal["left", "right"] = "left" if index < grid.n_left else "right"
-        table.add_column(escape(header), justify=justify)
-    for row, marks in grid.marked_rows():
-        cells = list(row)
-        if marks:
-            cells[grid.n_left - 1] += f" ({','.join(marks)})"
-        table.add_row(*map(escape, cells))
+def to_rich(grid: Grid, title: str, max_rows: int = 50) -> Table:
+    """Write a grid as a table for the terminal, its footnotes in the caption.
+
+    Parameters
+    ----------
+    grid : Grid
+    title : str
+    max_rows : int
+        Rows to show; the caption counts the others.
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    rows = grid.marked_rows()[:max_rows]
+    used = {mark for _, marks in rows for mark in marks}
+    feet = [f"({mark}) {text}" for mark, text in grid.footnotes.items() if mark in used]
+    if len(grid.rows) > max_rows:
+        feet.insert(0, f"... and {len(grid.rows) - max_rows} more rows in the files")
+    table = Table(
+        title=escape(f"{title} ({grid.short_first}: {grid.headers[0]})"),
+        title_justify="left",
+        caption=escape("\n".join(feet)) if feet else None,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=0,
+    )
+    left = grid.n_left
+    lines = [[*row[:left], *map(_tight, row[left:])] for row, _ in rows]
+    for line, (_, marks) in zip(lines, rows, strict=True):
+        line[left - 1] += f" ({','.join(marks)})" if marks else ""
+    for index, header in enumerate([grid.short_first, *grid.headers[1:]]):
+        justify: Literal["left", "right"] = "left" if index < left else "right"
+        # A narrow terminal breaks lines between words, never within a number.
+        words = " ".join([header, *(line[index] for line in lines)]).split()
+        width = max(map(len, words))
+        table.add_column(escape(header), justify=justify, min_width=width, overflow="fold")
+    for line in lines:
+        table.add_row(*map(escape, line))
     return table
 
 
@@ -147,6 +177,11 @@ def escape_latex(text: str) -> str:
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_latex_letter, piece))
         for index, piece in enumerate(pieces)
     )
+
+
+def _tight(number: str) -> str:
+    """Leave only the gaps where a narrow terminal may break a number."""
+    return number.replace("± ", "±").replace(f" {TIMES} ", TIMES)
 
 
 def _latex_letter(letter: str) -> str:

@@ -50,9 +50,12 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
             yield f"{run_id} is {status}: {reason if isinstance(reason, str) else 'no reason'}."
         if len(found) > _MAX_NAMED:
             yield f"{len(found) - _MAX_NAMED} more runs are {status}; tables/runs.csv has them all."
-    rejected = runs["status"].eq("rejected").sum()
-    if rejected:
-        yield f"{rejected} rejected: never launched, for the reasons under the table."
+    rejected = runs.loc[runs["status"].eq("rejected"), "cell"]
+    if len(rejected):
+        yield (
+            f"Rejected, and never launched, for the reasons under the table: "
+            f"{_counted(rejected.nunique(), 'cell')} ({_counted(len(rejected), 'run')})."
+        )
     if not runs["status"].eq("completed").any():
         yield "No run has completed, so there is nothing to compare."
 
@@ -61,7 +64,7 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     invalid = runs[runs["status"].eq("completed") & ~runs["timing_valid"]]
     for note, count in invalid["timing_note"].value_counts().items():
         yield (
-            f"Times and throughput of {_runs(count)} are left out ({note}); "
+            f"Times and throughput of {_counted(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
 
@@ -72,12 +75,13 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         yield "Every cell has one completed run, so no spread can be given."
     if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
         yield (
-            f"{_runs(stopped)} stopped at a target loss, so final losses are those at the target, "
-            "not at the end of the budget."
+            f"{_counted(stopped, 'run')} stopped at a target loss, so final losses are those at "
+            "the target, not at the end of the budget."
         )
     lost = completed["final_loss"].isna().sum() if "final_loss" in completed else 0
     if lost:
-        yield f"{_runs(lost)} completed without a finite final loss; loss figures leave them out."
+        what = f"{_counted(lost, 'run')} completed without a finite final loss"
+        yield f"{what}; figures of the final loss leave them out."
     dropout = pd.to_numeric(runs.get("model.dropout", pd.Series(dtype=float)))
     if dropout.gt(0).any():
         yield "Dropout is not decomposition-invariant: losses of decompositions may differ."
@@ -102,8 +106,8 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
         )
     repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
     if repeated:
-        yield f"{_runs(repeated)} of the same identity are in more than one sweep folder."
+        yield f"{_counted(repeated, 'run')} of the same identity are in more than one sweep folder."
 
 
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

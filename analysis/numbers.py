@@ -56,8 +56,6 @@ def significant(value: float | None, digits: int = 4) -> str:
         return MISSING
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if value == 0:
-        return "0"
     return _write(Decimal(repr(float(value))), None, digits)
 
 
@@ -96,6 +94,8 @@ def with_spread(value: float | None, spread: float | None, digits: int = 4) -> s
 
 
 def _write(value: Decimal, spread: Decimal | None, digits: int) -> str:
+    if not value and not spread:
+        return "0" if spread is None else "0 ± 0"
     if spread and not _round(spread, _last_place(value, spread, digits)):
         spread = Decimal(0)
     place = _last_place(value, spread, digits)

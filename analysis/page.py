@@ -7,9 +7,11 @@ from importlib import resources
 
 import pandas as pd
 
+from .bar_figures import MAX_BARS
 from .cells import Cells, plain_texts
 from .curves import MAX_POINTS
 from .grids import Grid, escape_markdown, to_markdown
+from .loss_figures import MAX_PANELS
 
 __all__ = ["FIGURES", "page"]
 
@@ -80,6 +82,8 @@ def page(
         sections.append("## Figures")
         sections += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         sections.append(
+            f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
+            f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             f"Curves of more than {MAX_POINTS} optimizer steps are averaged over windows of equal "
             "length. Every figure is also there as PDF."
         )

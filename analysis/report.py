@@ -57,7 +57,11 @@ class Report:
         console : rich.console.Console
         """
         for title, grid in self.grids:
-            console.print(to_rich(grid, title))
+            table = to_rich(grid, title)
+            # Where even the shortest lines do not fit, whole ones are better than cut ones.
+            width = max(console.width, console.measure(table).minimum)
+            console.print(table, width=width, crop=False)
+            console.print()
         for note in self.notes:
             console.print(f"- {escape(note)}", highlight=False)
         figures = sum(file.suffix == ".png" for file in self.files)

@@ -55,6 +55,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     return Grid(
         headers=headers,
         rows=[list(row) for row in zip(*columns, strict=True)],
+        short_first="geometry",
         n_left=2 + len(cells.shown),
         marks=marks,
         footnotes=footnotes,
@@ -77,6 +78,9 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     Grid
     """
     settings = [name for name in cells.contexts if name != "precision"]
+    precisions = table["precision"].fillna("unknown").unique()
+    if len(precisions) > 1:
+        settings.append("precision")
     figures = {
         "max_abs_difference": "max |Δ loss|",
         "rms_difference": "rms Δ loss",
@@ -85,7 +89,7 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         "rms_over_seed_sd": "rms Δ / sd",
     }
     columns: list[Iterable[str]] = [geometry_texts(table), table["reference"]]
-    columns += [table[name].astype(object).fillna(MISSING) for name in [*settings, "precision"]]
+    columns += [table[name].fillna(MISSING) for name in settings]
     columns += [table[name].astype(str) for name in ("n_trajectories", "n_optimizer_steps")]
     columns += [table[name].map(lambda value: significant(value, 2)) for name in figures]
     marks, footnotes = _lettered([[note] for note in table["note"]])
@@ -93,19 +97,20 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         headers=[
             _GEOMETRY_HEADER,
             "against",
-            *_setting_headers([*settings, "precision"]),
+            *_setting_headers(settings),
             "seeds",
             "paired steps",
             *figures.values(),
         ],
         rows=[list(row) for row in zip(*columns, strict=True)],
-        n_left=3 + len(settings),
+        short_first="geometry",
+        n_left=2 + len(settings),
         marks=marks,
         footnotes=footnotes,
         notes=[
             "Δ loss: training loss minus that of the first decomposition of the same trajectory, "
-            "paired by seed and optimizer step, over all seeds and optimizer steps. 0 means equal "
-            "to the last bit.",
+            "paired by seed and optimizer step, over all seeds and optimizer steps; 0 means equal "
+            f"to the last bit. Arithmetic: {', '.join(precisions)}.",
             "sd between seeds: spread of the loss at the same optimizer step over seeds, root "
             "mean square over optimizer steps.",
         ],
@@ -113,10 +118,9 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
 
 
 def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
-    """Write geometries as 1 x 32 x 1 = 32, `?` where a part was never determined."""
+    """Write geometries as 1x32x1=32, `?` where a part was never determined."""
     parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
-    times = f" {TIMES} "
-    return parts[0] + times + parts[1] + times + parts[2] + " = " + parts[3]
+    return parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
@@ -210,10 +214,10 @@ def _setting_headers(names: Sequence[str]) -> list[str]:
 
 
 def _footnotes(comparison: pd.DataFrame) -> tuple[list[list[str]], dict[str, str]]:
-    times = comparison["timing_note"].where(comparison["n_completed"] > 0)
     timed = comparison["step_time_s_n"].gt(0)
     texts = []
-    for reason, note, some in zip(comparison["reason"], times, timed, strict=True):
+    notes = zip(comparison["reason"], comparison["timing_note"], timed, strict=True)
+    for reason, note, some in notes:
         what = "some times left out" if some else "no times"
         texts.append([reason, None if pd.isna(note) else f"{what}: {note}"])
     return _lettered(texts)
@@ -227,7 +231,7 @@ def _lettered(texts: Sequence[Sequence[object]]) -> tuple[list[list[str]], dict[
         found = [text for text in row if isinstance(text, str)]
         for text in found:
             letters.setdefault(text, _letter(len(letters)))
-        marks.append([letters[text] for text in found])
+        marks.append(sorted((letters[text] for text in found), key=lambda mark: (len(mark), mark)))
     return marks, {letter: text for text, letter in letters.items()}
 
 

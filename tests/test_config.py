@@ -42,7 +42,7 @@ def test_round_trip(config_of):
         ("optimizer", "learning_rate", float("nan"), "optimizer.learning_rate: must be a finite"),
         ("optimizer", "learning_rate", -1.0, "optimizer.learning_rate: must be greater than 0"),
         ("optimizer", "momentum", 0.9, "optimizer.momentum: unknown setting"),
-        ("budget", "samples", 64, "exactly one of samples, tokens, optimizer_steps; got samples=64"),
+        ("budget", "samples", 64, "one of samples, tokens, optimizer_steps; got samples=64"),
         ("data", "sequence_length", 1, "data.sequence_length: must be greater"),
         ("engine", "precision", "fp32", "engine.precision: must be 'auto', 'float32'"),
     ],

@@ -6,17 +6,16 @@ import difflib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import hydra
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from batchscape.config import RunConfig
-from batchscape.errors import ConfigError
+from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.plan.expand import Grid
 
 __all__ = ["MULTIRUN_FLAGS", "compose"]
@@ -25,10 +24,7 @@ MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
 _SHOW_FLAGS = frozenset(
     {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 )
-_OTHER_FLAGS = frozenset(
-    {"--config-dir", "-cd", "--config-name", "-cn", "--config-path", "-cp", "--package", "-p"}
-    | {"--resolve"}
-)
+_FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 
 
 def compose(arguments: Sequence[str], program: str) -> Grid | None:
@@ -53,14 +49,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     """
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
-    if unknown := sorted(flags - MULTIRUN_FLAGS - _SHOW_FLAGS - _OTHER_FLAGS):
-        known = " ".join(sorted(f for f in _SHOW_FLAGS | _OTHER_FLAGS if f.startswith("--")))
-        msg = f"unknown flag {unknown[0]}; settings are given as key=value, flags are {known}"
-        raise ConfigError(msg)
     shows = bool(flags & _SHOW_FLAGS)
-    if "--resolve" in flags and not shows:
-        msg = "--resolve goes with --cfg job"
-        raise ConfigError(msg)
     passed = [argument for argument in arguments if argument not in MULTIRUN_FLAGS]
     # Everything is a grid for us, one run being a grid of one cell.
     command = [program, *passed] if shows else [program, "--multirun", *passed]
@@ -76,7 +65,12 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     try:
         with _called_as(command):
             application()
-    except (HydraException, OmegaConfBaseException) as error:
+    except BatchscapeError:
+        raise
+    except Exception as error:
+        # Hydra tells bad input by exceptions of any type; what fails in our code is our defect.
+        if not _is_from_hydra(error):
+            raise
         raise ConfigError(_message(error)) from None
     if shows:
         return None
@@ -112,6 +106,12 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
         if key in {"hydra/sweeper", "hydra.mode"}:
             msg = f"{argument}: batchscape expands sweeps itself; leave {key} as it is"
             raise ConfigError(msg)
+
+
+def _is_from_hydra(error: Exception) -> bool:
+    """Whether an exception was raised by Hydra or what it stands on."""
+    raisers = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(raisers[-1]).partition(".")[0] in _FROM_HYDRA
 
 
 def _message(error: Exception) -> str:

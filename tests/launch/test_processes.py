@@ -14,8 +14,7 @@ from sweeps_of_fakes import TARGET, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import RankExit, Start
-from batchscape.launch.forked import Forked, UnsafeToForkError
-from batchscape.launch.processes import Processes, Spawned, open_processes
+from batchscape.launch.processes import Forked, Processes, Spawned, open_processes
 from batchscape.record.files import write_json
 
 
@@ -113,6 +112,8 @@ def test_what_ranks_leave_behind_ends_with_them(processes: Processes, tmp_path: 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path, ranks: int) -> None:
+    if ranks > 2 and processes.method == "spawn":
+        pytest.skip("four imports of torch say nothing more than two")
     start(processes, tmp_path / "gloo", ranks, GLOO_SOCKET_IFNAME="lo")
     assert [ended.code for ended in ends(processes, ranks)] == [0] * ranks
     log = (tmp_path / "gloo" / "log.txt").read_text()
@@ -158,13 +159,10 @@ class TestForked:
         forked.close()
         assert not any(map(is_alive, pids.values()))
 
-    def test_threads_make_forking_unsafe(self, tmp_path: Path) -> None:
-        forked = Forked("threads_at_import:main")
-        with pytest.raises(UnsafeToForkError, match="1 more native thread"):
-            start(forked, tmp_path / "completes")
-        forked.close()
+    def test_threads_make_forking_unsafe(self) -> None:
         instead = open_processes("threads_at_import:main", (), lambda: False, None)
         assert isinstance(instead, Spawned)
+        assert "1 more native threads" in str(instead.note)
         instead.close()
 
     def test_a_server_that_cannot_boot_says_why(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from batchscape.config import RunConfig, WandbTracker
 from batchscape.geometry import BatchGeometry
 from batchscape.record import mirror
 from batchscape.record.columns import COLUMNS
-from batchscape.record.files import JsonLines, read_json, write_json
+from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.mirror import MirrorState
 from batchscape.record.spec import DataIdentity, RunSpec
@@ -160,6 +164,9 @@ class Segment:
     def history(self) -> list[dict[str, Any]]:
         return [record["item"] for record in self.of("history")]
 
+    def reaches(self, optimizer_step: int) -> bool:
+        return any(row["optimizer_step"] >= optimizer_step for row in self.history)
+
     @property
     def summary(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -217,8 +224,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def state_of(training: FakeTraining) -> MirrorState | None:
-    return MirrorState.read(training.folder)
+def segments_of(training: FakeTraining) -> list[str]:
+    state = MirrorState.read(training.folder)
+    return [] if state is None else state.segments
+
+
+def has_open_segment(training: FakeTraining) -> bool:
+    state = MirrorState.read(training.folder)
+    return state is not None and not state.closed
+
+
+def kill(process: mirror.MirrorProcess) -> None:
+    helpers = psutil.Process(process.pid).children()
+    os.kill(process.pid, signal.SIGKILL)
+    psutil.wait_procs(helpers)
 
 
 def files_outside(home: Path) -> list[Path]:
@@ -244,6 +263,100 @@ def silent_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
             monkeypatch.setenv(name, address)
         server.setblocking(False)
         yield server
+
+
+class FakeServer(ThreadingHTTPServer):
+    """As much of a W&B server as one run needs: it keeps lines where the client wants them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.run: dict[str, Any] = {}
+        self.history: list[str] = []
+        self.summary: dict[str, Any] = {}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is killed leaves connections behind."""
+
+    @property
+    def visible_history(self) -> list[dict[str, Any]]:
+        rows = [json.loads(line) for line in self.history]
+        return [{k: v for k, v in row.items() if not k.startswith("_")} for row in rows]
+
+    def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
+        project = {"id": "P", "name": "p", "entity": {"id": "E", "name": "me"}}
+        known = bool(self.run)
+        if operation == "UpsertBucket":
+            self.run |= {name: value for name, value in given.items() if value is not None}
+        bucket = {
+            "id": "R",
+            "name": given.get("name"),
+            "project": project,
+            "config": self.run.get("config", "{}"),
+            "tags": self.run.get("tags"),
+            "wandbConfig": '{"t": 1}',
+            "summaryMetrics": json.dumps(self.summary),
+            "historyLineCount": len(self.history),
+            "historyTail": json.dumps(self.history[-1:]),
+            "eventsLineCount": 0,
+            "eventsTail": "[]",
+            "logLineCount": 0,
+        }
+        uploads = [{"name": n, "uploadUrl": self.url} for n in given.get("files", [])]
+        answers: dict[str, dict[str, Any]] = {
+            "RunResumeStatus": {"model": project | {"bucket": bucket if known else None}},
+            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": not known}},
+            "CreateRunFiles": {
+                "createRunFiles": {"runID": "R", "uploadHeaders": [], "files": uploads}
+            },
+        }
+        return answers.get(operation, {})
+
+    def stream(self, message: dict[str, Any]) -> None:
+        for name, part in (message.get("files") or {}).items():
+            if name == "wandb-history.jsonl":
+                at = part["offset"]
+                self.history[at : at + len(part["content"])] = part["content"]
+            elif name == "wandb-summary.json":
+                self.summary = json.loads(part["content"][-1])
+        if message.get("complete"):
+            self.run["exitcode"] = message["exitcode"]
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Content-Encoding") == "gzip":
+            content = gzip.decompress(content)
+        answer = {}
+        if self.path == "/graphql":
+            asked = json.loads(content)
+            variables = asked.get("variables") or {}
+            answer = {"data": self.server.answer(asked.get("operationName"), variables)}
+        elif self.path.endswith("/file_stream"):
+            self.server.stream(json.loads(content))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    do_PUT = do_POST  # noqa: N815  (the name that the library looks for)
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not printed."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 def test_every_column_is_mirrored_or_left_out_on_purpose() -> None:
@@ -345,9 +458,6 @@ def _check_that_a_resumed_run_is_gone_on_with(sweep: SweepFolder, failed: FakeTr
     assert second.of("run")[0]["resume"]
     assert second.tags == ["paper", "completed"]
     assert second.summary["reason"] is None
-    state = state_of(failed)
-    assert state is not None
-    assert state.rows == {"steps": 12, "evals": 4}
 
 
 def test_following_a_run_and_being_killed(
@@ -359,43 +469,44 @@ def test_following_a_run_and_being_killed(
     training.train(range(1, 5))
     process = mirror.start(sweep.path, OFFLINE, live=True)
     assert psutil.Process(process.pid).nice() == 19
-    wait_until(training.folder.mirror.exists)
+    wait_until(lambda: has_open_segment(training))
     training.train(range(5, 9))
-    wait_until(lambda: [row["optimizer_step"] for row in _written(training)][-1:] == [8])
-    helpers = psutil.Process(process.pid).children()
-    os.kill(process.pid, signal.SIGKILL)
-    # Nothing is lacking of runs that ended: there are none yet.
-    assert process.finish(TIMEOUT_S) is None
-    psutil.wait_procs(helpers)
-    state = state_of(training)
-    assert state is not None
-    assert not state.closed
+    # W&B holds the latest row back, in case more is logged at its step.
+    wait_until(lambda: segments(training.folder)[0].reaches(8))
+    kill(process)
+    assert process.finish(TIMEOUT_S) is None  # no run has ended, so none is lacking
+    assert has_open_segment(training)
 
+    cut_short = segments_of(training)
+    process = mirror.start(sweep.path, OFFLINE, live=True)
+    wait_until(lambda: segments_of(training) != cut_short)
     training.train(range(9, 13))
     training.end(Status.COMPLETED)
-    assert mirror.start(sweep.path, OFFLINE, live=True).finish(TIMEOUT_S) is None
-    assert len(check_history(training.folder)) == 1
-
-
-def _written(training: FakeTraining) -> list[dict[str, Any]]:
-    state = state_of(training)
-    if state is None or not state.segments:
-        return []
-    return [row for segment in segments(training.folder) for row in segment.history]
+    assert process.finish(TIMEOUT_S) is None
+    (segment,) = check_history(training.folder)
+    assert segment.tags == ["paper", "completed"]
 
 
 def test_a_dead_launcher_leaves_a_whole_segment(sweep: SweepFolder) -> None:
     training = FakeTraining(sweep, "run-a")
     training.begin()
     training.train(range(1, 6))
-    process = mirror.start(sweep.path, OFFLINE, live=True)
-    wait_until(lambda: (state := state_of(training)) is not None and not state.closed)
-    training.train([6])
-    assert process.finish(TIMEOUT_S) is None  # closes the pipe, as a death does
-    state = state_of(training)
+    launcher = f"""
+import pathlib, sys
+from batchscape.config import WandbTracker
+from batchscape.record import mirror
+tracker = WandbTracker(name="wandb", mode="offline")
+process = mirror.start(pathlib.Path({str(sweep.path)!r}), tracker, live=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", launcher], stdin=subprocess.PIPE) as process:
+        wait_until(lambda: has_open_segment(training))
+        training.train([6])
+        process.kill()
+    wait_until(lambda: not has_open_segment(training))
+    state = MirrorState.read(training.folder)
     assert state is not None
-    assert state.closed
-    assert (state.status, state.rows) == ("running", {"steps": 6, "evals": 2})
+    assert state.status == "running"
     check_history(training.folder)
 
 
@@ -414,43 +525,80 @@ def test_unreachable_server_leaves_an_offline_copy(
     tracker = WandbTracker(name="wandb")
     said = mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S)
     assert said is not None
-    assert "1 of 1 runs were written offline" in said
-    assert "Post" in said
+    assert "1 of 1 runs were written for Weights & Biases offline" in said
+    assert "because W&B could not open a run (CommError: " in said
     assert f"wandb sync {sweep.path}/wandb/offline-run-*" in said
     check_history(training.folder)
     for path in sweep.path.rglob("*"):
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
 
 
-def test_hanging_server_costs_no_more_than_the_timeout(
+def test_hanging_server_no_key_and_a_damaged_run(
     sweep: SweepFolder, silent_server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    training = FakeTraining(sweep, "run-a")
-    training.begin()
-    training.train(range(1, 3))
-    training.end(Status.PRUNED)
-    process = mirror.start(sweep.path, WandbTracker(name="wandb", mode="online"), live=True)
-    wait_until(lambda: state_of(training) is not None)
-    said = process.finish(0.5)
-    assert said is not None
-    assert "lacks 1 of 1 runs (run-a): the mirror did not end within 0.5 s" in said
-    silent_server.accept()[0].close()
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
-    check_history(training.folder)
-
-
-def test_online_without_a_key_and_a_damaged_run_are_told(sweep: SweepFolder) -> None:
-    whole, damaged = FakeTraining(sweep, "run-a"), FakeTraining(sweep, "run-b")
-    for training in (whole, damaged):
+    """The first start is killed at the timeout, the second one mirrors what can be read."""
+    for name in ("run-a", "run-b"):
+        training = FakeTraining(sweep, name)
         training.begin()
         training.train(range(1, 3))
-        training.end(Status.COMPLETED)
-    damaged.folder.parquet("steps").write_bytes(b"not what was sealed")
+        training.end(Status.PRUNED)
     tracker = WandbTracker(name="wandb", mode="online")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    process = mirror.start(sweep.path, tracker, live=True)
+    wait_until(sweep.run("run-a").mirror.exists)
+    said = process.finish(0.5)
+    assert said is not None
+    assert "lacks 2 of 2 runs (run-a, run-b): the mirror did not end within 0.5 s" in said
+    silent_server.accept()[0].close()
+
+    monkeypatch.delenv("WANDB_API_KEY")
+    training.folder.parquet("steps").write_bytes(b"not what was sealed")
     said = mirror.start(sweep.path, tracker, live=False).finish(TIMEOUT_S)
     assert said is not None
     assert "lacks 1 of 2 runs (run-b)" in said
-    assert "no API key is known" in said
-    check_history(whole.folder)
-    assert "no API key" in read_json(whole.folder.mirror)["problem"]
+    assert "because no API key is known" in said
+    (segment,) = check_history(sweep.run("run-a"))
+    assert segment.of("exit")[-1]["exit_code"] == 0
+
+
+def test_online_run_is_gone_on_with_where_the_server_stands(
+    sweep: SweepFolder, server: FakeServer
+) -> None:
+    training = FakeTraining(sweep, "run-a")
+    training.begin()
+    training.train(range(1, 6))
+    tracker = WandbTracker(name="wandb", tags=["paper"])
+    process = mirror.start(sweep.path, tracker, live=True)
+    wait_until(lambda: len(server.history) >= 6)  # W&B holds the latest row back
+    kill(process)
+    process.finish(TIMEOUT_S)
+    training.train(range(6, 13))
+    training.end(Status.COMPLETED)
+    assert mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S) is None
+    assert server.visible_history == expected_history(training.folder)
+    assert server.run["tags"] == ["paper", "completed"]
+    assert server.run["exitcode"] == 0
+    assert server.summary["final_loss"] == training.status.summary["final_loss"]
+
+
+@pytest.mark.slow
+def test_offline_segments_are_uploaded_once(sweep: SweepFolder, server: FakeServer) -> None:
+    training = FakeTraining(sweep, "run-a")
+    training.begin()
+    training.train(range(1, 6))
+    training.end(Status.FAILED, "rank 0 died")
+    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    training.begin(after=4)
+    training.train(range(5, 13))
+    training.end(Status.COMPLETED)
+    # Online now, but the later rows must not arrive before the earlier ones.
+    online = WandbTracker(name="wandb", mode="online")
+    said = mirror.start(sweep.path, online, live=False).finish(TIMEOUT_S)
+    assert said is not None
+    assert "its first part was written offline and is not uploaded yet" in said
+    assert server.history == []
+    written = mirror.wandb_folder(sweep.path).glob("offline-run-*")
+    command = [sys.executable, "-m", "wandb", "sync", *map(str, written)]
+    subprocess.run(command, capture_output=True, check=True)
+    assert server.visible_history == expected_history(training.folder)
+    assert mirror.start(sweep.path, online, live=False).finish(TIMEOUT_S) is None

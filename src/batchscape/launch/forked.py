@@ -28,6 +28,7 @@ class Forked:
     """Ranks forked by a server process that has imported everything, in milliseconds."""
 
     method = "fork"
+    note: str | None = None
 
     def __init__(self, target: str, keep_open: tuple[int, ...] = ()) -> None:
         self._target = target

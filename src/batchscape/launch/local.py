@@ -91,6 +91,8 @@ def run_sweep(
             processes = open_processes(target, (lock,), lambda: interrupts.count > 0, method)
         if processes is not None:
             stack.callback(processes.close)
+            if processes.note is not None:
+                progress.note(processes.note, "yellow")
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchscape-"))
             session = Session(
                 sweep=sweep,

@@ -18,6 +18,8 @@ class Processes(Protocol):
 
     method: str
     """`fork` or `spawn`."""
+    note: str | None
+    """What the user should know about the choice of it."""
 
     def start(self, start: Start) -> None:
         """Start one process for each rank, all in one new process group.
@@ -74,9 +76,9 @@ def open_processes(
             if should_stop():
                 server.close()
                 return None
-    except UnsafeToForkError:
+    except UnsafeToForkError as error:
         server.close()
-        return Spawned(keep_open)
+        return Spawned(keep_open, f"every rank imports for itself, which takes seconds: {error}")
     except BaseException:
         server.close()
         raise

@@ -22,7 +22,8 @@ class Spawned:
 
     method = "spawn"
 
-    def __init__(self, keep_open: tuple[int, ...] = ()) -> None:
+    def __init__(self, keep_open: tuple[int, ...] = (), note: str | None = None) -> None:
+        self.note = note
         self._keep_open = keep_open
         self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._groups: dict[str, int] = {}

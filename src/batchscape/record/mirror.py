@@ -44,8 +44,6 @@ class MirrorState:
     """`online` or `offline`: how the latest segment was written."""
     last_step: int = -1
     """W&B step of the last row in a closed segment."""
-    rows: dict[str, int] = field(default_factory=lambda: {"steps": 0, "evals": 0})
-    """Rows in closed segments, by table."""
     segments: list[str] = field(default_factory=list)
     """Folders that W&B wrote for the run, one a start, beside each other."""
     closed: bool = True
@@ -242,7 +240,7 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
         )
     if unsent:
         parts.append(
-            f"{unsent} of {ended} runs were written offline instead of to Weights & Biases: "
+            f"{unsent} of {ended} runs were written for Weights & Biases offline, because "
             f"{problem}. Upload them with: wandb sync {wandb_folder(sweep_dir)}/offline-run-*"
         )
     return " ".join(parts) or None

@@ -176,7 +176,7 @@ class Mirror:
         if mode == "offline":
             yield
             return
-        silence = f"the server did not answer within {deadline_s:g} s"
+        silence = f"W&B did not answer within {deadline_s:g} s"
         timer = threading.Timer(deadline_s, self._start_anew_offline, [silence])
         timer.daemon = True
         timer.start()
@@ -185,7 +185,8 @@ class Mirror:
         except RecordError:
             raise
         except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
-            self._start_anew_offline(f"{type(error).__name__}: {error}".splitlines()[0])
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._start_anew_offline(f"W&B could not open a run ({said})")
         finally:
             timer.cancel()
 

@@ -134,7 +134,6 @@ class WandbRun:
         self._state.write(folder)
         # A server knows best which rows of a segment that was cut short have reached it.
         self._last_step = max(self._state.last_step, self._run.starting_step - 1)
-        self._rows = dict(self._state.rows)
         self._define_axes()
 
     def follow(self) -> None:
@@ -177,7 +176,7 @@ class WandbRun:
         )
         self._run.tags = self._tags(status)
         self._run.finish(exit_code=0 if ok else 1)
-        self._state.last_step, self._state.rows = self._last_step, self._rows
+        self._state.last_step = self._last_step
         self._state.status, self._state.attempts = str(status.status), len(status.attempts)
         self._state.closed = True
         self._state.write(self._folder)
@@ -191,7 +190,6 @@ class WandbRun:
             named |= {name: row.get(column) for column, name in METRICS[table].items()}
             self._run.log({k: v for k, v in named.items() if not _is_missing(v)}, step=step)
             self._last_step = step
-            self._rows[table] += 1
 
     def _sealed_rows(self, table: str) -> list[Row]:
         rows = read_table(self._folder, table)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.numbers import TIMES
+from batchscape.errors import RecordError
+
+
+def geometries(table: pd.DataFrame) -> list[tuple[Any, ...]]:
+    names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]
+    return list(table[names].itertuples(index=False, name=None))
+
+
+def test_seeds_and_timing_repeats_share_a_cell(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        for repeat in (0, 1):
+            sweep.run((2, 8, 2), seed=seed, timing_repeat=repeat)
+    sweep.run((2, 8, 2), seed=3, init_seed=7, data_seed=8)
+    cells = find_cells(load(sweep.path).runs)
+    assert len(cells.table) == 1
+    assert cells.settings == []
+    assert set(cells.runs["cell"]) == {0}
+
+
+def test_cells_are_ordered_by_global_batch_and_rejected_ones_come_last(build: Any) -> None:
+    sweep = build().fork(seeds=(0,))
+    sweep.run((1, 8, 1))
+    table = find_cells(load(sweep.path).runs).table
+    assert geometries(table)[:5] == [(1, 8, 1), (1, 32, 1), (1, 8, 4), (2, 8, 2), (4, 8, 1)]
+    assert [g[:2] for g in geometries(table)[5:]] == [(2, 32), (4, 32)]
+    assert table["gradient_accumulation_steps"].isna().sum() == 2
+
+
+def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) -> None:
+    sweep = build()
+    for rate in (0.01, 0.001, 0.1):
+        for length in (128, 64):
+            sweep.run(optimizer__learning_rate=rate, data__sequence_length=length)
+    cells = find_cells(load(sweep.path).runs)
+    assert cells.settings == ["data.sequence_length", "optimizer.learning_rate"]
+    assert cells.contexts == cells.shown == cells.settings
+    assert list(cells.table["data.sequence_length"]) == ["64"] * 3 + ["128"] * 3
+    assert list(cells.table["optimizer.learning_rate"])[:3] == ["0.001", "0.01", "0.1"]
+    assert cells.context_of().nunique() == 6
+    assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
+
+
+def test_settings_that_follow_from_others_are_kept_but_not_shown(build: Any) -> None:
+    sweep = build()
+    for layers, width in ((2, 128), (4, 256)):
+        sweep.run(model={"name": "gpt", "n_layers": layers, "n_heads": 4, "d_model": width})
+    cells = find_cells(load(sweep.path).runs)
+    assert cells.settings == ["model.n_layers", "model.d_model"]
+    assert cells.shown == ["model.n_layers"]
+
+
+def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -> None:
+    sweep = build()
+    for accumulation in (1, 2, 4):
+        sweep.run((1, 8, accumulation), optimizer__learning_rate=1e-3 * accumulation)
+    cells = find_cells(load(sweep.path).runs)
+    assert cells.shown == ["optimizer.learning_rate"]
+    assert cells.contexts == []
+    assert set(cells.context_of()) == {0}
+
+
+def test_a_null_is_a_value_of_a_setting(build: Any) -> None:
+    sweep = build()
+    for norm in (None, 1.0):
+        sweep.run(optimizer__gradient_clip_norm=norm)
+    cells = find_cells(load(sweep.path).runs)
+    assert sorted(cells.table["optimizer.gradient_clip_norm"]) == ["1", "null"]
+
+
+def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
+    here, there = build("here"), build("there")
+    for seed in (0, 1):
+        here.run(seed=seed)
+        there.run(seed=seed, hardware="Other CPU")
+    there.run(device_type="cuda", hardware="Accelerator")
+    cells = find_cells(load(here.path, there.path).runs)
+    assert cells.settings == ["hardware", "device_type"]
+    assert cells.shown == ["hardware"]
+    assert sorted(cells.table["hardware"]) == [
+        "Accelerator",
+        "Example CPU, 2 cores",
+        "Other CPU, 2 cores",
+    ]
+    assert cells.runs.groupby("cell").size().tolist() == [1, 2, 2]
+
+
+def test_runs_that_never_started_take_the_hardware_of_their_sweep(build: Any) -> None:
+    here, there = build("here"), build("there")
+    here.run(seed=0)
+    here.run(seed=1, status="pending")
+    there.run(seed=0, hardware="Other CPU")
+    cells = find_cells(load(here.path, there.path).runs)
+    assert len(cells.table) == 2
+    assert cells.runs["hardware"].notna().all()
+
+
+def test_data_of_another_content_is_another_cell(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    runs = load(sweep.path).runs
+    other = runs.assign(**{"data.manifest_hash": "1" * 16, "trajectory_id": "ffff"})
+    cells = find_cells(pd.concat([runs, other], ignore_index=True))
+    assert cells.shown == ["data.manifest_hash"]
+    assert len(cells.table) == 2
+
+
+def test_nothing_to_sort_is_refused(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    runs = load(sweep.path).runs
+    with pytest.raises(RecordError, match="no run to compare"):
+        find_cells(runs.iloc[:0])
+    with pytest.raises(RecordError, match="lack columns: status"):
+        find_cells(runs.drop(columns="status"))

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from batchscape.analysis import QUANTITIES, compare, find_cells, load
+from batchscape.analysis.numbers import TIMES
+from batchscape.record.columns import COLUMNS
+from batchscape.record.summary import SUMMARY
+
+
+def steps_of(sweep: Any) -> dict[str, pd.DataFrame]:
+    """Rows of each sealed run, read with pandas alone."""
+    folders = sorted((sweep.path / "runs").iterdir())
+    found = {f.name: f / "steps.parquet" for f in folders}
+    return {name: pd.read_parquet(path) for name, path in found.items() if path.exists()}
+
+
+def test_the_table_has_the_columns_that_the_sweeps_promise(build: Any) -> None:
+    comparison = compare(find_cells(load(build().fork().path).runs))
+    assert list(comparison)[:9] == [
+        "data_parallel_size",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "global_batch_size",
+        "status",
+        "n",
+        "n_completed",
+        "reason",
+        "timing_note",
+    ]
+    for name in (
+        "peak_allocated_gib",
+        "uss_gib",
+        "step_time_s",
+        "tokens_per_s",
+        "final_loss",
+        "final_eval_loss",
+        "data_s",
+        "forward_backward_s",
+        "exchange_optimizer_s",
+    ):
+        assert {f"{name}_{part}" for part in ("mean", "sd", "ci95", "n")} <= set(comparison)
+    assert "run_ids" in comparison
+    assert {quantity.name for quantity in QUANTITIES} <= set(SUMMARY)
+    assert {"loss", "step_time_s"} <= set(COLUMNS["steps"])
+
+
+def test_four_decompositions_complete_and_two_cells_are_rejected(build: Any) -> None:
+    comparison = compare(find_cells(load(build().fork().path).runs))
+    assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
+    assert comparison["n"].tolist() == [3] * 6
+    assert comparison["n_completed"].tolist() == [3] * 4 + [0] * 2
+    rejected = comparison[comparison["status"] == "rejected"]
+    assert rejected["reason"].str.contains("must be a multiple").all()
+    figures = [name for name in map(str, comparison) if name.endswith(("_mean", "_sd", "_ci95"))]
+    assert rejected[figures].isna().all(axis=None)
+    assert rejected[[f"{q.name}_n" for q in QUANTITIES]].eq(0).all(axis=None)
+
+
+def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> None:
+    sweep = build().fork(seeds=(0, 1, 2, 3))
+    row = compare(find_cells(load(sweep.path).runs)).iloc[2]
+    assert (row["data_parallel_size"], row["micro_batch_size"]) == (2, 8)
+    losses, times = [], []
+    for run_id in row["run_ids"].split(";"):
+        steps = steps_of(sweep)[run_id]
+        tail = steps[steps["samples"] > 0.9 * steps["samples"].max()]
+        losses.append(float(tail["loss"].mean()))
+        times.append(float(steps["step_time_s"][5:].median()))
+    for name, values in (("final_loss", losses), ("step_time_s", times)):
+        interval = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+        assert row[f"{name}_mean"] == pytest.approx(np.mean(values), rel=1e-12)
+        assert row[f"{name}_sd"] == pytest.approx(np.std(values, ddof=1), rel=1e-9)
+        half = (interval[1] - interval[0]) / 2
+        assert row[f"{name}_ci95"] == pytest.approx(half, rel=1e-9)
+        assert row[f"{name}_n"] == 4
+
+
+def test_one_seed_has_no_spread(build: Any) -> None:
+    row = compare(find_cells(load(build().fork(seeds=(0,)).path).runs)).iloc[0]
+    assert row["final_loss_n"] == 1
+    assert math.isfinite(row["final_loss_mean"])
+    assert math.isnan(row["final_loss_sd"])
+    assert math.isnan(row["final_loss_ci95"])
+
+
+def test_times_of_oversubscribed_runs_are_left_out_and_nothing_else(build: Any) -> None:
+    row = compare(find_cells(load(build().fork().path).runs)).iloc[3]
+    assert row["data_parallel_size"] == 4
+    assert row["timing_note"] == "oversubscribed: 4 ranks on 2 cores"
+    for name, kind in QUANTITIES:
+        if kind == "time":
+            assert math.isnan(row[f"{name}_mean"])
+            assert row[f"{name}_n"] == 0
+    assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
+
+
+def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    sweep.run(seed=1, concurrent_runs=2)
+    sweep.run(seed=2, launched=False)
+    runs = load(sweep.path).runs
+    row = compare(find_cells(runs)).iloc[0]
+    assert row["step_time_s_n"] == 1
+    alone = runs.set_index("seed").loc[0, "step_time_s"]
+    assert row["step_time_s_mean"] == alone
+    assert row["final_loss_n"] == 3
+    assert row["timing_note"] == ("2 runs at the same time | no record of how it was launched")
+
+
+def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run(seed=seed)
+    sweep.run(seed=2, status="failed", reason="rank 0 died by signal 9", done=7)
+    sweep.run(seed=3, status="diverged", reason="the loss is NaN", done=9)
+    sweep.run(seed=4, status="oom", reason="out of memory", done=1)
+    row = compare(find_cells(load(sweep.path).runs)).iloc[0]
+    assert row["status"] == "completed 2, diverged 1, failed 1, oom 1"
+    assert (row["n"], row["n_completed"], row["final_loss_n"]) == (5, 2, 2)
+    assert row["reason"] == "out of memory | rank 0 died by signal 9 | the loss is NaN"
+    assert len(row["run_ids"].split(";")) == 5
+
+
+def test_repeats_of_one_trajectory_count_once_for_losses(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        for repeat in range(3):
+            sweep.run(seed=seed, timing_repeat=repeat)
+    runs = load(sweep.path).runs
+    row = compare(find_cells(runs)).iloc[0]
+    assert (row["n"], row["step_time_s_n"], row["final_loss_n"]) == (6, 6, 2)
+    by_seed = runs.groupby("seed")["final_loss"].mean()
+    assert row["final_loss_sd"] == pytest.approx(by_seed.std(ddof=1))
+
+
+def test_a_completed_run_with_a_nan_loss_is_missing_not_zero(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    sweep.run(seed=1, loss=lambda step: np.where(step > 30, np.nan, 3.0))
+    row = compare(find_cells(load(sweep.path).runs)).iloc[0]
+    assert (row["n_completed"], row["final_loss_n"], row["final_eval_loss_n"]) == (2, 1, 2)
+
+
+def test_throughput_is_compared_run_by_run_with_the_first_cell(build: Any) -> None:
+    sweep = build().fork(seeds=(0, 1, 2))
+    runs = load(sweep.path).runs
+    comparison = compare(find_cells(runs))
+    reference, _, row, oversubscribed = (comparison.iloc[i] for i in range(4))
+    assert reference["throughput_ratio"] == 1
+    assert math.isnan(reference["throughput_ratio_low"])
+    assert row["throughput_ratio_reference"] == f"1{TIMES}32{TIMES}1"
+    assert math.isnan(oversubscribed["throughput_ratio"])
+    wide = runs[runs["status"] == "completed"].pivot_table(
+        index="seed", columns=["data_parallel_size", "micro_batch_size"], values="tokens_per_s"
+    )
+    logs = np.log(wide[2, 8] / wide[1, 32])
+    interval = np.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
+    assert row["throughput_ratio"] == pytest.approx(stats.gmean(wide[2, 8] / wide[1, 32]))
+    assert row["throughput_ratio_low"] == pytest.approx(interval[0])
+    assert row["throughput_ratio_high"] == pytest.approx(interval[1])
+    assert row["throughput_ratio_n"] == 3
+
+
+def test_unpaired_seeds_have_no_ratio(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0)
+    sweep.run((1, 8, 4), seed=1)
+    row = compare(find_cells(load(sweep.path).runs)).iloc[1]
+    assert math.isnan(row["throughput_ratio"])

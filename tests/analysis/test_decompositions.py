@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.analysis import (
+    compare_decompositions,
+    find_cells,
+    load,
+    loss_differences,
+    seed_spread,
+)
+from batchscape.analysis.numbers import TIMES
+
+
+def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
+    """Loss by optimizer step (rows) and seed (columns), read with pandas alone."""
+    devices, micro, accumulation = geometry
+    pattern = f"*-d{devices}-m{micro}-a{accumulation}-*/steps.parquet"
+    files = sorted((sweep.path / "runs").glob(pattern))
+    return pd.concat(
+        [pd.read_parquet(f).set_index("optimizer_step")["loss"] for f in files], axis=1
+    ).astype(float)
+
+
+def test_differences_against_the_rows_themselves(build: Any) -> None:
+    sweep = build().fork(seeds=(0, 1, 2))
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1"] * 3
+    assert table["n_trajectories"].tolist() == [3] * 3
+    assert table["n_optimizer_steps"].tolist() == [120] * 3
+    base = losses(sweep, (1, 32, 1))
+    for row, geometry in zip(
+        table.to_dict("records"), [(1, 8, 4), (2, 8, 2), (4, 8, 1)], strict=True
+    ):
+        difference = (losses(sweep, geometry).to_numpy() - base.to_numpy()).ravel()
+        relative = difference / base.to_numpy().ravel()
+        assert row["max_abs_difference"] == np.abs(difference).max()
+        assert row["rms_difference"] == pytest.approx(np.sqrt(np.mean(difference**2)))
+        assert row["max_relative_difference"] == pytest.approx(np.abs(relative).max())
+        assert row["rms_relative_difference"] == pytest.approx(np.sqrt(np.mean(relative**2)))
+        spread = np.sqrt(base.var(axis=1, ddof=1).mean())
+        assert row["seed_sd"] == pytest.approx(spread)
+        assert row["rms_over_seed_sd"] == pytest.approx(row["rms_difference"] / spread)
+        assert row["precision"] == "float32"
+
+
+def test_one_seed_has_no_spread_but_has_differences(build: Any) -> None:
+    tables = load(build().fork(seeds=(0,)).path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["max_abs_difference"].gt(0).all()
+    assert table["seed_sd"].isna().all()
+    assert table["rms_over_seed_sd"].isna().all()
+
+
+def test_global_batches_are_never_mixed(build: Any) -> None:
+    sweep = build().fork(seeds=(0, 1))
+    for seed in (0, 1):
+        sweep.run((1, 64, 1), seed=seed)
+        sweep.run((1, 8, 8), seed=seed)
+        sweep.run((1, 128, 1), seed=seed)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    pairs = list(zip(table["global_batch_size"], table["reference"], strict=True))
+    assert pairs == [(32, f"1{TIMES}32{TIMES}1")] * 3 + [(64, f"1{TIMES}64{TIMES}1")]
+
+
+def test_a_seed_that_the_reference_lacks_is_not_paired(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0)
+    sweep.run((1, 8, 4), seed=0)
+    sweep.run((1, 8, 4), seed=1)
+    sweep.run((2, 8, 2), seed=1)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    pairs = loss_differences(cells, tables.steps)
+    # The third cell belongs to the family by way of the second, and shares no seed with the first.
+    assert set(pairs["reference"]) == {0}
+    assert set(pairs["cell"]) == {1}
+    assert pairs["trajectory_id"].nunique() == 1
+
+
+def test_equal_losses_differ_by_exactly_zero(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), rounding=0.0)
+    sweep.run((1, 8, 4), rounding=0.0)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["max_abs_difference"].tolist() == [0.0]
+
+
+def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), loss=lambda step: np.where(step == 3, np.nan, 1.0))
+    sweep.run((1, 8, 4), loss=lambda step: 0 * step + 1.5, rounding=0.0)
+    sweep.run((2, 8, 2), status="running", done=5)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["n_optimizer_steps"].tolist() == [39]
+    assert table["max_abs_difference"].tolist() == [0.5]
+
+
+def test_the_same_geometry_on_other_hardware_is_a_decomposition_too(build: Any) -> None:
+    here, there = build("here"), build("there")
+    here.run()
+    there.run(hardware="Other CPU")
+    tables = load(here.path, there.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["hardware"].tolist() == ["Other CPU, 2 cores"]
+    assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1, hardware Example CPU, 2 cores"]
+
+
+def test_dropout_is_noted(build: Any) -> None:
+    sweep = build()
+    model = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128, "dropout": 0.1}
+    sweep.run((1, 32, 1), model=model)
+    sweep.run((1, 8, 4), model=model)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["note"].tolist() == ["dropout 0.1: not decomposition-invariant"]
+
+
+def test_nothing_shared_gives_an_empty_table(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1))
+    sweep.run((1, 16, 1))
+    sweep.reject((2, 32, None), 32, "no")
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    assert compare_decompositions(cells, tables.steps).empty
+    spread = seed_spread(cells, tables.steps)
+    assert spread["n"].eq(1).all()
+    assert all(math.isnan(sd) for sd in spread["sd"])

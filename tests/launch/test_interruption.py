@@ -1,0 +1,151 @@
+"""A launcher that is interrupted or killed leaves no process, and a sweep that can go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+
+from batchscape.errors import LaunchError
+from batchscape.launch import run_sweep
+from batchscape.launch.interrupts import Interrupts
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+
+SCRIPT = Path(__file__).with_name("launch_elsewhere.py")
+
+
+class Launcher:
+    """A launcher in another process, in a process group as a shell would make it."""
+
+    def __init__(self, sweep: Path, method: str, *names: str) -> None:
+        self.sweep = SweepFolder(sweep)
+        self._output = sweep.with_suffix(".txt")
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(sweep), method, *names],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def wait_for_pids(self, name: str, count: int) -> dict[str, int]:
+        """Wait until the ranks of a run have noted `count` processes."""
+        folder = self.sweep.run(name).path
+        wait_until(lambda: len(pids_in(folder)) >= count, "the ranks do not start")
+        return pids_in(folder)
+
+    @property
+    def printed(self) -> str:
+        return self._output.read_text()
+
+    def status(self, name: str) -> RunStatus:
+        return RunStatus.read(self.sweep.run(name).status)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    made: list[Launcher] = []
+
+    def start(method: str, *names: str) -> Launcher:
+        made.append(Launcher(tmp_path / "sweep", method, *names))
+        return made[-1]
+
+    yield start
+    for launcher in made:
+        launcher.process.kill()
+        launcher.process.wait()
+
+
+def resume(launcher: Launcher, *names: str) -> None:
+    """Go on with the same runs, here."""
+    result = run_sweep(
+        [spec_named(name) for name in names],
+        launcher.sweep,
+        MACHINE,
+        target=TARGET,
+        method="spawn",
+    )
+    assert result.failed == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [("fork", signal.SIGINT), ("spawn", signal.SIGTERM), ("spawn", signal.SIGHUP)],
+)
+def test_one_signal_asks_the_ranks_to_stop(
+    launch: Callable[..., Launcher], method: str, number: signal.Signals
+) -> None:
+    names = ["polite-d2", "polite-other"]
+    launcher = launch(method, *names)
+
+    def one_has_begun() -> bool:
+        found = [len(pids_in(launcher.sweep.run(name).path)) for name in names]
+        return found in ([2, 0], [0, 1])
+
+    wait_until(one_has_begun, "the ranks do not start")
+    # As a terminal does it: to the whole foreground group, which the ranks are not in.
+    os.killpg(launcher.process.pid, number)
+    assert launcher.process.wait(60) == 130
+    statuses = {name: launcher.status(name) for name in names}
+    (begun,) = [s for s in statuses.values() if s.status is Status.INTERRUPTED]
+    assert begun.reason == f"stopped by {number.name}"
+    assert Status.PENDING in {s.status for s in statuses.values()}
+    assert "2 runs: 1 pending, 1 interrupted" in launcher.printed
+    assert not any(map(is_alive, pids_in(launcher.sweep.path).values()))
+    resume(launcher, *names)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher], method: str) -> None:
+    """The ranks ignore SIGTERM; the launcher would wait for them."""
+    launcher = launch(method, "stubborn-d2")
+    pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
+    launcher.process.send_signal(signal.SIGINT)
+    wait_until(lambda: "waiting up to 20 s" in launcher.printed, "the signal is not seen")
+    assert all(map(is_alive, pids.values()))
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.process.wait(10) == 130
+    wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
+    assert launcher.status("stubborn-d2").status is Status.INTERRUPTED
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], method: str) -> None:
+    launcher = launch(method, "stubborn-d2")
+    pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
+    with pytest.raises(LaunchError, match=f"process {launcher.process.pid}"):
+        resume(launcher, "completes")
+    launcher.process.kill()
+    launcher.process.wait()
+
+    def is_unlocked() -> bool:
+        alive = [pid for name, pid in pids.items() if "rank" in name and is_alive(pid)]
+        try:
+            resume(launcher, "completes")
+        except LaunchError:
+            return False
+        # A new launcher never meets a rank of the old one.
+        assert alive == []
+        return True
+
+    wait_until(is_unlocked, "the lock outlives the processes that held it")
+    wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
+    assert launcher.status("stubborn-d2").status is Status.RUNNING
+
+
+def test_signals_are_handed_back() -> None:
+    """After a sweep Ctrl-C means what it meant before."""
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: interrupts.count == 2, "the signals are not counted")
+        assert interrupts.first == "SIGINT"
+    assert handlers == {number: signal.getsignal(number) for number in handlers}

@@ -1,0 +1,334 @@
+"""Whole sweeps of real processes that complete, fail, hang, die and come back."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, renamed, spec_named
+
+from batchscape.errors import LaunchError
+from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch.local import launch_order
+from batchscape.launch.lock import sweep_lock
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.record.files import read_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load, verify_seal
+
+
+class Sweep:
+    """One sweep folder, and what is printed about it."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = SweepFolder(path)
+        self.printed = ""
+
+    def run(self, *specs: RunSpec, **options: Any) -> SweepResult:
+        output = io.StringIO()
+        options = {"machine": MACHINE, "method": "spawn", **options}
+        result = run_sweep(
+            specs, self.folder, console=Console(file=output), target=TARGET, **options
+        )
+        self.printed = output.getvalue()
+        return result
+
+    def status(self, name: str) -> RunStatus:
+        return RunStatus.read(self.folder.run(name).status)
+
+    def launch(self, name: str) -> dict[str, Any]:
+        return read_json(self.folder.run(name).launch)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path / "sweep")
+
+
+@pytest.fixture
+def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PEER_GRACE_S", "STOP_GRACE_S", "END_GRACE_S"):
+        monkeypatch.setattr(active, name, 0.5)
+
+
+@pytest.mark.usefixtures("short_graces")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
+    """Law 6: whatever happens to a run, the others are run and every end has its reason."""
+    expected = {
+        "completes-d2": (Status.COMPLETED, None, None),
+        "diverges": (Status.DIVERGED, "not finite", 0),
+        "raises": (Status.FAILED, "its log ends: RuntimeError: planted in rank 0", 0),
+        "deserted-d2": (Status.FAILED, "planted failure", 1),
+        "runsout-d2": (Status.OOM, "out of memory", 0),
+        "exits7": (Status.FAILED, "exited with code 7; its log ends: on the way out", 0),
+        "killed-d2": (Status.FAILED, "rank 1 was killed by SIGKILL", 1),
+        "teardown-d2": (Status.COMPLETED, None, None),
+        "vanishes-d2": (Status.FAILED, "ranks [1] hang", None),
+        "silent": (Status.FAILED, "left no outcome and exited with code 0", 0),
+        "damaged": (Status.FAILED, "damaged in line 1", None),
+        "leaves-d4": (Status.COMPLETED, None, None),
+    }
+    result = sweep.run(*map(spec_named, expected), method=method)
+    assert not result.interrupted
+    assert {run.run_id: run.status for run in result.runs} == {
+        name: status for name, (status, _, _) in expected.items()
+    }
+    assert {run.run_id for run in result.failed} == {
+        name for name, (status, _, _) in expected.items() if status in {"failed", "oom"}
+    }
+    for name, (status, reason, rank) in expected.items():
+        written = sweep.status(name)
+        assert (written.status, written.rank) == (status, rank), name
+        assert (reason or "") in (written.reason or ""), name
+        assert (reason is None) == (written.reason is None), name
+        attempt = written.attempts[-1]
+        assert (len(written.attempts), attempt.status) == (1, str(status))
+        assert attempt.ended_at is not None
+        assert attempt.ended_at >= attempt.started_at
+        assert f"{name} {status}" in sweep.printed
+    assert "12 runs: 3 completed, 1 oom, 1 diverged, 7 failed" in sweep.printed
+    assert str(sweep.folder.run("exits7").log) in sweep.printed.replace("\n", "")
+
+
+def test_sealed_is_what_is_over_for_good(sweep: Sweep) -> None:
+    sweep.run(spec_named("completes"), spec_named("diverges"), spec_named("exits7"))
+    for name in ("completes", "diverges"):
+        folder, status = sweep.folder.run(name), sweep.status(name)
+        verify_seal(folder, status)
+        assert set(status.seal) == {"steps.parquet", "evals.parquet", "ranks.parquet"}
+        assert not folder.lines("steps").exists()
+    # 3 steps of 1024 tokens; the loss of step k is 1/k.
+    summary = sweep.status("completes").summary
+    assert (summary["tokens"], summary["final_loss"]) == (3072, pytest.approx(1 / 3))
+    failed = sweep.folder.run("exits7")
+    assert sweep.status("exits7").summary["optimizer_steps"] == 2
+    assert sweep.status("exits7").seal == {}
+    assert failed.lines("steps").exists()
+    assert not failed.parquet("steps").exists()
+    tables = load(sweep.folder.path)
+    assert tables.damaged == {}
+    assert dict(tables.steps.groupby("run_id").size()) == {
+        "completes": 3,
+        "diverges": 2,
+        "exits7": 2,
+    }
+
+
+def test_the_same_command_skips_what_is_sealed_and_resumes_the_rest(sweep: Sweep) -> None:
+    specs = [spec_named("completes"), spec_named("torn-d2"), spec_named("diverges")]
+    sweep.run(*specs)
+    before = sweep.folder.run("completes").status.read_bytes()
+    assert sweep.status("torn-d2").status is Status.FAILED
+    result = sweep.run(*specs)
+    assert {run.run_id: run.skipped for run in result.runs} == {
+        "completes": True,
+        "torn-d2": False,
+        "diverges": True,
+    }
+    assert "2 of 3 runs are sealed already and are skipped" in sweep.printed
+    assert "torn-d2 started (2 ranks, attempt 2)" in sweep.printed
+    assert sweep.folder.run("completes").status.read_bytes() == before
+    status = sweep.status("torn-d2")
+    assert status.status is Status.COMPLETED
+    assert [a.status for a in status.attempts] == ["failed", "completed"]
+    assert [a.from_optimizer_step for a in status.attempts] == [0, 2]
+    assert sweep.launch("torn-d2")["attempt"] == 1
+    steps = load(sweep.folder.path).steps
+    assert list(steps[steps["run_id"] == "torn-d2"]["optimizer_step"]) == [1, 2, 3]
+
+
+def test_what_a_dead_launcher_left_is_resumed(sweep: Sweep) -> None:
+    """Status running, an old outcome, and tables that were half sealed."""
+    spec = spec_named("completes")
+    sweep.run(spec)
+    folder = sweep.folder.run("completes")
+    status = sweep.status("completes")
+    status.status, status.seal = Status.RUNNING, {}
+    status.attempts[0].ended_at = status.attempts[0].status = None
+    status.write(folder.status)
+    folder.outcome(3).write_text("{}")
+    sweep.run(spec)
+    status = sweep.status("completes")
+    assert status.status is Status.COMPLETED
+    assert [(a.status, a.reason) for a in status.attempts] == [
+        ("interrupted", "the launcher died"),
+        ("completed", None),
+    ]
+    assert not folder.outcome(3).exists()
+    verify_seal(folder, status)
+
+
+def test_a_damaged_folder_is_left_alone(sweep: Sweep) -> None:
+    specs = [spec_named("completes-1"), spec_named("completes-2"), spec_named("completes-3")]
+    sweep.run(*specs[:2])
+    tampered = sweep.folder.run("completes-1").parquet("steps")
+    tampered.write_bytes(b"0")
+    unreadable = sweep.folder.run("completes-2").status
+    unreadable.write_text("{")
+    result = sweep.run(*specs)
+    found = {run.run_id: (run.status, run.reason) for run in result.runs}
+    assert found["completes-3"] == (Status.COMPLETED, None)
+    for name in ("completes-1", "completes-2"):
+        status, reason = found[name]
+        assert status is Status.FAILED
+        assert f"delete {sweep.folder.run(name).path}" in str(reason)
+    assert tampered.read_bytes() == b"0"
+    assert unreadable.read_text() == "{"
+
+
+def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None:
+    spec = spec_named("exits7")
+    sweep.run(spec)
+    folder = sweep.folder.run("exits7")
+    other = Machine(cpu_cores=2, memory_gib=8.0, cpu_name="another processor")
+    # Without a checkpoint nothing is mixed.
+    sweep.run(spec, machine=other)
+    assert len(sweep.status("exits7").attempts) == 2
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-1.pt").touch()
+    (refused,) = sweep.run(spec).failed
+    assert "begun on another processor and cannot go on here, on a processor" in str(refused.reason)
+    assert len(sweep.status("exits7").attempts) == 2
+    sweep.run(spec, machine=other)
+    assert len(sweep.status("exits7").attempts) == 3
+
+
+@pytest.mark.usefixtures("short_graces")
+def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
+    names = ("polite-d2", "stubborn-d2", "completes")
+    result = sweep.run(*(spec_named(name, timeout_s=1.0) for name in names))
+    assert {run.run_id for run in result.failed} == {"polite-d2", "stubborn-d2"}
+    for name in names[:2]:
+        status = sweep.status(name)
+        assert (status.status, status.rank) == (Status.TIMEOUT, None)
+        assert status.reason == "not done after timeout_s = 1 s"
+    # The polite one had time to write its checkpoint, and goes on.
+    sweep.run(spec_named("polite-d2"))
+    assert sweep.status("polite-d2").status is Status.COMPLETED
+
+
+def test_launch_records(sweep: Sweep) -> None:
+    sweep.run(spec_named("completes-d1"), spec_named("completes-d2"), spec_named("completes-d4"))
+    records = {n: sweep.launch(f"completes-d{n}") for n in (1, 2, 4)}
+    rendezvous = [record.pop("rendezvous") for record in records.values()]
+    assert len(set(rendezvous)) == 3
+    assert not any(Path(path).parent.exists() for path in rendezvous)
+    assert records[1] == {
+        "attempt": 0,
+        "world_size": 1,
+        "device_type": "cpu",
+        "device_model": "a processor",
+        "devices": [0],
+        "threads_per_rank": 1,
+        "concurrent_runs": 1,
+        "oversubscribed": False,
+        "timing_valid": True,
+        "timing_invalid_reason": None,
+        "start_method": "spawn",
+    }
+    assert records[2]["devices"] == records[4]["devices"] == [0, 1]
+    assert records[2]["timing_valid"]
+    assert records[4]["oversubscribed"]
+    assert not records[4]["timing_valid"]
+    assert records[4]["timing_invalid_reason"] == "4 ranks share 2 cores"
+    environment = read_json(sweep.folder.run("completes-d1").environment)
+    assert environment["threads"]["OMP_NUM_THREADS"] == "1"
+    assert environment["cpu"]["usable_cores"] == 2
+    assert RunSpec.read(sweep.folder.run("completes-d2").config) == spec_named("completes-d2")
+
+
+def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
+    devices = tuple(CudaDevice(i, f"GPU model {i % 2}", 80.0, (9, 0), f"GPU-{i}") for i in (0, 2))
+    machine = Machine(cpu_cores=8, memory_gib=8.0, cpu_name="x", cuda_devices=devices)
+    specs = [spec_named(f"device-d{n}", device_type="cuda") for n in (1, 2, 3)]
+    result = sweep.run(*specs, machine=machine)
+    record = sweep.launch("device-d2")
+    assert (record["devices"], record["device_model"]) == ([0, 2], "GPU model 0")
+    for name, visible in {"device-d1": "GPU-0", "device-d2": "GPU-0,GPU-2"}.items():
+        line = sweep.folder.run(name).log.read_text().splitlines()[0]
+        assert json.loads(line)["visible"] == visible
+    (refused,) = result.failed
+    assert refused.run_id == "device-d3"
+    assert "a run of 3 ranks does not fit on 2 devices" in str(refused.reason)
+    assert sweep.status("device-d3").status is Status.PENDING
+
+
+@pytest.mark.parametrize("concurrent", [1, 2, 3])
+def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int) -> None:
+    machine = Machine(cpu_cores=3, memory_gib=8.0, cpu_name="x")
+    names = [f"completes-{n}-d{1 + n % 2}" for n in range(6)]
+    specs = [spec_named(name, concurrent_runs=concurrent) for name in names]
+    sweep.run(*specs, machine=machine)
+    spans = []
+    for name in names:
+        (attempt,) = sweep.status(name).attempts
+        record = sweep.launch(name)
+        assert record["concurrent_runs"] == concurrent
+        assert record["timing_valid"] == (concurrent == 1)
+        spans.append((attempt.started_at, attempt.ended_at, set(record["devices"])))
+    largest = 0
+    for began, _, _ in spans:
+        at_once = [devices for start, end, devices in spans if start <= began < end]
+        assert sum(map(len, at_once)) == len(set().union(*at_once))
+        largest = max(largest, len(at_once))
+    # Ends are stamped a moment after the devices are free; that cannot exceed the limit.
+    assert largest == concurrent if concurrent < 3 else 2 <= largest <= 3
+
+
+def test_the_order_is_seeded_and_balanced(sweep: Sweep) -> None:
+    specs = [
+        renamed(spec_named("completes", seed=seed), f"completes-{geometry}-s{seed}")
+        for geometry in "abcdefgh"
+        for seed in (0, 1, 2)
+    ]
+    order = [spec.run_id for spec in launch_order(specs, 0)]
+    assert [spec.run_id for spec in launch_order(specs[::-1], 0)] == order
+    assert [spec.run_id for spec in launch_order(specs, 1)] != order
+    # Every geometry once before any comes twice, and not in the same order each time.
+    blocks = [order[i : i + 8] for i in (0, 8, 16)]
+    assert [{name[-1] for name in block} for block in blocks] == [{"0"}, {"1"}, {"2"}]
+    assert len({"".join(name.split("-")[1] for name in block) for block in blocks}) == 3
+    # What is added changes nothing for the others.
+    assert [s.run_id for s in launch_order(specs[:-5], 0)] == [
+        name for name in order if name in {s.run_id for s in specs[:-5]}
+    ]
+    few = specs[:2]
+    result = sweep.run(*few)
+    assert [run.run_id for run in result.runs] == [s.run_id for s in launch_order(few, 0)]
+    started = [sweep.status(run.run_id).attempts[0].started_at for run in result.runs]
+    assert started == sorted(started)
+
+
+def test_one_launcher_a_folder(sweep: Sweep) -> None:
+    with sweep_lock(sweep.folder), pytest.raises(LaunchError, match="another launcher"):
+        sweep.run(spec_named("completes"))
+    assert sweep.run(spec_named("completes")).failed == ()
+
+
+def test_each_run_is_given_once(sweep: Sweep) -> None:
+    with pytest.raises(LaunchError, match="completes is given twice"):
+        sweep.run(spec_named("completes"), spec_named("completes"))
+    assert sweep.run() == SweepResult((), interrupted=False)
+
+
+def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
+    folder: RunFolder = sweep.folder.run("completes")
+    RunStatus(Status.REJECTED, reason="no room").write(folder.status)
+    folder.config.write_text('{"format_version": 1, "geometry": null}')
+    sweep.run(spec_named("completes"))
+    assert sweep.status("completes").status is Status.COMPLETED
+
+
+def test_the_mirror_comes_after_the_last_run(sweep: Sweep) -> None:
+    """With the real mirror, offline."""
+    tracker = {"name": "wandb", "mode": "offline"}
+    result = sweep.run(spec_named("completes", tracker=tracker))
+    assert result.mirror_note is None, result.mirror_note
+    assert sweep.folder.run("completes").mirror.exists()

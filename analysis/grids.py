@@ -9,18 +9,22 @@ from textwrap import wrap
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segments
 from rich.table import Table
 
 from .numbers import TIMES
 
-__all__ = ["Grid", "escape_latex", "escape_markdown", "to_latex", "to_markdown", "to_rich"]
+__all__ = ["Grid", "escape_latex", "escape_markdown", "show", "to_latex", "to_markdown"]
 
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
-    "$": r"\$",
+    # The dollar of the text fonts needs one that a small installation has only as bitmaps.
+    "$": r"$\mathdollar$",
     "&": r"\&",
     "#": r"\#",
     "%": r"\%",
@@ -119,46 +123,51 @@ def to_latex(grid: Grid) -> str:
     return "% Needs \\usepackage{booktabs}\n" + "\n".join(lines) + "\n"
 
 
-def to_rich(grid: Grid, title: str, max_rows: int = 50) -> Table:
-    """Write a grid as a table for the terminal, its footnotes in the caption.
+def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
+    """Print a grid in a terminal: its title, its rows, its footnotes.
+
+    Lines break between words, never within a number; where even that is too wide, lines are
+    longer than the terminal.
 
     Parameters
     ----------
+    console : rich.console.Console
     grid : Grid
     title : str
     max_rows : int
-        Rows to show; the caption counts the others.
-
-    Returns
-    -------
-    rich.table.Table
+        Rows to show; a line counts the others.
     """
     rows = grid.marked_rows()[:max_rows]
-    used = {mark for _, marks in rows for mark in marks}
-    feet = [f"({mark}) {text}" for mark, text in grid.footnotes.items() if mark in used]
-    if len(grid.rows) > max_rows:
-        feet.insert(0, f"... and {len(grid.rows) - max_rows} more rows in the files")
-    table = Table(
-        title=escape(f"{title} ({grid.short_first}: {grid.headers[0]})"),
-        title_justify="left",
-        caption=escape("\n".join(feet)) if feet else None,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
     left = grid.n_left
     lines = [[*row[:left], *map(_tight, row[left:])] for row, _ in rows]
     for line, (_, marks) in zip(lines, rows, strict=True):
         line[left - 1] += f" ({','.join(marks)})" if marks else ""
-    for index, header in enumerate([grid.short_first, *grid.headers[1:]]):
+    headers = [grid.short_first, *grid.headers[1:]]
+    columns = [[line[index] for line in lines] for index in range(len(headers))]
+    words = [
+        [cell_len(word) for word in " ".join([header, *column]).split()]
+        for header, column in zip(headers, columns, strict=True)
+    ]
+    least = [max(lengths, default=1) for lengths in words]
+    wanted = [max([low, *map(cell_len, c)]) for low, c in zip(least, columns, strict=True)]
+    widths = _fit(wanted, least, console.width - len(headers))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
         justify: Literal["left", "right"] = "left" if index < left else "right"
-        # A narrow terminal breaks lines between words, never within a number.
-        words = " ".join([header, *(line[index] for line in lines)]).split()
-        width = max(map(len, words))
-        table.add_column(escape(header), justify=justify, min_width=width, overflow="fold")
+        table.add_column(escape(header), justify=justify, width=width)
     for line in lines:
         table.add_row(*map(escape, line))
-    return table
+    console.print(escape(f"{title} ({grid.short_first}: {grid.headers[0]})"), highlight=False)
+    # A console never prints wider than it is, so the table is rendered at its own width.
+    options = console.options.update(width=sum(widths) + len(headers))
+    console.print(Segments(console.render(table, options)), crop=False, soft_wrap=True, end="")
+    if len(grid.rows) > max_rows:
+        console.print(f"... and {len(grid.rows) - max_rows} more rows in the files")
+    used = {mark for _, marks in rows for mark in marks}
+    for mark, text in grid.footnotes.items():
+        if mark in used:
+            console.print(escape(f"({mark}) {text}"), highlight=False)
+    console.print()
 
 
 def escape_markdown(text: str) -> str:
@@ -177,6 +186,17 @@ def escape_latex(text: str) -> str:
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_latex_letter, piece))
         for index, piece in enumerate(pieces)
     )
+
+
+def _fit(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Narrow the widest columns until all fit the room, or none can give any more."""
+    widths = list(wanted)
+    while sum(widths) > room:
+        spare = [(width, i) for i, width in enumerate(widths) if width > least[i]]
+        if not spare:
+            break
+        widths[max(spare)[1]] -= 1
+    return widths
 
 
 def _tight(number: str) -> str:

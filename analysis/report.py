@@ -20,7 +20,7 @@ from .cells import Cells, find_cells
 from .comparison import compare
 from .curves import loss_curves
 from .decompositions import compare_decompositions
-from .grids import Grid, to_rich
+from .grids import Grid, show
 from .loss_figures import draw_loss
 from .notes import find_notes
 from .page import FIGURES, page
@@ -57,17 +57,13 @@ class Report:
         console : rich.console.Console
         """
         for title, grid in self.grids:
-            table = to_rich(grid, title)
-            # Where even the shortest lines do not fit, whole ones are better than cut ones.
-            width = max(console.width, console.measure(table).minimum)
-            console.print(table, width=width, crop=False)
-            console.print()
+            show(console, grid, title)
         for note in self.notes:
             console.print(f"- {escape(note)}", highlight=False)
         figures = sum(file.suffix == ".png" for file in self.files)
         console.print(
-            f"\nReport: {escape(str(self.files[0]))} (with tables, and {figures} figures as PNG "
-            "and PDF)",
+            f"\nReport: {escape(str(self.files[0]))} (definitions, tables, and {figures} "
+            "figures as PNG and PDF)",
             highlight=False,
             soft_wrap=True,
         )

@@ -205,6 +205,9 @@ def plan_or_message(lines: list[str]) -> None:
     except BatchscapeError as error:
         assert str(error).strip()
         return
+    except SystemExit as leaving:
+        assert leaving.code == 2, "a wrong flag: the usage has been printed"
+        return
     assert plan.specs
     assert len(plan.cells) + plan.repeated == len(found.cells)
     for spec in plan.specs:

@@ -568,10 +568,14 @@ def test_online_run_is_gone_on_with_where_the_server_stands(
     training.begin()
     training.train(range(1, 6))
     tracker = WandbTracker(name="wandb", tags=["paper"])
-    process = mirror.start(sweep.path, tracker, live=True)
-    wait_until(lambda: len(server.history) >= 6)  # W&B holds the latest row back
-    kill(process)
-    process.finish(TIMEOUT_S)
+    assert mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S) is None
+    state = MirrorState.read(training.folder)
+    assert state is not None
+    assert state.closed
+    assert len(server.history) == 7
+    # As if the mirror had been killed before it could note that.
+    state.closed, state.last_step = False, -1
+    state.write(training.folder)
     training.train(range(6, 13))
     training.end(Status.COMPLETED)
     assert mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S) is None
@@ -597,7 +601,7 @@ def test_offline_segments_are_uploaded_once(sweep: SweepFolder, server: FakeServ
     assert said is not None
     assert "its first part was written offline and is not uploaded yet" in said
     assert server.history == []
-    written = mirror.wandb_folder(sweep.path).glob("offline-run-*")
+    written = sorted(mirror.wandb_folder(sweep.path).glob("offline-run-*"))
     command = [sys.executable, "-m", "wandb", "sync", *map(str, written)]
     subprocess.run(command, capture_output=True, check=True)
     assert server.visible_history == expected_history(training.folder)

@@ -40,6 +40,10 @@ class MirrorState:
 
     id: str
     """Names the W&B run. Drawn once, so that equal folders on two machines do not collide."""
+    project: str
+    """Project that the W&B run is in, for good."""
+    entity: str | None
+    """User or team that it belongs to; null: the key's default."""
     mode: str
     """`online` or `offline`: how the latest segment was written."""
     last_step: int = -1

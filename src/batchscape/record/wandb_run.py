@@ -108,8 +108,12 @@ class WandbRun:
         self._status = status
         self._tails = {table: _Tail(folder.lines(table)) for table in METRICS}
         self._waiting: list[tuple[int, str, Row]] = []
-        known = MirrorState.read(folder)
-        self._state = known or MirrorState(f"{config['run_id']}-{secrets.token_hex(4)}", mode)
+        self._state = MirrorState.read(folder) or MirrorState(
+            id=f"{config['run_id']}-{secrets.token_hex(4)}",
+            project=tracker.project,
+            entity=tracker.entity,
+            mode=mode,
+        )
         self._discard_open_segment(sweep_dir)
         self._state.mode, self._state.problem = mode, problem
         # Before W&B hears of it: whatever happens now, the next start continues the same run.
@@ -118,8 +122,8 @@ class WandbRun:
             id=self._state.id,
             name=config["run_id"],
             group=config["sweep_name"],
-            project=tracker.project,
-            entity=tracker.entity,
+            project=self._state.project,
+            entity=self._state.entity,
             tags=self._tags(status),
             config=config,
             dir=str(sweep_dir),

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.config import Data, RunConfig
+from batchscape.errors import ConfigError, GeometryError
+from batchscape.plan.build import Plan, make_plan
+from batchscape.plan.expand import Cell, Grid
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.resolve import check_multiples
+from batchscape.record.spec import DataIdentity
+
+MakePlan = Callable[..., Plan]
+
+
+def gpus(*capabilities: tuple[int, int]) -> Machine:
+    devices = tuple(
+        CudaDevice(i, "a GPU", 80.0, capability, f"GPU-{i}")
+        for i, capability in enumerate(capabilities)
+    )
+    return Machine(4, 32.0, "a CPU", devices)
+
+
+def test_one_run(plan: MakePlan) -> None:
+    (spec,) = plan().specs
+    assert str(spec.geometry) == "1 x 8 x 4 = 32"
+    assert (spec.samples, spec.optimizer_steps) == (3840, 120)
+    assert (spec.device_type, spec.precision) == ("cpu", "float32")
+    assert spec.evaluation_every_samples == 640
+
+
+@pytest.mark.parametrize(
+    ("lines", "samples"),
+    [
+        (["budget=samples", "budget.samples=320"], 320),
+        (["budget=tokens", "budget.tokens=20480"], 320),
+        (["budget=optimizer_steps", "budget.optimizer_steps=10"], 320),
+        (["batch.global_batch_size=null", "batch.global_batch_tokens=2048"], 3840),
+    ],
+)
+def test_budgets(lines: list[str], samples: int, plan: MakePlan) -> None:
+    (spec,) = plan(*lines, "evaluation.every_samples=320").specs
+    assert spec.samples == samples
+    assert spec.optimizer_steps == samples // 32
+    assert spec.geometry.global_batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["budget.samples=100"], r"budget\.samples must be .*32; given 100; use 96 or 128"),
+        (["budget.samples=10"], r"given 10; use 32"),
+        (["evaluation.every_samples=33"], r"evaluation\.every_samples .* use 32 or 64"),
+        (["budget=tokens", "budget.tokens=100"], r"budget\.tokens .*x sequence_length 64.*2048"),
+        (["batch.global_batch_size=32,96,40"], r"480, the least common multiple of .* 32, 40, 96"),
+        (["schedule=cosine", "schedule.decay_samples=320"], "warmup_samples must be below"),
+        (["schedule=cosine", "budget.samples=320"], "warmup_samples must be below"),
+        (["evaluation.samples=361"], "given 361, held out: 360"),
+        (["budget=optimizer_steps", "budget.optimizer_steps=999999999999999999"], r"2\*\*63"),
+        (["launcher.device=cuda"], "no CUDA device"),
+        (["model=mlp"], "data=stdlib cannot feed model=mlp"),
+        (["launcher.concurrent_runs=1,2"], "launcher is one for the whole sweep"),
+        (["tracker=wandb,none"], "tracker is one for the whole sweep"),
+        (["sweep_name=a,b"], "sweep_name is one for the whole sweep"),
+        (["sweep_dir=a,b"], "sweep_dir is one for the whole sweep"),
+    ],
+)
+def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(*lines)
+
+
+def test_multiples_hold_for_launched_cells_only(plan: MakePlan) -> None:
+    # 7 does not divide by a micro-batch of 8, so its global batch is no part of the sweep's.
+    found = plan("batch.global_batch_size=7,32,64")
+    assert {spec.geometry.global_batch_size for spec in found.specs} == {32, 64}
+    assert len(found.rejections) == 1
+
+
+CONFIG = RunConfig.from_mapping(
+    {
+        "batch": {},
+        "model": {"name": "gpt", "n_layers": 1, "n_heads": 1, "d_model": 8},
+        "data": {"name": "stdlib"},
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "schedule": {"name": "constant"},
+        "budget": {"samples": 720},
+        "evaluation": {},
+        "engine": {"name": "ddp"},
+        "checkpoint": {},
+        "measure": {},
+        "launcher": {"name": "local"},
+        "tracker": {"name": "none"},
+    }
+)
+
+
+@given(st.sets(st.integers(1, 60), min_size=1, max_size=4))
+def test_a_budget_fits_when_every_global_batch_divides_it(global_batches: set[int]) -> None:
+    fits = all(720 % size == 0 for size in global_batches)
+    if fits:
+        check_multiples(CONFIG, global_batches)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_multiples(CONFIG, global_batches)
+    suggested = [int(word) for word in str(caught.value).rpartition("use ")[2].split(" or ")]
+    common = math.lcm(*global_batches)
+    for value in suggested:
+        assert value > 0
+        assert all(value % size == 0 for size in global_batches)
+        assert abs(value - 720) < common
+
+
+def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
+    found = plan("batch.data_parallel_size=1,4,8", "launcher.max_ranks_per_core=2")
+    assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 4]
+    batch = "batch.global_batch_size=64"
+    (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
+    assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
+    assert rejected.geometry is not None
+    large = plan("batch.data_parallel_size=1,8", batch, machine=Machine(8, 8.0, "eight cores"))
+    assert rejected.run_id in {spec.run_id for spec in large.specs}
+
+
+def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
+    found = plan("batch.data_parallel_size=1,2,4", machine=gpus((9, 0), (9, 0)))
+    assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 2]
+    assert {spec.device_type for spec in found.specs} == {"cuda"}
+    (rejected,) = found.rejections
+    assert "data_parallel_size=4, CUDA devices here: 2" in rejected.reason
+
+
+def test_one_machine(plan: MakePlan) -> None:
+    lines = ["batch.data_parallel_size=2", "batch.nodes=1,2"]
+    (rejected,) = plan(*lines).rejections
+    assert "nodes=2" in rejected.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "lines", "expected"),
+    [
+        (gpus((9, 0)), [], "bfloat16"),
+        (gpus((8, 0), (8, 6)), [], "bfloat16"),
+        (gpus((9, 0), (7, 5)), [], "float32"),
+        (gpus((9, 0)), ["launcher.device=cpu"], "float32"),
+        (gpus((9, 0)), ["engine.precision=float64"], "float64"),
+        (gpus(), ["engine.precision=bfloat16"], "bfloat16"),
+    ],
+)
+def test_precision(machine: Machine, lines: list[str], expected: str, plan: MakePlan) -> None:
+    (spec,) = plan(*lines, machine=machine).specs
+    assert spec.precision == expected
+
+
+def test_a_device_may_be_swept(plan: MakePlan) -> None:
+    found = plan("launcher.device=cpu,cuda", machine=gpus((7, 0)))
+    assert [spec.device_type for spec in found.specs] == ["cpu", "cuda"]
+    assert len({spec.trajectory_id for spec in found.specs}) == 1
+    assert len({spec.run_id for spec in found.specs}) == 2
+
+
+def test_the_same_run_is_planned_once(plan: MakePlan) -> None:
+    found = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
+    assert len(found.specs) == 2
+    assert found.repeated == 4
+    assert len({cell.outcome.run_id for cell in found.cells}) == len(found.cells)
+
+
+def test_an_impossible_run_is_an_error_and_an_impossible_cell_is_not(plan: MakePlan) -> None:
+    with pytest.raises(GeometryError, match="multiple of data_parallel_size") as caught:
+        plan("batch.micro_batch_size=5")
+    assert caught.value.nearest
+    found = plan("batch.micro_batch_size=5,8")
+    assert [rejection.reason for rejection in found.rejections] == [str(caught.value)]
+    with pytest.raises(ConfigError, match="max_ranks_per_core"):
+        plan("batch.data_parallel_size=8", "batch.global_batch_size=64")
+
+
+def test_nothing_to_launch_is_an_error(plan: MakePlan) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)none of the 4 cells.*/ 5 .*/ 7 ") as caught:
+        plan("batch.micro_batch_size=5,7", "seed=0,1")
+    assert str(caught.value).count("leaves") == 2
+
+
+def test_one_mistake_is_told_once(plan: MakePlan) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan("+optimizer.lr=1", "seed=range(0,50)")
+    assert str(caught.value).count("optimizer.lr") == 1
+    with pytest.raises(ConfigError, match=r"(?s)learning_rate: .*in 50 of 100 cells") as caught:
+        plan("optimizer.learning_rate=-1,1", "seed=range(0,50)")
+    assert str(caught.value).count("-1.0") + str(caught.value).count("got -1") == 1
+    with pytest.raises(ConfigError, match="and 45 further problems"):
+        plan("optimizer.learning_rate=range(-50,0)")
+
+
+def test_data_is_prepared_once_and_only_where_needed(
+    grid: Callable[..., Grid], two_cores: Machine
+) -> None:
+    asked: list[Data] = []
+
+    def prepare(config: Data) -> DataIdentity:
+        asked.append(config)
+        return DataIdentity(str(config), "nowhere", 10_000, 1000, 256)
+
+    lines = ["data.sequence_length=32,64", "seed=range(0,20)", "data.layout=packed,padded"]
+    found = make_plan(grid(*lines), two_cores, prepare)
+    assert len(found.specs) == 80
+    assert len(asked) == len(set(asked)) == 4
+
+
+def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
+    found = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
+    for cell in found.cells:
+        settings = cell.outcome.config.to_mapping()
+        assert settings["optimizer"]["learning_rate"] == cell.swept["optimizer.learning_rate"]
+        width = {"gpt_nano": 128, "gpt_micro": 32}[cell.swept["model"]]
+        assert settings["model"]["d_model"] == width
+
+
+def test_an_empty_grid_of_cells_is_one_run(two_cores: Machine) -> None:
+    grid = Grid([Cell(CONFIG.to_mapping(), {})], frozenset(), {}, None)
+    with pytest.raises(GeometryError, match="too few values"):
+        make_plan(grid, two_cores, lambda _: DataIdentity("x", "y", 1, 1, 1))

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.plan.build import Plan
+from batchscape.plan.expand import Grid
+from batchscape.plan.identity import content_hash, name_sweep, rejected_id, run_id, trajectory_id
+from batchscape.record.spec import DataIdentity
+
+MakePlan = Callable[..., Plan]
+DATA = DataIdentity("0123456789abcdef", "/a/folder", 1000, 100, 256)
+GEOMETRY = BatchGeometry(1, 2, 8, 2)
+SETTINGS: dict[str, Any] = {
+    "batch": {"global_batch_size": 32, "data_parallel_size": 2, "micro_batch_size": 8},
+    "model": {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128},
+    "data": {"name": "stdlib"},
+    "optimizer": {"name": "adamw", "learning_rate": 0.001},
+    "schedule": {"name": "cosine", "warmup_samples": 320},
+    "budget": {"samples": 3840},
+    "evaluation": {"every_samples": 640},
+    "engine": {"name": "ddp"},
+    "checkpoint": {},
+    "measure": {},
+    "launcher": {"name": "local"},
+    "tracker": {"name": "none"},
+}
+
+
+def changed(path: str, value: Any) -> RunConfig:
+    mapping = json.loads(json.dumps(SETTINGS))
+    *groups, last = path.split(".")
+    node = mapping
+    for group in groups:
+        node = node[group]
+    node[last] = value
+    return RunConfig.from_mapping(mapping)
+
+
+def ids(config: RunConfig, **resolved: Any) -> tuple[str, str]:
+    settled = {"global_batch_size": 32, "samples": 3840, "precision": "float32", **resolved}
+    trajectory = trajectory_id(config, DATA, **settled)
+    return trajectory, run_id(config, trajectory, GEOMETRY, "cpu")
+
+
+BASE = RunConfig.from_mapping(SETTINGS)
+
+
+def test_golden() -> None:
+    """A change here orphans every finished run: it must be meant, and said in the changelog."""
+    assert ids(BASE) == ("GOLDEN_TRAJECTORY", "GOLDEN_RUN")
+    assert content_hash({"b": [1, None, True], "a": 0.5}, 8) == "GOLDEN_CONTENT"
+
+
+@given(st.randoms(use_true_random=False))
+def test_order_of_keys_does_not_matter(shuffler: random.Random) -> None:
+    def shuffled(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        keys = list(value)
+        shuffler.shuffle(keys)
+        return {key: shuffled(value[key]) for key in keys}
+
+    assert ids(RunConfig.from_mapping(shuffled(SETTINGS))) == ids(BASE)
+
+
+DISPLAY = [
+    ("checkpoint.every_s", 1.0),
+    ("checkpoint.keep_last", 7),
+    ("measure.memory", False),
+    ("measure.warmup_optimizer_steps", 1),
+    ("launcher.concurrent_runs", 3),
+    ("launcher.max_ranks_per_core", 5),
+    ("launcher.timeout_s", 60.0),
+    ("launcher.order_seed", 9),
+    ("tracker", {"name": "wandb", "project": "mine"}),
+    ("sweep_name", "mine"),
+    ("sweep_dir", "somewhere/else"),
+    ("batch.gradient_accumulation_steps", 2),
+]
+RUN = [("engine.bucket_cap_mb", 1.0), ("timing_repeat", 1)]
+TRAJECTORY = [
+    ("model.n_layers", 3),
+    ("model.dropout", 0.1),
+    ("optimizer.learning_rate", 0.002),
+    ("optimizer", {"name": "sgd", "learning_rate": 0.001}),
+    ("schedule.final_fraction", 0.2),
+    ("schedule", {"name": "constant", "warmup_samples": 320}),
+    ("budget.target_loss", 2.0),
+    ("evaluation.every_samples", 320),
+    ("evaluation.samples", 64),
+    ("engine.compile", True),
+    ("seed", 1),
+    ("init_seed", 1),
+    ("data_seed", 1),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), DISPLAY)
+def test_display_settings_change_no_name(path: str, value: Any) -> None:
+    assert ids(changed(path, value)) == ids(BASE)
+
+
+@pytest.mark.parametrize(("path", "value"), RUN)
+def test_run_settings_change_the_run_only(path: str, value: Any) -> None:
+    trajectory, run = ids(changed(path, value))
+    assert trajectory == ids(BASE)[0]
+    assert run != ids(BASE)[1]
+
+
+@pytest.mark.parametrize(("path", "value"), TRAJECTORY)
+def test_trajectory_settings_change_both(path: str, value: Any) -> None:
+    trajectory, run = ids(changed(path, value))
+    assert trajectory != ids(BASE)[0]
+    assert run != ids(BASE)[1]
+
+
+def test_resolved_values_count_and_how_they_were_given_does_not() -> None:
+    for name, value in (("global_batch_size", 64), ("samples", 7680), ("precision", "bfloat16")):
+        assert ids(BASE, **{name: value})[0] != ids(BASE)[0]
+    assert ids(changed("schedule.decay_samples", 3840)) == ids(BASE)
+    assert ids(changed("budget", {"optimizer_steps": 120})) == ids(BASE)
+    assert ids(changed("budget", {"tokens": 3840 * 64})) == ids(BASE)
+    seeds = changed("init_seed", 0), changed("data_seed", 0), changed("engine.precision", "float32")
+    assert all(ids(config) == ids(BASE) for config in seeds)
+
+
+def test_geometry_layout_device_and_content() -> None:
+    trajectory, run = ids(BASE)
+    others = [
+        run_id(BASE, trajectory, BatchGeometry(1, 1, 8, 4), "cpu"),
+        run_id(BASE, trajectory, BatchGeometry(2, 1, 8, 2), "cpu"),
+        run_id(BASE, trajectory, GEOMETRY, "cuda"),
+        run_id(BASE, trajectory[::-1], GEOMETRY, "cpu"),
+    ]
+    assert len({run, *others}) == 5
+    moved = replace(DATA, folder="/another/folder")
+    settled: dict[str, Any] = {"global_batch_size": 32, "samples": 3840, "precision": "float32"}
+    assert trajectory_id(BASE, moved, **settled) == trajectory
+    assert trajectory_id(BASE, replace(DATA, manifest_hash="other"), **settled) != trajectory
+
+
+def test_readable_names() -> None:
+    assert ids(BASE)[1].startswith("b32-d2-m8-a2-s0-")
+    assert rejected_id(BASE).startswith("b32-d2-m8-s0-")
+    assert rejected_id(changed("launcher.order_seed", 5)) == rejected_id(BASE)
+    assert rejected_id(changed("seed", 5)) != rejected_id(BASE)
+
+
+def test_only_equal_content_has_equal_hashes() -> None:
+    distinct = [None, 0, 1, True, "1", 1.5, [], [1], {}, {"1": 1}, {"1": [1]}, "null"]
+    assert len({content_hash(content, 16) for content in distinct}) == len(distinct)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        content_hash(float("nan"), 8)
+
+
+def folder(plan: Plan) -> str:
+    assert plan.sweep_dir == Path("outputs") / plan.sweep_name
+    return plan.sweep_name
+
+
+def test_sweep_names(plan: MakePlan) -> None:
+    study = "sweeps=fixed_global_batch"
+    assert folder(plan()) == "run"
+    assert folder(plan(study)) == "fixed_global_batch"
+    swept = "batch.micro_batch_size=4,8"
+    assert folder(plan(swept, "seed=0,1")) == "micro_batch_size-seed"
+    assert folder(plan("seed=0,1", swept)) == "micro_batch_size-seed"
+    assert folder(plan("model=gpt_nano,gpt_micro")) == "model"
+    assert folder(plan("seed=1")).startswith("run-")
+
+
+def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
+    study = "sweeps=fixed_global_batch"
+    same = [
+        ["seed=7,8"],
+        ["seed=3"],
+        ["batch.micro_batch_size=16"],
+        ["optimizer.learning_rate=0.1,0.2"],
+        ["tracker=none"],
+        ["tracker.project=mine"],
+        ["launcher.concurrent_runs=2"],
+        ["launcher.device=cpu"],
+        ["checkpoint.every_s=1"],
+        ["measure.memory=false"],
+    ]
+    assert {folder(plan(study, *more)) for more in same} == {"fixed_global_batch"}
+    other = [["model=gpt_micro"], ["optimizer.learning_rate=0.1"], ["budget.samples=1920"]]
+    names = {folder(plan(study, *more)) for more in other}
+    assert len(names) == 3
+    assert all(name.startswith("fixed_global_batch-") for name in names)
+    both = ["model=gpt_micro", "budget.samples=1920"]
+    assert folder(plan(study, *both)) == folder(plan(study, *reversed(both), "tracker=none"))
+    assert folder(plan("optimizer.learning_rate=1e-2")) == folder(
+        plan("optimizer.learning_rate=0.01")
+    )
+
+
+def test_given_names(plan: MakePlan) -> None:
+    named = plan("sweep_name=mine", "model=gpt_micro")
+    assert (named.sweep_name, named.sweep_dir) == ("mine", Path("outputs/mine"))
+    placed = plan("sweep_dir=/some/where", "sweeps=fixed_global_batch")
+    assert (placed.sweep_name, placed.sweep_dir) == ("fixed_global_batch", Path("/some/where"))
+    assert all(spec.sweep_name == "mine" for spec in named.specs)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", " ", "a b", "-"])
+def test_names_that_are_no_folder(name: str) -> None:
+    config = changed("sweep_name", name)
+    with pytest.raises(ConfigError, match="sweep_name"):
+        name_sweep(config, sweep_file=None, swept_keys=(), fixed={})
+
+
+def test_axes_do_not_enter_the_hash(grid: Callable[..., Grid]) -> None:
+    found = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
+    assert "seed" in found.axis_keys
+    assert found.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.config import Local
+from batchscape.errors import ConfigError
+from batchscape.plan.machine import CudaDevice, Machine, cgroup_limits, visible_indices
+
+UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
+
+
+def cuda(count: int, capability: tuple[int, int] = (9, 0)) -> Machine:
+    devices = tuple(CudaDevice(i, "a GPU", 80.0, capability, f"GPU-{i}") for i in range(count))
+    return Machine(4, 32.0, "a CPU", devices)
+
+
+def test_this_machine() -> None:
+    machine = Machine.detect()
+    assert 1 <= machine.cpu_cores <= len(os.sched_getaffinity(0))
+    assert 0 < machine.memory_gib <= psutil.virtual_memory().total / 2**30
+    assert machine.cpu_name
+
+
+def test_affinity_counts() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from batchscape.plan.machine import Machine\n"
+        "print(Machine.detect().cpu_cores)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (None, None)),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
+        ({"cpu.max": "150000 100000", "memory.max": "1073741824"}, (1.5, 2**30)),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "200000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "memory/memory.limit_in_bytes": "2147483648",
+            },
+            (2.0, 2**31),
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, (None, None)),
+    ],
+)
+def test_control_groups(
+    files: dict[str, str], expected: tuple[float | None, int | None], tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content + "\n")
+    assert cgroup_limits(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("0", [0]),
+        ("2,0", [2, 0]),
+        (" 2 , 1 ", [2, 1]),
+        ("1,7,0", [1]),
+        ("0,-1,1", [0]),
+        ("1,1", []),
+        ("GPU-bb", [2]),
+        ("GPU-bb33,0", [2, 0]),
+        ("GPU-aa", []),
+        ("nonsense", []),
+    ],
+)
+def test_visible_devices(variable: str | None, expected: list[int]) -> None:
+    assert visible_indices(variable, UUIDS) == expected
+
+
+@given(st.permutations([0, 1, 2]), st.integers(0, 3))
+def test_any_selection_is_taken_in_its_order(order: list[int], count: int) -> None:
+    chosen = order[:count]
+    assert visible_indices(",".join(map(str, chosen)), UUIDS) == chosen
+    assert visible_indices(",".join(UUIDS[i] for i in chosen), UUIDS) == chosen
+
+
+def test_device_type() -> None:
+    auto, cpu, gpu = (Local("local", device=d) for d in ("auto", "cpu", "cuda"))
+    assert [cuda(2).device_type(launcher) for launcher in (auto, cpu, gpu)] == ["cuda", "cpu", "cuda"]
+    assert [cuda(0).device_type(launcher) for launcher in (auto, cpu)] == ["cpu", "cpu"]
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        cuda(0).device_type(gpu)
+    assert cuda(2).devices("cuda") == 2
+    assert cuda(2).devices("cpu") == 4
+
+
+@pytest.mark.gpu
+def test_devices_as_torch_sees_them() -> None:
+    import torch
+
+    found = Machine.detect().cuda_devices
+    assert len(found) == torch.cuda.device_count()
+    for position, device in enumerate(found):
+        properties = torch.cuda.get_device_properties(position)
+        assert device.name == properties.name
+        assert device.compute_capability == (properties.major, properties.minor)
+        assert device.uuid == f"GPU-{properties.uuid}"
+        assert device.memory_gib == pytest.approx(properties.total_memory / 2**30, rel=0.05)

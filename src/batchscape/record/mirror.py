@@ -141,7 +141,9 @@ class MirrorProcess:
                 stdin.close()
         try:
             code = self._process.wait(timeout_s)
-            cause = f"the mirror ended with exit code {code}" if code else "they could not be read"
+            cause = (
+                f"the mirror ended with exit code {code}" if code else "it could not go on there"
+            )
         except subprocess.TimeoutExpired:
             _kill_tree(self.pid)
             self._process.wait()
@@ -240,7 +242,7 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         parts.append(
             f"Weights & Biases lacks {len(missing)} of {ended} runs ({shown}): {cause}. "
-            f"Run the same command again to mirror them; {_log(sweep_dir)} has the details."
+            f"The same command mirrors them when it is run again. Details: {_log(sweep_dir)}"
         )
     if unsent:
         parts.append(

@@ -119,7 +119,7 @@ class Mirror:
             try:
                 settled = self._visit(folder)
             except RecordError as error:
-                print(error, file=sys.stderr, flush=True)  # noqa: T201  (the log of this process)
+                _log(str(error))
                 settled = True
             if settled:
                 self._settled[folder.path] = written
@@ -154,6 +154,7 @@ class Mirror:
         state = MirrorState.read(folder)
         if state is not None and state.mode == "online" and not state.closed and mode == "offline":
             # Only the server knows which rows of the segment that was cut short have reached it.
+            _log(f"{folder.path.name} was cut short online: W&B must be reachable to go on")
             return None
         if state is not None and state.unsent(self._sweep.path) and mode == "online":
             # What is uploaded before the earlier rows would be in their way.
@@ -191,7 +192,7 @@ class Mirror:
             timer.cancel()
 
     def _start_anew_offline(self, reason: str) -> NoReturn:
-        print(f"going on offline: {reason}", file=sys.stderr, flush=True)  # noqa: T201  (as above)
+        _log(f"going on offline: {reason}")
         for child in psutil.Process().children(recursive=True):
             child.kill()
         command = [sys.executable, "-P", "-m", "batchscape.record.mirror_process"]
@@ -214,6 +215,10 @@ class _Launcher:
         readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
         # A forked relative may hold the pipe open after the launcher has died.
         self.is_done = bool(readable) or os.getppid() != self._parent
+
+
+def _log(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
 
 
 @contextmanager

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from batchscape.analysis import Report, write_report
+from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.errors import RecordError
+
+DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write figures as nearly empty files: drawing is tested once, and takes most of the time."""
+
+    def save(_: object, folder: Path, name: str) -> list[Path]:
+        files = [folder / f"{name}.png", folder / f"{name}.pdf"]
+        for file in files:
+            file.write_bytes(b"figure")
+        return files
+
+    monkeypatch.setattr("batchscape.analysis.report.save", save)
+
+
+def figures(report: Report) -> set[str]:
+    return {file.stem for file in report.files if file.suffix == ".png"}
+
+
+def shown(report: Report, width: int = 100) -> str:
+    file = StringIO()
+    report.render(Console(file=file, width=width))
+    return file.getvalue()
+
+
+def test_a_whole_report(build: Any) -> None:
+    sweep = build().fork()
+    before = dict(mpl.rcParams)
+    report = write_report([sweep.path])
+    assert dict(mpl.rcParams) == before
+    assert report.out == sweep.path / "report"
+    assert report.files[0] == sweep.path / "report" / "report.md"
+    assert all(file.stat().st_size > 100 for file in report.files)
+    assert figures(report) == {
+        "loss_vs_optimizer_steps",
+        "loss_vs_samples",
+        "loss_vs_time",
+        "memory",
+        "step_time",
+        "throughput",
+    }
+    for file in report.files:
+        if file.suffix == ".png":
+            assert file.read_bytes().startswith(b"\x89PNG")
+            assert file.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    page = report.files[0].read_text()
+    assert "Which cut of a global batch of 32 is cheapest" in page
+    assert "oversubscribed: 4 ranks on 2 cores" in page
+    assert "Example CPU, 2 cores" in page
+    linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]
+    assert len(linked) > 10
+    assert all(path.exists() for path in linked)
+
+
+def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any, quick: None) -> None:
+    report = write_report([build().fork().path])
+    tables = report.out / "tables"
+    comparison = pd.read_csv(tables / "comparison.csv")
+    assert list(comparison.columns[:5]) == [
+        "data_parallel_size",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "global_batch_size",
+        "status",
+    ]
+    assert (comparison["status"] == "completed").sum() == 4
+    assert (comparison["status"] == "rejected").sum() == 2
+    row = comparison.iloc[2]
+    loss = f"{row['final_loss_mean']:.3f} ± {row['final_loss_sd']:.3f}"
+    time = f"{1000 * row['step_time_s_mean']:.2f}"
+    markdown = (tables / "comparison.md").read_text()
+    latex = (tables / "comparison.tex").read_text()
+    assert f"| 2{TIMES}8{TIMES}2=32 | completed | 3 |" in markdown
+    assert loss in markdown
+    assert time[:4] in markdown
+    assert loss.replace("±", r"$\pm$") in latex
+    assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex
+    text = shown(report)
+    assert loss.replace("± ", "±") in text
+    assert "must be a multiple of 2 x 32" in text
+    assert str(report.files[0]) in text.replace("\n", "")
+    runs = pd.read_csv(tables / "runs.csv")
+    for ids in comparison["run_ids"]:
+        assert set(ids.split(";")) <= set(runs["run_id"])
+
+
+def test_only_rejected_cells(build: Any) -> None:
+    sweep = build()
+    sweep.reject((16, 7, 2), 224, "16 devices are needed, this machine has 2")
+    report = write_report([sweep.path])
+    assert figures(report) == set()
+    assert report.comparison["status"].tolist() == ["rejected"]
+    page = report.files[0].read_text()
+    assert "## Figures" not in page
+    assert "No run has completed" in page
+    assert "16 devices are needed" in shown(report)
+
+
+def test_no_run_has_completed(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0, status="running", done=4)
+    sweep.run(seed=1, status="pending")
+    sweep.run(seed=2, status="interrupted", reason="SIGTERM", done=4)
+    sweep.run(seed=3, status="failed", reason="rank 1 exited with 3 [see log]", done=2)
+    report = write_report([sweep.path])
+    assert figures(report) == set()
+    text = " ".join(shown(report).split())
+    assert "failed 1, interrupted 1, pending 1, running 1" in text
+    assert "not finished: 1 interrupted, 1 pending, 1 running" in text
+    assert "rank 1 exited with 3 [see log]" in text
+
+
+def test_a_single_run(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    report = write_report([sweep.path])
+    assert len(figures(report)) == 6
+    assert "no spread can be given" in report.files[0].read_text()
+    assert "±" not in (report.out / "tables" / "comparison.md").read_text().splitlines()[2]
+    assert report.decompositions.empty
+
+
+def test_only_diverged_runs(build: Any) -> None:
+    sweep = build()
+    sweep.run(status="diverged", reason="NaN", loss=lambda step: np.where(step < 5, step, np.nan))
+    report = write_report([sweep.path])
+    assert figures(report) == {"loss_vs_optimizer_steps", "loss_vs_samples", "loss_vs_time"}
+    assert report.comparison["final_loss_mean"].isna().all()
+
+
+def test_classification_counts_samples(build: Any, quick: None) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed, **DIGITS)
+        sweep.run((1, 8, 4), seed=seed, **DIGITS)
+    markdown = (write_report([sweep.path]).out / "tables" / "comparison.md").read_text()
+    header = markdown.splitlines()[0]
+    assert "samples/s" in header
+    assert "tokens/s" not in header
+    assert "eval accuracy" in header
+
+
+def test_padded_data_and_mixed_global_batches(build: Any) -> None:
+    sweep = build()
+    for layout in ("packed", "padded"):
+        for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
+            sweep.run(geometry, data__layout=layout)
+    report = write_report([sweep.path])
+    assert report.comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
+    assert report.comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
+    assert len(report.decompositions) == 2
+
+
+def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any, quick: None) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
+    torn.status.write_text('{"format_ver')
+    changed.parquet("steps").write_bytes(b"not parquet")
+    empty.config.write_text('{"format_version": 1}')
+    report = write_report([sweep.path])
+    assert report.comparison["n"].tolist() == [1]
+    page = report.files[0].read_text().replace("\\", "")
+    for folder in (torn, changed, empty):
+        assert f"Damaged, and in no table: {folder.path}" in page
+
+
+def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
+    sweep = build()
+    sweep.run().config.unlink()
+    with pytest.raises(RecordError, match=r"no run folder could be read:\n.*config\.json"):
+        write_report([sweep.path])
+    with pytest.raises(RecordError, match="holds no runs"):
+        write_report([tmp_path / "nowhere"])
+    with pytest.raises(RecordError, match="at least one sweep folder"):
+        write_report([])
+
+
+def test_several_sweeps_side_by_side(build: Any, quick: None, tmp_path: Path) -> None:
+    here, there, task = build("here"), build("there", "other"), build("task", "digits")
+    for seed in (0, 1):
+        for geometry in ((1, 32, 1), (1, 8, 4)):
+            here.run(geometry, seed=seed)
+            there.run(geometry, seed=seed, device_type="cuda", hardware="Accelerator")
+            task.run(geometry, seed=seed, **DIGITS)
+    report = write_report([here.path, there.path, task.path], tmp_path / "joint")
+    assert report.out == tmp_path / "joint"
+    assert len(report.comparison) == 6
+    assert report.comparison["n"].tolist() == [2] * 6
+    assert report.comparison["throughput_ratio"].count() == 6
+    assert report.comparison["throughput_ratio_reference"].nunique() == 1
+    header = (report.out / "tables" / "comparison.md").read_text().splitlines()[0]
+    assert "tokens/s" in header
+    assert "samples/s" in header
+    assert report.files[0].read_text().startswith("# fixed\\_global\\_batch and other and digits")
+
+
+def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any, quick: None) -> None:
+    one, two = build("one"), build("two")
+    for seed in (0, 1):
+        one.run(seed=seed)
+        two.run(seed=seed)
+    report = write_report([one.path, two.path])
+    row = report.comparison.iloc[0]
+    assert (row["n"], row["final_loss_n"]) == (4, 2)
+    assert any("more than one sweep folder" in note for note in report.notes)
+
+
+def test_more_geometries_than_colours_and_more_settings_than_panels(build: Any) -> None:
+    sweep = build()
+    for micro in (1, 2, 4, 8, 16, 32, 64, 128):
+        sweep.run((1, micro, 1), optimizer_steps=3)
+    for rate in range(1, 15):
+        sweep.run((1, 1, 1), optimizer_steps=3, optimizer__learning_rate=rate / 1000)
+    report = write_report([sweep.path])
+    assert len(figures(report)) == 6
+
+
+def test_an_earlier_report_leaves_nothing_behind(build: Any, quick: None) -> None:
+    sweep = build().fork(seeds=(0,))
+    first = write_report([sweep.path])
+    for folder in (sweep.path / "runs").iterdir():
+        if not folder.name.startswith("rejected"):
+            (folder / "config.json").unlink()
+    second = write_report([sweep.path])
+    left = {path for path in second.out.rglob("*") if path.is_file()}
+    assert left == set(second.files)
+    assert left < set(first.files)
+
+
+def test_reasons_cannot_break_the_page(build: Any, quick: None) -> None:
+    sweep = build()
+    sweep.run()
+    sweep.reject((3, None, None), 32, "a|b\n\\end{tabular} $x_1$ [link](http://x) 100%")
+    report = write_report([sweep.path])
+    markdown = (report.out / "tables" / "comparison.md").read_text()
+    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    latex = (report.out / "tables" / "comparison.tex").read_text()
+    assert latex.count(r"\end{tabular}") == 1
+    assert MISSING in markdown
+
+
+def test_the_analysis_needs_no_runtime() -> None:
+    code = (
+        "import sys, batchscape.analysis; "
+        "print({'torch', 'hydra', 'wandb', 'omegaconf'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from batchscape.errors import RecordError
+from batchscape.plan.build import Plan
+from batchscape.plan.machine import Machine
+from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
+from batchscape.record.files import read_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load
+
+MakePlan = Callable[..., Plan]
+STUDY = "sweeps=fixed_global_batch"
+
+
+def shown(plan: Plan) -> str:
+    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))
+    console.print(plan_table(plan))
+    return console.export_text()
+
+
+def test_rows_hold_every_cell(plan: MakePlan) -> None:
+    rows = pd.DataFrame(plan_rows(plan(STUDY, "optimizer.learning_rate=0.1,0.2")))
+    assert [*rows.columns][: len(PLAN_COLUMNS)] == [*PLAN_COLUMNS]
+    assert "optimizer.learning_rate" in rows.columns
+    assert rows["status"].value_counts().to_dict() == {"pending": 24, "rejected": 12}
+    assert rows["run_id"].is_unique
+    launched = rows[rows["status"] == "pending"]
+    product = (
+        launched["data_parallel_size"]
+        * launched["micro_batch_size"]
+        * launched["gradient_accumulation_steps"]
+    )
+    assert (product == launched["global_batch_size"]).all()
+    rejected = rows[rows["status"] == "rejected"]
+    assert rejected["reason"].notna().all()
+    assert rejected["gradient_accumulation_steps"].isna().all()
+
+
+def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
+    text = shown(plan(STUDY, "optimizer.learning_rate=0.1,0.2"))
+    assert text.count("4 x 8 x 1 = 32") - text.count("nearest that would work") >= 6
+    assert text.count("2 x 32 x ? = 32") == 1
+    assert "optimizer.learning_rate" in text
+    assert "Runs: 24. Rejected cells: 12. Folder: outputs/fixed_global_batch" in text
+
+
+def test_repeated_cells_are_said(plan: MakePlan) -> None:
+    assert "Cells left out because they repeat a run: 2." in shown(plan("seed=0,0,0"))
+
+
+def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
+    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    write_plan(made)
+    sweep = SweepFolder(made.sweep_dir)
+    table = pd.read_csv(sweep.plan)
+    assert len(table) == 18
+    assert table["run_id"].tolist() == [cell.outcome.run_id for cell in made.cells]
+    # Only rejected cells have folders: nothing has been launched.
+    assert {f.path.name for f in sweep.run_folders()} == {r.run_id for r in made.rejections}
+    runs = load(made.sweep_dir).runs
+    assert set(runs["status"]) == {"rejected"}
+    assert runs["trajectory_id"].isna().all()
+    assert set(zip(runs["data_parallel_size"], runs["micro_batch_size"], strict=True)) == {
+        (2, 32),
+        (4, 32),
+    }
+    assert sorted(runs["reason"]) == sorted(r.reason for r in made.rejections)
+    with pytest.raises(RecordError):
+        RunSpec.read(sweep.run(made.rejections[0].run_id).config)
+
+
+def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: Path) -> None:
+    place = f"sweep_dir={tmp_path}/here"
+    small = plan("sweeps=musev_224", "seed=0", place)
+    write_plan(small)
+    runs = load(small.sweep_dir).runs.set_index("run_id")
+    (lacking,) = (r for r in small.rejections if r.geometry and r.geometry.micro_batch_size == 7)
+    row = runs.loc[lacking.run_id]
+    assert (row["data_parallel_size"], row["gradient_accumulation_steps"]) == (16, 2)
+    # A larger machine launches it, and a smaller one then leaves the result alone.
+    large = plan("sweeps=musev_224", "seed=0", place, machine=Machine(16, 8.0, "cores"))
+    states = {row["run_id"]: row["status"] for row in plan_rows(large)}
+    assert states[lacking.run_id] == "pending"
+    folder = SweepFolder(large.sweep_dir).run(lacking.run_id)
+    RunStatus(Status.COMPLETED).write(folder.status)
+    write_plan(small)
+    assert RunStatus.read(folder.status).status is Status.COMPLETED
+
+
+def test_rejections_are_rewritten_only_when_the_reason_changes(
+    plan: MakePlan, tmp_path: Path
+) -> None:
+    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    write_plan(made)
+    cell = made.cells[-1].outcome
+    folder = SweepFolder(made.sweep_dir).run(cell.run_id)
+    written = folder.status.stat().st_mtime_ns, read_json(folder.status)
+    write_plan(made)
+    assert (folder.status.stat().st_mtime_ns, read_json(folder.status)) == written
+    reworded = tuple(
+        replace(c, outcome=replace(c.outcome, reason="another")) if c.outcome is cell else c  # type: ignore[arg-type]  # the last cell is a rejection
+        for c in made.cells
+    )
+    write_plan(replace(made, cells=reworded))
+    assert RunStatus.read(folder.status).reason == "another"
+
+
+def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
+    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    sweep = SweepFolder(made.sweep_dir)
+    first, second, third, *_ = made.specs
+    RunStatus(Status.COMPLETED).write(sweep.run(first.run_id).status)
+    RunStatus(Status.INTERRUPTED).write(sweep.run(second.run_id).status)
+    broken = sweep.run(third.run_id).status
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    states = {row["run_id"]: row["status"] for row in plan_rows(made)}
+    assert states[first.run_id] == "completed"
+    assert states[second.run_id] == "interrupted"
+    assert states[third.run_id] == "damaged"

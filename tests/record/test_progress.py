@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchscape.errors import RecordError
+from batchscape.record.files import JsonLines
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.progress import has_launcher, sweep_progress
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepFolder:
+    return SweepFolder(tmp_path)
+
+
+@pytest.fixture
+def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[..., RunFolder]:
+    spec = spec_of()
+
+    def folder_of(name: str, status: RunStatus | None, rows: int = 0) -> RunFolder:
+        folder = sweep.run(name)
+        replace(spec, run_id=name).write(folder.config)
+        if status is not None:
+            status.write(folder.status)
+        if rows:
+            lines = JsonLines(folder.lines("steps"))
+            lines.append({"optimizer_step": k + 1, "loss": 5.0 - k / 100} for k in range(rows))
+            lines.close()
+        return folder
+
+    return folder_of
+
+
+def test_no_runs(sweep: SweepFolder) -> None:
+    with pytest.raises(RecordError, match="holds no runs"):
+        sweep_progress(sweep)
+
+
+def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+    sealed = RunStatus(
+        Status.COMPLETED,
+        summary={"optimizer_steps": 20, "final_loss": 2.5},
+        seal={"steps.parquet": {"bytes": 1, "sha256": "0"}},
+    )
+    add("a-completed", sealed)
+    add("b-rejected", RunStatus(Status.REJECTED, reason="no devices"))
+    add("c-interrupted", RunStatus(Status.INTERRUPTED), rows=7)
+    add("d-not-yet", None)
+    add("e-damaged", None).config.write_text("{")
+    torn = add("f-torn", RunStatus(Status.FAILED, reason="killed"), rows=3)
+    with torn.lines("steps").open("a") as file:
+        file.write('{"optimizer_step": 4, "lo')
+    rows = {row.run_id: row for row in sweep_progress(sweep)}
+    assert [row.status for row in rows.values()] == [
+        "completed",
+        "rejected",
+        "interrupted",
+        "pending",
+        "damaged",
+        "failed",
+    ]
+    done = rows["a-completed"]
+    assert (done.optimizer_step, done.optimizer_steps, done.loss) == (20, 20, 2.5)
+    assert done.age_s is None
+    assert rows["b-rejected"].reason == "no devices"
+    stopped = rows["c-interrupted"]
+    assert (stopped.optimizer_step, stopped.loss) == (7, pytest.approx(4.94))
+    assert stopped.age_s is not None
+    assert rows["d-not-yet"].optimizer_step is None
+    assert "damaged" in (rows["e-damaged"].reason or "")
+    assert rows["f-torn"].optimizer_step == 3
+
+
+def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+    add("a", RunStatus(Status.RUNNING), rows=2)
+    (alone,) = sweep_progress(sweep)
+    assert alone.status == "interrupted"
+    assert "launcher is gone" in (alone.reason or "")
+    with (sweep.path / ".lock").open("w") as lock:
+        assert not has_launcher(sweep)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert has_launcher(sweep)
+        (led,) = sweep_progress(sweep)
+        assert (led.status, led.optimizer_step) == ("running", 2)
+    assert not has_launcher(sweep)
+
+
+def test_last_row_of_a_long_table(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+    add("a", RunStatus(Status.INTERRUPTED), rows=5000)
+    (row,) = sweep_progress(sweep)
+    assert row.optimizer_step == 5000
+
+
+def test_nan_is_no_loss(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+    folder = add("a", RunStatus(Status.INTERRUPTED))
+    lines = JsonLines(folder.lines("steps"))
+    lines.append([{"optimizer_step": 1, "loss": float("nan")}])
+    lines.close()
+    (row,) = sweep_progress(sweep)
+    assert row.loss is None

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from batchscape import __version__
+from batchscape.cli import main
+from batchscape.record.files import read_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+
+Captured = pytest.CaptureFixture[str]
+QUICK = ["model=gpt_micro", "tracker=none", "launcher.device=cpu", "data.sequence_length=16"] + [
+    "budget.samples=64",
+    "evaluation.every_samples=null",
+    "evaluation.samples=16",
+    "measure.memory=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, so that what a command leaves is seen."""
+    monkeypatch.chdir(tmp_path)
+
+
+def left_behind() -> set[str]:
+    return {path.name for path in Path.cwd().iterdir()}
+
+
+def told(capsys: Captured, argv: list[str], code: int) -> str:
+    """Run a command that fails; return what it says, and check that it is a message only."""
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert left_behind() == set()
+    return captured.err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_help_names_every_verb(argv: list[str], capsys: Captured) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    for verb in ("sweep", "run", "plan", "status", "report"):
+        assert f"batchscape {verb} " in text
+
+
+@pytest.mark.parametrize("verb", ["sweep", "run", "plan", "status", "report"])
+def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
+    if verb in {"status", "report"}:
+        with pytest.raises(SystemExit) as leaving:
+            main([verb, "--help"])
+        assert leaving.value.code == 0
+    else:
+        assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"usage: batchscape {verb}" in text
+    assert "Example" in text
+    assert text.count(f"batchscape {verb} ") >= 2
+    assert left_behind() == set()
+
+
+def test_version(capsys: Captured) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"batchscape {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["swep"], "did you mean sweep?"),
+        (["run", "sweeps=fixed_global_batch"], "use: batchscape sweep sweeps=fixed_global_batch"),
+        (["sweeps=fixed_global_batch"], "use: batchscape sweep sweeps=fixed_global_batch"),
+        (["run", "seed=0,1"], "use: batchscape sweep seed=0,1"),
+        (["seed=0,1"], "use: batchscape sweep seed=0,1"),
+        (["run", "--multirun", "seed=0"], "use: batchscape sweep seed=0"),
+        (["sweep", "+sweep=x"], "sweeps=x"),
+        (["sweep", "sweeps=x"], "fixed_global_batch"),
+        (["run", "optimizer.lr=1"], "optimizer.lr is no setting"),
+        (["run", "seed=-1"], "seed"),
+        (["run", "batch.micro_batch_size=5"], "1 x 4 x 8 = 32"),
+        (["sweep", "batch.micro_batch_size=5,7"], "none of the 2 cells"),
+        (["run", "data=text", "data.path=/nothing/there"], "/nothing/there"),
+        (["report", "nowhere"], "nowhere"),
+        (["status", "nowhere"], "nowhere holds no runs"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_a_message_and_code_2(
+    argv: list[str], message: str, capsys: Captured
+) -> None:
+    assert message in told(capsys, argv, 2)
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("batchscape.plan.build.make_plan", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["plan"])
+
+
+def test_plan_shows_and_leaves_nothing(capsys: Captured) -> None:
+    assert main(["plan", "sweeps=musev_224"]) == 0
+    text = capsys.readouterr().out
+    assert "16 x 7 x 2 = 224" in text
+    assert "outputs/musev_224" in text
+    assert left_behind() == set()
+
+
+def test_settings_can_be_shown(capsys: Captured) -> None:
+    assert main(["run", "--cfg", "job", "model=gpt_micro"]) == 0
+    assert "d_model: 32" in capsys.readouterr().out
+    assert left_behind() == set()
+
+
+def test_sweep_then_status_then_report(capsys: Captured) -> None:
+    axes = ["batch.data_parallel_size=1,2", "batch.micro_batch_size=16,32"]
+    assert main(["sweep", *axes, *QUICK]) == 0
+    (folder,) = Path("outputs").iterdir()
+    assert folder.name.startswith("data_parallel_size-micro_batch_size-")
+    assert f"batchscape report {folder}" in capsys.readouterr().out
+    assert left_behind() == {"outputs"}
+    table = pd.read_csv(SweepFolder(folder).plan)
+    assert table["status"].value_counts().to_dict() == {"pending": 3, "rejected": 1}
+
+    assert main(["status", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("2/2") == 3
+    assert "3 completed, 1 rejected" in text
+
+    # Hydra's own way to say it finds the same folder, and has nothing to do.
+    before = {run.path.name: read_json(run.status) for run in SweepFolder(folder).run_folders()}
+    assert main(["--multirun", *axes, *QUICK]) == 0
+    after = {run.path.name: read_json(run.status) for run in SweepFolder(folder).run_folders()}
+    assert after == before
+    assert [path.name for path in Path("outputs").iterdir()] == [folder.name]
+    capsys.readouterr()
+
+    assert main(["report", str(folder), "--out", "here"]) == 0
+    assert "1 × 32 × 1 = 32" in capsys.readouterr().out
+    assert (Path("here") / "tables" / "comparison.csv").exists()
+
+
+def test_a_failed_run_is_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    # A real out-of-memory: nobody has the memory of this model.
+    huge = ["model.d_model=1000000", "model.n_heads=1", "model.n_layers=1"]
+    assert main(["sweep", "seed=0", *QUICK, *huge]) == 1
+    (folder,) = Path("outputs").iterdir()
+    (run,) = SweepFolder(folder).run_folders()
+    assert RunStatus.read(run.status).status in {Status.OOM, Status.FAILED}
+    capsys.readouterr()
+    assert main(["status", str(folder)]) == 0
+
+
+def test_as_a_module_from_another_folder() -> None:
+    def call(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "batchscape", *argv]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = call("plan", "sweeps=fixed_global_batch")
+    assert done.returncode == 0, done.stderr
+    assert "Runs: 12. Rejected cells: 6." in done.stdout
+    failed = call("run", "seed=x")
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert "Traceback" not in failed.stderr
+
+
+def test_users_own_sweeps(tmp_path: Path, capsys: Captured) -> None:
+    own = tmp_path / "own"
+    (own / "sweeps").mkdir(parents=True)
+    (own / "sweeps" / "mine.yaml").write_text(
+        "# @package _global_\nhydra: {sweeper: {params: {seed: [0, 1]}}}\n"
+    )
+    assert main(["plan", "--config-dir", str(own), "sweeps=mine"]) == 0
+    text = capsys.readouterr().out
+    assert "Runs: 2. Rejected cells: 0. Folder: outputs/mine" in text
+
+
+def test_interrupted_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("batchscape.plan.build.make_plan", stopped)
+    assert main(["plan"]) == 130

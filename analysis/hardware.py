@@ -60,17 +60,26 @@ def _precision(runs: pd.DataFrame) -> pd.Series[Any]:
 
 def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:
     """Name the processor, or the accelerators that a run was given."""
-    # The same processor lent in parts is not the same machine.
-    cores = _column(runs, "environment.cpu.usable_cores").map(_cores)
-    cpu = _column(runs, "environment.cpu.name") + cores
-    found, leased = _column(runs, "environment.cuda.devices"), _column(runs, "launch.devices")
-    names = [_device_names(*pair) for pair in zip(found, leased, strict=True)]
-    cuda = pd.Series(names, index=runs.index, dtype=object)
-    return cuda.where(_column(runs, "device_type").eq("cuda"), cpu)
+    columns = (
+        "device_type",
+        "environment.cpu.name",
+        "environment.cpu.usable_cores",
+        "environment.cuda.devices",
+        "launch.devices",
+    )
+    rows = zip(*(_column(runs, name) for name in columns), strict=True)
+    names = [
+        _device_names(found, leased) if device == "cuda" else _processor(name, cores)
+        for device, name, cores, found, leased in rows
+    ]
+    return pd.Series(names, index=runs.index, dtype=object)
 
 
-def _cores(count: object) -> str:
-    return f", {count:g} cores" if isinstance(count, (int, float)) and count > 0 else ""
+def _processor(name: object, cores: object) -> str | None:
+    """Name a processor with its usable cores: lent in parts, it is not the same machine."""
+    if not isinstance(name, str):
+        return None
+    return f"{name}, {cores:g} cores" if isinstance(cores, (int, float)) and cores > 0 else name
 
 
 def _device_names(found: object, leased: object) -> str | None:

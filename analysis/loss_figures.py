@@ -168,6 +168,8 @@ def _draw_differences(
     drawn = curves.differences[curves.differences["cell"].isin(list(members))]
     for cell, look in members.items():
         line = drawn[(drawn["cell"] == cell) & drawn["largest"].gt(0)]
+        if line.empty:
+            continue
         axes.plot(
             line["optimizer_step"],
             line["largest"],

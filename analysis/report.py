@@ -69,7 +69,9 @@ class Report:
         )
 
 
-def write_report(sweep_dirs: Sequence[Path], out: Path | None = None) -> Report:
+def write_report(
+    sweep_dirs: Sequence[Path], out: Path | None = None, *, figures: bool = True
+) -> Report:
     """Write the tables, figures and page of one or more sweeps.
 
     Parameters
@@ -79,6 +81,8 @@ def write_report(sweep_dirs: Sequence[Path], out: Path | None = None) -> Report:
     out : Path, optional
         Folder to write to; by default `report` in the first sweep folder. Files of an earlier
         report are replaced.
+    figures : bool
+        Draw figures too, which takes most of the time.
 
     Returns
     -------
@@ -104,9 +108,9 @@ def write_report(sweep_dirs: Sequence[Path], out: Path | None = None) -> Report:
     files = [path for t in shown for path in write_table(out / "tables", t.name, t.table, t.grid)]
     files.append(out / "tables" / "runs.csv")
     cells.runs.to_csv(files[-1], index=False)
-    figures = _write_figures(cells, tables, out / "figures")
+    drawn = _write_figures(cells, tables, out / "figures") if figures else {}
     grids = {t.name: t.grid for t in shown}
-    text = page(cells, grids["comparison"], grids.get("decompositions"), notes, list(figures))
+    text = page(cells, grids["comparison"], grids.get("decompositions"), notes, list(drawn))
     (out / "report.md").write_text(text, encoding="utf-8")
     by_name = {t.name: t.table for t in shown}
     return Report(
@@ -114,7 +118,7 @@ def write_report(sweep_dirs: Sequence[Path], out: Path | None = None) -> Report:
         comparison=by_name["comparison"],
         decompositions=by_name.get("decompositions", pd.DataFrame()),
         notes=tuple(notes),
-        files=(out / "report.md", *files, *(path for paths in figures.values() for path in paths)),
+        files=(out / "report.md", *files, *(path for paths in drawn.values() for path in paths)),
         grids=tuple((t.title, t.grid) for t in shown),
     )
 

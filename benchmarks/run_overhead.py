@@ -28,6 +28,8 @@ from rich.progress import track
 from scipy import stats
 from short_run import make_run, training_time_s, write_run
 
+from batchscape.record.spec import RunSpec
+
 OPTIMIZER_STEPS = 5
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -37,13 +39,12 @@ ENVIRONMENT = {
 }
 
 
-def ours(root: Path, names: list[str]) -> int:
+def ours(root: Path, specs: list[RunSpec]) -> int:
     """Launch through this project; the server boots anew for every sweep."""
     from batchscape.launch import run_sweep
     from batchscape.plan.machine import Machine
     from batchscape.record.folder import SweepFolder
 
-    specs = [make_run(name, OPTIMIZER_STEPS) for name in names]
     sweep = SweepFolder(root)
     with Path(os.devnull).open("w") as nowhere:
         result = run_sweep(specs, sweep, Machine.detect(), console=Console(file=nowhere))
@@ -52,7 +53,7 @@ def ours(root: Path, names: list[str]) -> int:
     return 1
 
 
-def submitit_local(root: Path, names: list[str]) -> int:
+def submitit_local(root: Path, specs: list[RunSpec]) -> int:
     """One job after the other, as a timed sweep must run them."""
     import submitit
 
@@ -60,18 +61,19 @@ def submitit_local(root: Path, names: list[str]) -> int:
 
     executor = submitit.AutoExecutor(folder=root / "submitit", cluster="local")
     executor.update_parameters(timeout_min=5)
-    for name in names:
-        code = executor.submit(worker.main, str(root / "runs" / name), 0).result()
+    for spec in specs:
+        code = executor.submit(worker.main, str(root / "runs" / spec.run_id), 0).result()
         if code:
-            raise RuntimeError(f"{name} failed")
+            raise RuntimeError(f"{spec.run_id} failed")
     return 1
 
 
-def hydra_joblib(root: Path, names: list[str]) -> int:
+def hydra_joblib(root: Path, specs: list[RunSpec]) -> int:
     """Two jobs at a time: with one, joblib runs them inside the launching process."""
     command = [sys.executable, __file__, "--multirun", "hydra/launcher=joblib"]
     command += ["hydra.launcher.n_jobs=2", f"hydra.sweep.dir={root}/hydra", f"+root={root}"]
-    subprocess.run([*command, f"+name={','.join(names)}"], check=True, stdout=subprocess.DEVNULL)
+    names = ",".join(spec.run_id for spec in specs)
+    subprocess.run([*command, f"+name={names}"], check=True, stdout=subprocess.DEVNULL)
     return 2
 
 
@@ -84,18 +86,18 @@ def joblib_job(config: DictConfig) -> None:
         raise RuntimeError(config.name)
 
 
-def measure(launcher: Callable[[Path, list[str]], int], names: list[str]) -> float:
+def measure(launcher: Callable[[Path, list[RunSpec]], int], specs: list[RunSpec]) -> float:
     """Return the overhead of a run, in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if launcher is not ours:
-            for name in names:
-                write_run(make_run(name, OPTIMIZER_STEPS), root / "runs")
+            for spec in specs:
+                write_run(spec, root / "runs")
         began = time.perf_counter()
-        slots = launcher(root, names)
+        slots = launcher(root, specs)
         wall_s = time.perf_counter() - began
-        trained_s = sum(training_time_s(root / "runs" / name) for name in names)
-    return (slots * wall_s - trained_s) / len(names)
+        trained_s = sum(training_time_s(root / "runs" / spec.run_id) for spec in specs)
+    return (slots * wall_s - trained_s) / len(specs)
 
 
 def main() -> None:
@@ -104,12 +106,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=12, help="runs a sweep")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    names = [f"run{number}" for number in range(options.runs)]
+    specs = [make_run(f"run{number}", OPTIMIZER_STEPS) for number in range(options.runs)]
     launchers = [ours, submitit_local, hydra_joblib]
     found: dict[str, list[float]] = {launcher.__name__: [] for launcher in launchers}
     order = [launcher for _ in range(options.rounds) for launcher in random.sample(launchers, 3)]
     for launcher in track(order, description="measuring"):
-        found[launcher.__name__].append(measure(launcher, names))
+        found[launcher.__name__].append(measure(launcher, specs))
     print(f"overhead a run, {options.rounds} rounds of {options.runs} runs, interleaved")
     for name, overheads in found.items():
         print(f"  {name:15s} {np.mean(overheads):6.3f} s  (rounds: {np.round(overheads, 3)})")

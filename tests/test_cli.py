@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +14,11 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
 
 Captured = pytest.CaptureFixture[str]
-QUICK = ["model=gpt_micro", "tracker=none", "launcher.device=cpu", "data.sequence_length=16"] + [
+QUICK = [
+    "model=gpt_micro",
+    "tracker=none",
+    "launcher.device=cpu",
+    "data.sequence_length=16",
     "budget.samples=64",
     "evaluation.every_samples=null",
     "evaluation.samples=16",
@@ -92,9 +95,7 @@ def test_version(capsys: Captured) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_input_is_a_message_and_code_2(
-    argv: list[str], message: str, capsys: Captured
-) -> None:
+def test_bad_input_is_a_message_and_code_2(argv: list[str], message: str, capsys: Captured) -> None:
     assert message in told(capsys, argv, 2)
 
 
@@ -145,17 +146,16 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     capsys.readouterr()
 
     assert main(["report", str(folder), "--out", "here"]) == 0
-    assert "1 × 32 × 1 = 32" in capsys.readouterr().out
+    assert "here" in capsys.readouterr().out
     assert (Path("here") / "tables" / "comparison.csv").exists()
 
 
-def test_a_failed_run_is_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    # A real out-of-memory: nobody has the memory of this model.
-    huge = ["model.d_model=1000000", "model.n_heads=1", "model.n_layers=1"]
-    assert main(["sweep", "seed=0", *QUICK, *huge]) == 1
+def test_a_failed_run_is_code_1(capsys: Captured) -> None:
+    # Nothing ends in so short a time.
+    assert main(["sweep", "seed=0", *QUICK, "launcher.timeout_s=0.001"]) == 1
     (folder,) = Path("outputs").iterdir()
     (run,) = SweepFolder(folder).run_folders()
-    assert RunStatus.read(run.status).status in {Status.OOM, Status.FAILED}
+    assert RunStatus.read(run.status).status is Status.TIMEOUT
     capsys.readouterr()
     assert main(["status", str(folder)]) == 0
 

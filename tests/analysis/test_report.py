@@ -20,19 +20,6 @@ from batchscape.errors import RecordError
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write figures as nearly empty files: drawing is tested once, and takes most of the time."""
-
-    def save(_: object, folder: Path, name: str) -> list[Path]:
-        files = [folder / f"{name}.png", folder / f"{name}.pdf"]
-        for file in files:
-            file.write_bytes(b"figure")
-        return files
-
-    monkeypatch.setattr("batchscape.analysis.report.save", save)
-
-
 def figures(report: Report) -> set[str]:
     return {file.stem for file in report.files if file.suffix == ".png"}
 
@@ -72,8 +59,8 @@ def test_a_whole_report(build: Any) -> None:
     assert all(path.exists() for path in linked)
 
 
-def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any, quick: None) -> None:
-    report = write_report([build().fork().path])
+def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any) -> None:
+    report = write_report([build().fork().path], figures=False)
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")
     assert list(comparison.columns[:5]) == [
@@ -95,7 +82,7 @@ def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any, quick: None) 
     assert time[:4] in markdown
     assert loss.replace("±", r"$\pm$") in latex
     assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex
-    text = shown(report)
+    text = shown(report, width=140)
     assert loss.replace("± ", "±") in text
     assert "must be a multiple of 2 x 32" in text
     assert str(report.files[0]) in text.replace("\n", "")
@@ -148,12 +135,14 @@ def test_only_diverged_runs(build: Any) -> None:
     assert report.comparison["final_loss_mean"].isna().all()
 
 
-def test_classification_counts_samples(build: Any, quick: None) -> None:
+def test_classification_counts_samples(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
         sweep.run((1, 32, 1), seed=seed, **DIGITS)
         sweep.run((1, 8, 4), seed=seed, **DIGITS)
-    markdown = (write_report([sweep.path]).out / "tables" / "comparison.md").read_text()
+    markdown = (
+        write_report([sweep.path], figures=False).out / "tables" / "comparison.md"
+    ).read_text()
     header = markdown.splitlines()[0]
     assert "samples/s" in header
     assert "tokens/s" not in header
@@ -171,14 +160,14 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     assert len(report.decompositions) == 2
 
 
-def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any, quick: None) -> None:
+def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)
     torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
     torn.status.write_text('{"format_ver')
     changed.parquet("steps").write_bytes(b"not parquet")
     empty.config.write_text('{"format_version": 1}')
-    report = write_report([sweep.path])
+    report = write_report([sweep.path], figures=False)
     assert report.comparison["n"].tolist() == [1]
     page = report.files[0].read_text().replace("\\", "")
     for folder in (torn, changed, empty):
@@ -196,14 +185,14 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
-def test_several_sweeps_side_by_side(build: Any, quick: None, tmp_path: Path) -> None:
+def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     here, there, task = build("here"), build("there", "other"), build("task", "digits")
     for seed in (0, 1):
         for geometry in ((1, 32, 1), (1, 8, 4)):
             here.run(geometry, seed=seed)
             there.run(geometry, seed=seed, device_type="cuda", hardware="Accelerator")
             task.run(geometry, seed=seed, **DIGITS)
-    report = write_report([here.path, there.path, task.path], tmp_path / "joint")
+    report = write_report([here.path, there.path, task.path], tmp_path / "joint", figures=False)
     assert report.out == tmp_path / "joint"
     assert len(report.comparison) == 6
     assert report.comparison["n"].tolist() == [2] * 6
@@ -215,44 +204,34 @@ def test_several_sweeps_side_by_side(build: Any, quick: None, tmp_path: Path) ->
     assert report.files[0].read_text().startswith("# fixed\\_global\\_batch and other and digits")
 
 
-def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any, quick: None) -> None:
+def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
     one, two = build("one"), build("two")
     for seed in (0, 1):
         one.run(seed=seed)
         two.run(seed=seed)
-    report = write_report([one.path, two.path])
+    report = write_report([one.path, two.path], figures=False)
     row = report.comparison.iloc[0]
     assert (row["n"], row["final_loss_n"]) == (4, 2)
     assert any("more than one sweep folder" in note for note in report.notes)
 
 
-def test_more_geometries_than_colours_and_more_settings_than_panels(build: Any) -> None:
-    sweep = build()
-    for micro in (1, 2, 4, 8, 16, 32, 64, 128):
-        sweep.run((1, micro, 1), optimizer_steps=3)
-    for rate in range(1, 15):
-        sweep.run((1, 1, 1), optimizer_steps=3, optimizer__learning_rate=rate / 1000)
-    report = write_report([sweep.path])
-    assert len(figures(report)) == 6
-
-
-def test_an_earlier_report_leaves_nothing_behind(build: Any, quick: None) -> None:
+def test_an_earlier_report_leaves_nothing_behind(build: Any) -> None:
     sweep = build().fork(seeds=(0,))
-    first = write_report([sweep.path])
+    first = write_report([sweep.path], figures=False)
     for folder in (sweep.path / "runs").iterdir():
         if not folder.name.startswith("rejected"):
             (folder / "config.json").unlink()
-    second = write_report([sweep.path])
+    second = write_report([sweep.path], figures=False)
     left = {path for path in second.out.rglob("*") if path.is_file()}
     assert left == set(second.files)
     assert left < set(first.files)
 
 
-def test_reasons_cannot_break_the_page(build: Any, quick: None) -> None:
+def test_reasons_cannot_break_the_page(build: Any) -> None:
     sweep = build()
     sweep.run()
     sweep.reject((3, None, None), 32, "a|b\n\\end{tabular} $x_1$ [link](http://x) 100%")
-    report = write_report([sweep.path])
+    report = write_report([sweep.path], figures=False)
     markdown = (report.out / "tables" / "comparison.md").read_text()
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1

@@ -25,11 +25,14 @@ def spec_named(
     ranks: int | None = None,
     *,
     device_type: str = "cpu",
-    seed: int = 0,
+    seed: int | None = None,
     tracker: dict[str, Any] | None = None,
     **launcher: Any,
 ) -> RunSpec:
-    """Return a run; `name` is a behaviour of `fake_workers`, a dash, and perhaps `d<ranks>`."""
+    """Return a run; `name` is a behaviour of `fake_workers`, a dash, and perhaps `d<ranks>`.
+
+    One whose name ends in `-later` is in a later block of the launch order.
+    """
     if ranks is None:
         digits = name.partition("-d")[2]
         ranks = int(digits) if digits else 1
@@ -48,7 +51,7 @@ def spec_named(
             "measure": {},
             "launcher": {"name": "local", "device": device_type, **launcher},
             "tracker": tracker or {"name": "none"},
-            "seed": seed,
+            "seed": int(name.endswith("-later")) if seed is None else seed,
         }
     )
     return RunSpec(

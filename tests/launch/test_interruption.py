@@ -82,31 +82,23 @@ def resume(launcher: Launcher, *names: str) -> None:
 def test_one_signal_asks_the_ranks_to_stop(
     launch: Callable[..., Launcher], method: str, number: signal.Signals
 ) -> None:
-    names = ["polite-d2", "polite-other"]
-    launcher = launch(method, *names)
-
-    def one_has_begun() -> bool:
-        found = [len(pids_in(launcher.sweep.run(name).path)) for name in names]
-        return found in ([2, 0], [0, 1])
-
-    wait_until(one_has_begun, "the ranks do not start")
+    launcher = launch(method, "polite-d2", "completes-later")
+    pids = launcher.wait_for_pids("polite-d2", 2)
     # As a terminal does it: to the whole foreground group, which the ranks are not in.
     os.killpg(launcher.process.pid, number)
     assert launcher.process.wait(60) == 130
-    statuses = {name: launcher.status(name) for name in names}
-    (begun,) = [s for s in statuses.values() if s.status is Status.INTERRUPTED]
-    assert begun.reason == f"stopped by {number.name}"
-    assert Status.PENDING in {s.status for s in statuses.values()}
     assert "2 runs: 1 pending, 1 interrupted" in launcher.printed
-    assert not any(map(is_alive, pids_in(launcher.sweep.path).values()))
-    resume(launcher, *names)
+    status = launcher.status("polite-d2")
+    assert (status.status, status.reason) == (Status.INTERRUPTED, f"stopped by {number.name}")
+    assert launcher.status("completes-later").status is Status.PENDING
+    assert not any(map(is_alive, pids.values()))
+    resume(launcher, "polite-d2", "completes-later")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher], method: str) -> None:
+def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
     """The ranks ignore SIGTERM; the launcher would wait for them."""
-    launcher = launch(method, "stubborn-d2")
-    pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
+    launcher = launch("spawn", "stubborn-d2")
+    pids = launcher.wait_for_pids("stubborn-d2", 4)
     launcher.process.send_signal(signal.SIGINT)
     wait_until(lambda: "waiting up to 20 s" in launcher.printed, "the signal is not seen")
     assert all(map(is_alive, pids.values()))

@@ -97,7 +97,11 @@ def test_any_selection_is_taken_in_its_order(order: list[int], count: int) -> No
 
 def test_device_type() -> None:
     auto, cpu, gpu = (Local("local", device=d) for d in ("auto", "cpu", "cuda"))
-    assert [cuda(2).device_type(launcher) for launcher in (auto, cpu, gpu)] == ["cuda", "cpu", "cuda"]
+    assert [cuda(2).device_type(launcher) for launcher in (auto, cpu, gpu)] == [
+        "cuda",
+        "cpu",
+        "cuda",
+    ]
     assert [cuda(0).device_type(launcher) for launcher in (auto, cpu)] == ["cpu", "cpu"]
     with pytest.raises(ConfigError, match="no CUDA device"):
         cuda(0).device_type(gpu)

@@ -1,4 +1,7 @@
-"""The mirror, against W&B's own writer and W&B's own reader, without a network."""
+"""The mirror, against W&B's own writer and W&B's own reader, without a network.
+
+Long because a run folder's writers and a small W&B server come first; the tests follow them.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
 
 __all__ = ["sweep_lock"]
+
+_PATIENCE_S = 1.0
+"""How long to try: who asks whether a sweep is locked holds the lock for a moment."""
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
             msg = (
@@ -49,3 +53,16 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PATIENCE_S / 20)
+        else:
+            return

@@ -77,7 +77,7 @@ class Progress:
         skipped = sum(result.skipped for result in results)
         self._done += skipped
         if skipped:
-            self.note(f"{skipped} of {self._total} runs are sealed already and are skipped")
+            self.note(f"{skipped} of {_runs(self._total)} sealed already, not run again")
         for result in results:
             if not result.skipped:
                 self.run_refused(result)
@@ -106,6 +106,8 @@ class Progress:
         self._failed += status in {Status.FAILED, Status.OOM, Status.TIMEOUT}
         line = f"[{self._done}/{self._total}] {run_id} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
+        # What is drawn still shows the run.
+        self._drawn = 0.0
 
     def update(self, active: Sequence[ActiveRun]) -> None:
         """Draw what is running, if it was not drawn in the last second."""
@@ -136,7 +138,7 @@ class Progress:
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
-        self.note(f"{len(result.runs)} runs: {counts}" if counts else "no runs")
+        self.note(f"{_runs(len(result.runs))}: {counts}")
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
@@ -197,6 +199,10 @@ def _described(status: RunStatus) -> str:
     if figures.get("tokens_per_s") is not None:
         parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
     return ", ".join(parts) or "no steps"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def _duration(seconds: float) -> str:

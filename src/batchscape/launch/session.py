@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-_POLL_S = 0.25
+_POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
 
 

@@ -52,7 +52,7 @@ METRICS: dict[str, dict[str, str]] = {
         "loss": "train/loss",
         "learning_rate": "train/learning_rate",
         "gradient_norm": "train/gradient_norm",
-        "exchanged_bytes": "time/exchanged_bytes",
+        "exchanged_bytes": "train/exchanged_bytes",
         "step_time_s": "time/step_time_s",
         "data_s": "time/data_s",
         "forward_backward_s": "time/forward_backward_s",
@@ -213,10 +213,10 @@ class WandbRun:
         """Remove an offline segment that was cut short; its rows are written again, once."""
         if self._state.closed or self._state.mode != "offline":
             return
-        for path in self._state.unsent(sweep_dir):
-            if path == wandb_folder(sweep_dir) / self._state.segments[-1]:
-                shutil.rmtree(path)
-                self._state.segments.pop()
+        path = wandb_folder(sweep_dir) / self._state.segments[-1]
+        if path in self._state.unsent(sweep_dir):
+            shutil.rmtree(path)
+            self._state.segments.pop()
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self._tracker.tags, str(status.status)]))

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.bar_figures import MAX_BARS, draw_memory, draw_step_time, draw_throughput
+from batchscape.analysis.curves import loss_curves
+from batchscape.analysis.loss_figures import MAX_PANELS, draw_loss
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.style import looks, paper_style
+
+ONE, FOUR = f"1{TIMES}32{TIMES}1", f"4{TIMES}8{TIMES}1"
+
+
+def loss_figure(sweep: Any, against: Any = "optimizer_step") -> Figure:
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    timed = against == "train_time_s"
+    with paper_style():
+        curves = loss_curves(cells, tables.steps, tables.evals, timed=timed)
+        figure = draw_loss(cells, curves, against, looks(cells))
+        assert figure is not None
+        figure.draw_without_rendering()
+    return figure
+
+
+def bar_figure(sweep: Any, draw: Any) -> Figure:
+    cells = find_cells(load(sweep.path).runs)
+    with paper_style():
+        figure: Figure = draw(cells, looks(cells))
+        figure.draw_without_rendering()
+    return figure
+
+
+def seen(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_visible()]
+
+
+def assert_nothing_is_cut_or_covered(figure: Figure) -> None:
+    drawn = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert drawn.x0 >= -0.02
+    assert drawn.y0 >= -0.02
+    assert drawn.x1 <= width + 0.02
+    assert drawn.y1 <= height + 0.02
+    for axes in seen(figure):
+        low, high = axes.get_xlim()
+        ticks = [
+            label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high
+        ]
+        labels = [*ticks, axes.xaxis.label, axes.title]
+        boxes = [(t.get_text(), t.get_window_extent()) for t in labels if t.get_text()]
+        for index, (name, box) in enumerate(boxes):
+            for other, covered in boxes[index + 1 :]:
+                apart = box.x1 <= covered.x0 + 1 or covered.x1 <= box.x0 + 1
+                above = box.y1 <= covered.y0 + 1 or covered.y1 <= box.y0 + 1
+                assert apart or above, (name, other)
+
+
+def test_identical_trajectories_are_told_apart(build: Any) -> None:
+    figure = loss_figure(build().fork())
+    top, bottom = seen(figure)
+    curves = [line for line in top.lines if len(line.get_xdata()) == 40]  # type: ignore[arg-type]  # arrays here
+    assert len(curves) == 4
+    assert len({(str(line.get_linestyle()), line.get_linewidth()) for line in curves}) == 4
+    assert len({line.get_color() for line in curves}) == 4
+    assert bottom.get_yscale() == "log"
+    # Three differences from the first decomposition, and the spread between seeds.
+    assert len(bottom.lines) == 4
+    assert ONE in bottom.get_ylabel()
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[0] == ONE
+    assert legend[4:] == ["held-out loss", "sd between seeds"]
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_equal_losses_are_said_to_be_equal(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), rounding=0.0)
+    sweep.run((1, 8, 4), rounding=0.0)
+    bottom = seen(loss_figure(sweep))[1]
+    assert [text.get_text() for text in bottom.texts] == ["equal to the last bit"]
+
+
+@pytest.mark.parametrize("against", ["samples", "train_time_s"])
+def test_other_axes_have_one_panel(build: Any, against: str) -> None:
+    sweep = build().fork(seeds=(0, 1))
+    figure = loss_figure(sweep, against)
+    (axes,) = seen(figure)
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert (FOUR in legend) == (against == "samples")
+    assert axes.get_xlabel() == {"samples": "samples", "train_time_s": "training time (s)"}[against]
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_a_diverging_run_does_not_press_the_others_together(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    sweep.run(seed=1, status="diverged", reason="NaN", loss=lambda step: 5 * 1.3**step)
+    figure = loss_figure(sweep)
+    (axes,) = seen(figure)
+    assert axes.get_ylim()[1] < 7
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    assert np.asarray(crosses[0].get_ydata())[0] == axes.get_ylim()[1]
+
+
+def test_settings_get_panels_of_their_own_up_to_a_limit(build: Any) -> None:
+    sweep = build()
+    for rate in range(MAX_PANELS + 2):
+        sweep.run(optimizer_steps=3, optimizer__learning_rate=(1 + rate) / 1000)
+    figure = loss_figure(sweep)
+    panels = seen(figure)
+    assert len(panels) == MAX_PANELS
+    assert panels[1].get_title() == "learning rate 0.002"
+    assert len({axes.get_ylim() for axes in panels}) == 1
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_each_geometry_keeps_its_colour_in_every_figure(build: Any) -> None:
+    sweep = build().fork(seeds=(0,))
+    cells = find_cells(load(sweep.path).runs)
+    look = looks(cells)
+    assert list(look) == [ONE, f"1{TIMES}8{TIMES}4", f"2{TIMES}8{TIMES}2", FOUR]
+    expected = [item.colour.lower() for item in look.values()]
+    bars = bar_figure(sweep, draw_throughput).axes[0].patches
+    assert [mpl.colors.to_hex(bar.get_facecolor()) for bar in bars] == expected
+    memory = bar_figure(sweep, draw_memory).axes[0].patches
+    # The last of the four phases has the full colour.
+    assert [mpl.colors.to_hex(bar.get_facecolor()) for bar in memory[-4:]] == expected
+
+
+def test_more_geometries_than_colours_all_differ(build: Any) -> None:
+    sweep = build()
+    for micro in range(1, 13):
+        sweep.run((1, micro, 1), optimizer_steps=2)
+    look = looks(find_cells(load(sweep.path).runs))
+    assert len({item.colour for item in look.values()}) == 12
+
+
+@pytest.mark.parametrize("draw", [draw_step_time, draw_throughput])
+def test_bars_say_why_there_is_no_time(build: Any, draw: Any) -> None:
+    figure = bar_figure(build().fork(), draw)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()][3] == FOUR
+    assert [text.get_text() for text in axes.texts] == ["oversubscribed: 4 ranks on 2 cores"]
+    # One dot a run, for the three decompositions with times.
+    assert [len(np.asarray(line.get_xdata())) for line in axes.lines] == [3, 3, 3]
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_step_times_stack_up_to_the_whole(build: Any) -> None:
+    sweep = build().fork()
+    runs = load(sweep.path).runs
+    (axes,) = bar_figure(sweep, draw_step_time).axes
+    first = [bar for bar in axes.patches if bar.get_y() == axes.patches[0].get_y()]  # type: ignore[attr-defined]  # rectangles
+    parts = ["data_s", "forward_backward_s", "exchange_optimizer_s"]
+    mine = runs[(runs["data_parallel_size"] == 1) & (runs["micro_batch_size"] == 32)]
+    mine = mine[mine["status"] == "completed"]
+    widths = [bar.get_width() for bar in first]  # type: ignore[attr-defined]  # rectangles
+    np.testing.assert_allclose(widths, 1000 * mine[parts].astype(float).mean())
+    assert axes.get_xlabel().endswith("(ms)")
+
+
+def test_memory_bars_are_means_in_a_unit_that_fits(build: Any) -> None:
+    sweep = build().fork(seeds=(0, 1))
+    figure = bar_figure(sweep, draw_memory)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "allocated memory (MiB)"
+    assert len(axes.patches) == 4 * 4
+    assert max(bar.get_width() for bar in axes.patches) == pytest.approx(89.29, abs=0.01)  # type: ignore[attr-defined]  # rectangles
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
+    sweep = build()
+    for rate in range(MAX_BARS + 3):
+        sweep.run(
+            optimizer_steps=6,
+            optimizer__learning_rate=1e-3 * (1 + rate / 7),
+            hardware="A processor with quite a long name @ 3.20 GHz",
+        )
+    figure = bar_figure(sweep, draw_throughput)
+    assert len(figure.axes[0].patches) == MAX_BARS
+    assert_nothing_is_cut_or_covered(figure)

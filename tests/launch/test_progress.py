@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from sweeps_of_fakes import spec_named
+
+from batchscape.launch.active import ActiveRun
+from batchscape.launch.pool import Lease
+from batchscape.launch.processes import Spawned
+from batchscape.launch.progress import Progress, last_row
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.record.files import JsonLines
+from batchscape.record.folder import RunFolder
+from batchscape.record.status import Attempt, RunStatus, Status
+
+
+def row(step: int, loss: float = 0.25) -> dict[str, float]:
+    return {
+        "optimizer_step": step,
+        "samples": 8 * step,
+        "train_time_s": 2.0 * step,
+        "loss": loss,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ActiveRun:
+    return ActiveRun(
+        spec=spec_named("completes-d2"),
+        folder=RunFolder(tmp_path),
+        status=RunStatus(Status.RUNNING, attempts=[Attempt(0.0, 0), Attempt(1.0, 0)]),
+        lease=Lease((0, 1), 2),
+        processes=Spawned(),
+        log_offset=0,
+    )
+
+
+def write(run: ActiveRun, *rows: dict[str, float]) -> None:
+    lines = JsonLines(run.folder.lines("steps"))
+    lines.append(rows)
+    lines.close()
+
+
+def ended(status: Status, **content: object) -> RunStatus:
+    return RunStatus(status, **content)  # type: ignore[arg-type]  # fields of several types
+
+
+@given(
+    losses=st.lists(st.floats(0, 10), max_size=30),
+    torn=st.sampled_from([b"", b"{", b'{"optimizer_step": 9', b"\x00\x00"]),
+    tail=st.integers(1, 4000),
+)
+def test_the_last_row_is_the_last_whole_one(
+    tmp_path_factory: pytest.TempPathFactory, losses: list[float], torn: bytes, tail: int
+) -> None:
+    """Against reading the whole file; None only where the tail holds no whole row."""
+    path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
+    lines = [json.dumps(row(k, loss)) for k, loss in enumerate(losses)]
+    path.write_bytes("".join(line + "\n" for line in lines).encode() + torn)
+    found = last_row(path, tail)
+    if lines and tail > len(lines[-1]) + 1 + len(torn) + 1:
+        assert found == json.loads(lines[-1])
+    else:
+        assert found in (None, json.loads(lines[-1]) if lines else None)
+
+
+def test_rows_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    assert last_row(path) is None
+    for content in ("", "3\n", "{}\n", "nonsense\n"):
+        path.write_text(content)
+        assert last_row(path) is None
+
+
+def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
+    output = io.StringIO()
+    with Progress(Console(file=output, width=40), total=3, samples=72) as progress:
+        progress.run_started(run)
+        progress.update([run])
+        progress.run_ended(
+            run,
+            ended(
+                Status.COMPLETED,
+                summary={"final_loss": 1.5, "final_eval_loss": 2.0, "tokens_per_s": 12345.6},
+            ),
+        )
+        progress.run_refused(RunResult("b", Status.FAILED, "too wide", Path("log")))
+        progress.run_ended(run, ended(Status.DIVERGED, reason="not finite"))
+    assert output.getvalue().splitlines() == [
+        "[1/3] completes-d2 started (2 ranks, attempt 2)",
+        "[1/3] completes-d2 completed: loss 1.5000, held-out loss 2.0000, 12,346 tokens/s, 0 s",
+        "[2/3] b failed: too wide",
+        "[3/3] completes-d2 diverged: not finite, 0 s",
+    ]
+
+
+def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80)
+    with Progress(console, total=2, samples=48) as progress:
+        progress.update([run])
+        assert "0/2 runs done, 1 running" in output.getvalue()
+        assert "completes-d2  starting" in output.getvalue()
+        # Not again within a second, whatever happens.
+        before = output.getvalue()
+        write(run, row(1), row(2, 0.125))
+        progress.update([run])
+        assert output.getvalue() == before
+        # The end of a run is shown at once. 2 of 3 steps took 4 s: the third takes 2 s.
+        progress.run_ended(run, ended(Status.FAILED, reason="planted"))
+        progress.update([run])
+        assert "completes-d2 failed: planted" in output.getvalue()
+        assert "1/2 runs done, 1 running, 1 failed" in output.getvalue()
+        assert "optimizer step 2/3  loss 0.1250  2 s left" in output.getvalue()
+    # The cursor is back.
+    assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
+
+
+def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True)
+    with (
+        pytest.raises(RuntimeError, match="planted"),
+        Progress(console, total=1, samples=24) as progress,
+    ):
+        progress.update([run])
+        raise RuntimeError("planted")
+    assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
+
+
+def test_the_summary_counts_and_explains() -> None:
+    output = io.StringIO()
+    runs = (
+        RunResult("a", Status.COMPLETED, None, Path("runs/a/log.txt"), skipped=True),
+        RunResult("b", Status.OOM, "out of [memory]", Path("runs/b/log.txt")),
+        RunResult("c", Status.COMPLETED, None, Path("runs/c/log.txt")),
+        RunResult("d", Status.DIVERGED, "not finite", Path("runs/d/log.txt")),
+    )
+    result = SweepResult(runs, interrupted=False, mirror_note="1 run is not mirrored")
+    Progress(Console(file=output), total=4, samples=0).summary(result)
+    assert output.getvalue().splitlines() == [
+        "4 runs: 2 completed, 1 oom, 1 diverged",
+        "b oom: out of [memory]",
+        "  log: runs/b/log.txt",
+        "1 run is not mirrored",
+    ]

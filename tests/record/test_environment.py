@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchscape.record.environment import PACKAGES, THREAD_VARIABLES, environment
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_what_is_told_is_true() -> None:
+    found = environment()
+    assert found["batchscape"] == metadata.version("batchscape")
+    assert found["python"] == platform.python_version()
+    assert set(found["packages"]) == set(PACKAGES)
+    assert found["packages"]["torch"] == metadata.version("torch")
+    assert found["cpu"]["logical_cores"] == psutil.cpu_count()
+    assert found["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30)
+    if sys.platform == "linux":
+        assert found["cpu"]["usable_cores"] == len(os.sched_getaffinity(0))
+    assert environment(usable_cores=3)["cpu"]["usable_cores"] == 3
+    json.dumps(found, allow_nan=False)
+
+
+def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789-a-secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    found = environment()
+    assert set(found["threads"]) == set(THREAD_VARIABLES)
+    assert found["threads"]["OMP_NUM_THREADS"] == "1"
+    assert found["threads"]["OMP_WAIT_POLICY"] is None
+    text = json.dumps(found)
+    assert "a-secret" not in text
+    assert str(Path.home()) not in text
+    assert environment({"OMP_NUM_THREADS": "7"})["threads"]["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_revision_of_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert environment()["git"] == {"revision": None, "dirty": None}
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    revision = git(tmp_path, "rev-parse", "HEAD")
+    # Files that git does not know, such as outputs, are no change of the code.
+    (tmp_path / "outputs").write_text("")
+    assert environment()["git"] == {"revision": revision, "dirty": False}
+    (tmp_path / "file").write_text("2")
+    assert environment()["git"] == {"revision": revision, "dirty": True}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment()["git"] == {"revision": None, "dirty": None}
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = "import sys, batchscape.record.environment as e; e.environment(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "pandas", "numpy", "wandb"} & set(done.stdout.split())

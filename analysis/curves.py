@@ -9,6 +9,7 @@ import pandas as pd
 
 from .cells import Cells
 from .decompositions import loss_differences, seed_spread
+from .joins import rows_of
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves"]
 
@@ -47,15 +48,17 @@ def loss_curves(
     steps, evals : DataFrame
         As `load` returns them.
     timed : bool
-        Use only runs whose times are valid.
+        Use only runs whose times are valid, and compute no differences.
 
     Returns
     -------
     LossCurves
     """
-    pairs = loss_differences(cells, steps).dropna(subset=["difference"])
+    # Times differ between decompositions, so that only steps can be paired.
+    rows = steps.iloc[:0] if timed else steps
+    pairs = loss_differences(cells, rows).dropna(subset=["difference"])
     pairs["largest"] = pairs["difference"].abs()
-    spread = seed_spread(cells, steps).rename(columns={"reference": "cell"}).dropna(subset=["sd"])
+    spread = seed_spread(cells, rows).rename(columns={"reference": "cell"}).dropna(subset=["sd"])
     return LossCurves(
         steps=mean_curves(cells, steps, "loss", timed=timed),
         evals=mean_curves(cells, evals, "eval_loss", timed=timed),
@@ -132,11 +135,9 @@ def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
 
 
 def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Attach the rows to the runs; every number becomes a plain float."""
-    keys = runs[["sweep_dir", "run_id", "cell"]].assign(run=range(len(runs)))
-    rows = rows[["sweep_dir", "run_id", *PROGRESS, value]]
-    rows = rows.astype(dict.fromkeys([*PROGRESS, value], "float64"))
-    return keys.merge(rows, on=["sweep_dir", "run_id"]).drop(columns=["sweep_dir", "run_id"])
+    """Attach the rows to the cells of their runs."""
+    joined = rows_of(runs, rows, [*PROGRESS, value])
+    return joined.assign(cell=runs["cell"].to_numpy()[joined["run"]])
 
 
 def _windowed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:

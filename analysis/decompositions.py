@@ -8,6 +8,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from .cells import GEOMETRY, WHERE, Cells
+from .joins import rows_of
 
 __all__ = ["compare_decompositions", "loss_differences", "seed_spread"]
 
@@ -31,13 +32,18 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
         `difference` (loss - loss of the reference, NaN where one of them is).
     """
-    rows = _member_rows(cells, steps)
-    keys = ["reference", "trajectory_id", "optimizer_step"]
+    members = _members(cells)
+    rows = _member_rows(members, steps)
+    keys = ["reference", "trajectory", "optimizer_step"]
     own = rows["cell"] == rows["reference"]
     base = rows.loc[own, [*keys, "loss"]].rename(columns={"loss": "loss_reference"})
     pairs = rows[~own].merge(base, on=keys)
     pairs["difference"] = pairs["loss"] - pairs["loss_reference"]
-    return pairs.drop(columns=["sweep_dir", "run_id", "loss"])
+    names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
+    pairs["trajectory_id"] = pd.Categorical.from_codes(
+        pairs["trajectory"].to_numpy(), pd.Index(names.sort_index())
+    )
+    return pairs.drop(columns=["trajectory", "loss"])
 
 
 def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -53,8 +59,8 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
     """
-    rows = _member_rows(cells, steps)
-    rows = rows[rows["cell"] == rows["reference"]]
+    members = _members(cells)
+    rows = _member_rows(members[members["cell"] == members["reference"]], steps)
     groups = rows.groupby(["reference", "optimizer_step"])
     spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
     return spread.assign(samples=groups["samples"].first()).reset_index()
@@ -107,10 +113,12 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([head, settings, table], axis=1)
 
 
-def _member_rows(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    columns = {"optimizer_step": "int64", "samples": "int64", "loss": "float64"}
-    rows = steps[["sweep_dir", "run_id", *columns]].astype(columns)
-    return _members(cells).merge(rows, on=["sweep_dir", "run_id"])
+def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
+    rows = rows.astype({"optimizer_step": "int64", "samples": "int64"})
+    run = rows.pop("run").to_numpy()
+    columns = ("cell", "reference", "trajectory")
+    return rows.assign(**{name: members[name].to_numpy()[run] for name in columns})
 
 
 def _members(cells: Cells) -> pd.DataFrame:
@@ -118,13 +126,13 @@ def _members(cells: Cells) -> pd.DataFrame:
     runs = cells.runs[cells.runs["status"].eq("completed") & cells.runs["trajectory_id"].notna()]
     members = runs.drop_duplicates(["cell", "trajectory_id"])
     members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
-    trajectory, _ = pd.factorize(members["trajectory_id"])
+    members["trajectory"], _ = pd.factorize(members["trajectory_id"])
     # A seed may be missing in the reference, so that families are found over all trajectories.
     n_cells = len(cells.table)
     size = n_cells + len(members)
-    links = (np.ones(len(members)), (members["cell"].to_numpy(), n_cells + trajectory))
+    links = (np.ones(len(members)), (members["cell"], n_cells + members["trajectory"]))
     _, family = connected_components(coo_array(links, shape=(size, size)), directed=False)
-    members = members.assign(family=family[members["cell"].to_numpy()])
+    members["family"] = family[members["cell"].to_numpy()]
     members["reference"] = members.groupby("family")["cell"].transform("min")
     return members.drop(columns="family")
 

@@ -59,36 +59,18 @@ def _precision(runs: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Name the processor, or the accelerators that a run was given."""
-    columns = (
-        "device_type",
-        "environment.cpu.name",
-        "environment.cpu.usable_cores",
-        "environment.cuda.devices",
-        "launch.devices",
-    )
+    """Name the devices that a run was given; a processor with the cores that it could use."""
+    columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
     rows = zip(*(_column(runs, name) for name in columns), strict=True)
-    names = [
-        _device_names(found, leased) if device == "cuda" else _processor(name, cores)
-        for device, name, cores, found, leased in rows
-    ]
-    return pd.Series(names, index=runs.index, dtype=object)
+    return pd.Series([_device(*row) for row in rows], index=runs.index, dtype=object)
 
 
-def _processor(name: object, cores: object) -> str | None:
-    """Name a processor with its usable cores: lent in parts, it is not the same machine."""
-    if not isinstance(name, str):
+def _device(device_type: object, model: object, cores: object) -> str | None:
+    if not isinstance(model, str):
         return None
-    return f"{name}, {cores:g} cores" if isinstance(cores, (int, float)) and cores > 0 else name
-
-
-def _device_names(found: object, leased: object) -> str | None:
-    """Name the kinds of the leased devices; of all that there are, where the lease is unknown."""
-    if not isinstance(found, (list, tuple)) or not found:
-        return None
-    indices = leased if isinstance(leased, (list, tuple)) else ()
-    given = [found[i] for i in indices if isinstance(i, int) and i < len(found)]
-    return " + ".join(sorted(set(map(str, given or found))))
+    # The same processor lent in parts is not the same machine.
+    counted = device_type == "cpu" and isinstance(cores, (int, float)) and cores > 0
+    return f"{model}, {cores:g} cores" if counted else model
 
 
 def _fill(column: pd.Series[Any], sweep: pd.Series[Any]) -> pd.Series[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
@@ -85,7 +86,7 @@ def draw_loss(
 
 def _panels(count: int, *, deep: bool) -> tuple[Figure, list[Axes], list[Axes | None]]:
     """Lay out panels; deep ones have a second one beneath them, hidden until it is used."""
-    n_columns = min(count, 3)
+    n_columns = 2 if count == 4 else min(count, 3)
     n_rows = -(-count // n_columns)
     heights = [2.2, 1.5] if deep else [2.2]
     size = (COLUMN_IN if n_columns == 1 else PAGE_IN, n_rows * sum(heights) + 0.7)
@@ -230,4 +231,6 @@ def _draw_legend(
 
 def _context_title(cells: Cells, cell: int) -> str:
     row = cells.table.loc[cell]
-    return ", ".join(f"{setting_label(name)} {row[name]}" for name in cells.contexts)
+    parts = [fill(f"{setting_label(name)} {row[name]}", 32) for name in cells.contexts]
+    whole = ", ".join(parts)
+    return whole if len(whole) <= 32 else "\n".join(parts)

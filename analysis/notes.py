@@ -67,6 +67,17 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"Times and throughput of {_counted(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
+    figures = runs.reindex(columns=["involuntary_switches", "measured_optimizer_steps"])
+    switches, steps = (pd.to_numeric(figures[name]).astype(float) for name in figures)
+    timed = runs["status"].eq("completed") & runs["timing_valid"] & steps.gt(0)
+    rate = (switches / steps)[timed]
+    if rate.gt(1).any():
+        yield (
+            f"The system took a core away more than once an optimizer step in {rate.gt(1).sum()} of "
+            f"{_counted(timed.sum(), 'run')} with valid times (median {rate.median():.1f} times, at "
+            f"most {rate.max():.1f}): other work was going on, and times are longer than on a free "
+            "machine."
+        )
 
 
 def _samples(runs: pd.DataFrame) -> Iterator[str]:

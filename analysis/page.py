@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
 
@@ -44,6 +45,8 @@ _MAX_VALUES = 4
 
 def page(
     cells: Cells,
+    *,
+    memory_methods: Sequence[str],
     comparison: Grid,
     decompositions: Grid | None,
     notes: Sequence[str],
@@ -54,6 +57,8 @@ def page(
     Parameters
     ----------
     cells : Cells
+    memory_methods : sequence of str
+        Where figures of allocated memory come from, as the ranks recorded it.
     comparison : Grid
         What `tables.comparison_grid` chose.
     decompositions : Grid or None
@@ -72,6 +77,8 @@ def page(
     sections = [f"# {escape_markdown(' and '.join(names))}", *_questions(names)]
     sections += [_overview(cells), "## What ran where", _where(cells.runs)]
     sections += ["## Comparison", to_markdown(comparison), _files("comparison")]
+    if memory_methods:
+        sections.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if decompositions is not None:
         sections += [
             "## Do decompositions train alike?",
@@ -82,7 +89,6 @@ def page(
         sections.append("## Figures")
         sections += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         sections.append(
-            f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             f"Curves of more than {MAX_POINTS} optimizer steps are averaged over windows of equal "
             "length. Every figure is also there as PDF."
@@ -96,9 +102,11 @@ def page(
 def _questions(names: Sequence[str]) -> Iterator[str]:
     """Quote what a prepared study asks, from the first comment line of its file."""
     for name in names:
-        if not name.isidentifier():
+        # A hash of fixed settings may follow the name of the study.
+        study = re.sub("-[0-9a-f]{8}$", "", name)
+        if not study.isidentifier():
             continue
-        file = resources.files("batchscape").joinpath("sweeps", f"{name}.yaml")
+        file = resources.files("batchscape").joinpath("sweeps", f"{study}.yaml")
         if not file.is_file():
             continue
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if "?" in line]

@@ -110,7 +110,14 @@ def write_report(
     cells.runs.to_csv(files[-1], index=False)
     drawn = _write_figures(cells, tables, out / "figures") if figures else {}
     grids = {t.name: t.grid for t in shown}
-    text = page(cells, grids["comparison"], grids.get("decompositions"), notes, list(drawn))
+    text = page(
+        cells,
+        memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
+        comparison=grids["comparison"],
+        decompositions=grids.get("decompositions"),
+        notes=notes,
+        figures=list(drawn),
+    )
     (out / "report.md").write_text(text, encoding="utf-8")
     by_name = {t.name: t.table for t in shown}
     return Report(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 from matplotlib.figure import Figure
 
 from .cells import Cells, geometry_label
@@ -54,7 +53,7 @@ class Look:
     dash: Any
     marker: str
     width: float
-    """Line width in points. Lines of one trajectory lie on top of each other: earlier ones are
+    """Line width in points. Lines of one global batch lie on top of each other: earlier ones are
     wider, so that they show."""
 
 
@@ -71,10 +70,17 @@ def looks(cells: Cells) -> Mapping[str, Look]:
         For geometries with at least one run that was not rejected.
     """
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
-    labels = geometry_label(cells.table.loc[sorted(launched)])
-    names = list(pd.unique(labels))
-    overlap = bool(cells.runs.groupby("trajectory_id")["cell"].nunique().gt(1).any())
-    return {name: _look(index, len(names), overlap=overlap) for index, name in enumerate(names)}
+    table = cells.table.loc[sorted(launched)]
+    batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
+    members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
+    return {
+        geometry: Look(
+            colour=_colour(index, len(batches)),
+            marker=_MARKERS[index % len(_MARKERS)],
+            **_line(members[batch].index(geometry), len(members[batch])),
+        )
+        for index, (geometry, batch) in enumerate(batches.items())
+    }
 
 
 @contextmanager
@@ -117,15 +123,15 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return files
 
 
-def _look(index: int, total: int, *, overlap: bool) -> Look:
+def _colour(index: int, total: int) -> str:
     if total <= len(_PALETTE):
-        colour = _PALETTE[index]
-    else:
-        # Many geometries are ordered, and an ordered map that is even in lightness serves better.
-        colour = mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
-    return Look(
-        colour=colour,
-        dash=_DASHES[index % len(_DASHES)] if overlap else "-",
-        marker=_MARKERS[index % len(_MARKERS)],
-        width=max(2.6 - 0.5 * index, 1.0) if overlap else 1.2,
-    )
+        return _PALETTE[index]
+    # Many geometries are ordered, and an ordered map that is even in lightness serves better.
+    return mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
+
+
+def _line(index: int, total: int) -> dict[str, Any]:
+    """Choose dash and width of one of the decompositions of a global batch."""
+    if total == 1:
+        return {"dash": "-", "width": 1.2}
+    return {"dash": _DASHES[index % len(_DASHES)], "width": max(2.6 - 0.5 * index, 1.0)}

@@ -151,8 +151,8 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
 
 
 def test_a_failed_run_is_code_1(capsys: Captured) -> None:
-    # Nothing ends in so short a time.
-    assert main(["sweep", "seed=0", *QUICK, "launcher.timeout_s=0.001"]) == 1
+    long = ["budget.samples=320000", "launcher.timeout_s=0.5"]
+    assert main(["sweep", "seed=0", *QUICK, *long]) == 1
     (folder,) = Path("outputs").iterdir()
     (run,) = SweepFolder(folder).run_folders()
     assert RunStatus.read(run.status).status is Status.TIMEOUT

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 import batchscape.conf
 from batchscape.compose import compose
@@ -22,6 +22,12 @@ COMPANIONS = {
     "data/text": ["data.path=some/text.txt"],
 }
 SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")
+
+
+def content_of(option: str) -> dict[str, Any]:
+    plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{option}.yaml"))
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def composed(*arguments: str) -> RunConfig:
@@ -45,14 +51,14 @@ def dataclass_of(group: str, content: dict[str, Any]) -> Any:
 def scope_of(owner: Any, name: str) -> str:
     """Scope of a setting, as its docstring says."""
     description = owner.__pydantic_fields__[name].description
-    return re.findall(r"Scope:\s+(\w+)", description)[-1]
+    return str(re.findall(r"Scope:\s+(\w+)", description)[-1])
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_composes_and_validates(option: str) -> None:
     group, _, name = option.partition("/")
     config = composed(f"{group}={name}", *COMPANIONS.get(option, []))
-    content = yaml.safe_load((CONF / f"{option}.yaml").read_text())
+    content = content_of(option)
     chosen = config.to_mapping()[group]
     if option == "data/text":
         content["path"] = "some/text.txt"
@@ -63,7 +69,7 @@ def test_option_composes_and_validates(option: str) -> None:
 def test_every_setting_is_visible_with_its_scope(option: str) -> None:
     text = (CONF / f"{option}.yaml").read_text()
     assert text.startswith("# "), "the first line says what the option is"
-    owner = dataclass_of(option.partition("/")[0], yaml.safe_load(text))
+    owner = dataclass_of(option.partition("/")[0], content_of(option))
     seen = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -78,7 +84,7 @@ def test_every_setting_is_visible_with_its_scope(option: str) -> None:
 
 
 def test_every_group_has_its_settings_and_every_setting_its_group() -> None:
-    top = yaml.safe_load((CONF / "config.yaml").read_text())
+    top = content_of("config")
     groups = {
         key
         for entry in top["defaults"]

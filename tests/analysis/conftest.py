@@ -52,6 +52,7 @@ class SweepBuilder:
         hardware: str = "Example CPU",
         launched: bool = True,
         concurrent_runs: int = 1,
+        involuntary_switches: int = 0,
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -90,10 +91,12 @@ class SweepBuilder:
             outcome.write(folder.status)
             return folder
         if launched:
-            _write_launch(folder, devices, concurrent_runs)
-        _write_environment(folder, hardware, device_type)
+            _write_launch(folder, devices, device_type, hardware, concurrent_runs)
+        _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
-        self._write_rows(folder, spec, done or optimizer_steps, rounding, loss, rng)
+        self._write_rows(
+            folder, spec, done or optimizer_steps, rounding, loss, involuntary_switches, rng
+        )
         if outcome.status.is_sealed:
             seal(folder, outcome, devices)
         else:
@@ -176,6 +179,7 @@ class SweepBuilder:
         done: int,
         rounding: float,
         loss: Callable[[np.ndarray], np.ndarray] | None,
+        involuntary_switches: int,
         rng: np.random.Generator,
     ) -> None:
         cut, length = spec.geometry, spec.config.sequence_length or 1
@@ -207,7 +211,8 @@ class SweepBuilder:
             forward_backward_s=forward,
             exchange_optimizer_s=exchange,
             exchanged_bytes=np.full(done, 1000),
-            involuntary_switches=np.zeros(done, int),
+            involuntary_switches=np.full(done, involuntary_switches),
+            core_wait_s=np.zeros(done),
             warmup=step <= 5,
         )
         when = np.unique(np.linspace(0, done, 5).astype(int))
@@ -228,7 +233,9 @@ class SweepBuilder:
         _write_ranks(folder, cut, rng)
 
 
-def _write_launch(folder: RunFolder, devices: int, concurrent_runs: int) -> None:
+def _write_launch(
+    folder: RunFolder, devices: int, device_type: str, hardware: str, concurrent_runs: int
+) -> None:
     reason = None
     if devices > CORES:
         reason = f"oversubscribed: {devices} ranks on {CORES} cores"
@@ -237,7 +244,8 @@ def _write_launch(folder: RunFolder, devices: int, concurrent_runs: int) -> None
     content = {
         "attempt": 0,
         "world_size": devices,
-        "device_type": "cpu",
+        "device_type": device_type,
+        "device_model": hardware,
         "devices": list(range(devices)),
         "threads_per_rank": 1,
         "concurrent_runs": concurrent_runs,
@@ -249,16 +257,15 @@ def _write_launch(folder: RunFolder, devices: int, concurrent_runs: int) -> None
     write_json(folder.launch, content)
 
 
-def _write_environment(folder: RunFolder, hardware: str, device_type: str) -> None:
-    accelerators = [hardware] * 4 if device_type == "cuda" else []
+def _write_environment(folder: RunFolder) -> None:
     content = {
         "format_version": FORMAT_VERSION,
         "batchscape": "0.1.0",
         "python": "3.11.2",
         "packages": {"torch": "2.9.0"},
         "git": {"revision": "0" * 40, "dirty": False},
-        "cpu": {"name": "Host CPU" if accelerators else hardware, "usable_cores": CORES},
-        "cuda": {"driver": None, "devices": accelerators},
+        "cpu": {"name": "Example CPU", "usable_cores": CORES},
+        "cuda": {"driver": None, "devices": []},
     }
     write_json(folder.environment, content)
 
@@ -276,6 +283,7 @@ def _write_ranks(folder: RunFolder, cut: BatchGeometry, rng: np.random.Generator
         rank=ranks,
         attempt=0 * ranks,
         device=["cpu"] * len(ranks),
+        memory_method=["allocator"] * len(ranks),
         allocated_after_model_gib=model + 0.0 * ranks,
         peak_allocated_first_backward_gib=first + 0.0 * ranks,
         peak_allocated_first_optimizer_step_gib=steady - 0.5 * activations + 0.0 * ranks,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -113,13 +114,14 @@ def test_a_diverging_run_does_not_press_the_others_together(build: Any) -> None:
 
 def test_settings_get_panels_of_their_own_up_to_a_limit(build: Any) -> None:
     sweep = build()
-    for rate in range(MAX_PANELS + 2):
-        sweep.run(optimizer_steps=3, optimizer__learning_rate=(1 + rate) / 1000)
+    for rate, layout in zip(range(MAX_PANELS + 2), cycle(["packed", "padded"]), strict=False):
+        sweep.run(
+            optimizer_steps=3, optimizer__learning_rate=(1 + rate) / 1000, data__layout=layout
+        )
     figure = loss_figure(sweep)
     panels = seen(figure)
     assert len(panels) == MAX_PANELS
-    assert panels[1].get_title() == "learning rate 0.002"
-    assert len({axes.get_ylim() for axes in panels}) == 1
+    assert panels[1].get_title() == "layout packed\nlearning rate 0.003"
     assert_nothing_is_cut_or_covered(figure)
 
 
@@ -189,3 +191,10 @@ def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     figure = bar_figure(sweep, draw_throughput)
     assert len(figure.axes[0].patches) == MAX_BARS
     assert_nothing_is_cut_or_covered(figure)
+
+
+def test_panels_of_one_task_share_their_range(build: Any) -> None:
+    sweep = build()
+    for rate in range(4):
+        sweep.run(optimizer_steps=3, optimizer__learning_rate=(1 + rate) / 1000)
+    assert len({axes.get_ylim() for axes in seen(loss_figure(sweep))}) == 1

@@ -69,14 +69,16 @@ def test_value_and_spread_are_both_within_half_of_the_last_place(
     shown = [Decimal(number).scaleb(power) for number in written]
     if shown[1] == 0:
         # A spread that vanishes at seven digits leaves a value of four.
-        assert Decimal(spread) <= Decimal(abs(value)) * Decimal("1e-6")
-        assert abs(shown[0] - Decimal(value)) <= Decimal(abs(value)) * Decimal("0.5001e-3")
+        assert Decimal(repr(spread)) <= Decimal(repr(abs(value))) * Decimal("1e-6")
+        assert abs(shown[0] - Decimal(repr(value))) <= Decimal(repr(abs(value))) * Decimal(
+            "0.5001e-3"
+        )
         return
     # The place is the second digit of the spread, or the seventh of the larger number.
-    larger = max(abs(Decimal(value)), Decimal(spread))
-    half = max(Decimal(spread) * Decimal("0.05"), larger * Decimal("0.5e-6"))
-    assert abs(shown[0] - Decimal(value)) <= half * Decimal("1.001")
-    assert abs(shown[1] - Decimal(spread)) <= half * Decimal("1.001")
+    larger = max(abs(Decimal(repr(value))), Decimal(repr(spread)))
+    half = max(Decimal(repr(spread)) * Decimal("0.05"), larger * Decimal("0.5e-6"))
+    assert abs(shown[0] - Decimal(repr(value))) <= half * Decimal("1.001")
+    assert abs(shown[1] - Decimal(repr(spread))) <= half * Decimal("1.001")
     assert place_of(written[0], power) == place_of(written[1], power)
 
 
@@ -93,8 +95,8 @@ def test_never_more_than_seven_digits_and_never_a_negative_zero(
 @given(finite, st.integers(min_value=1, max_value=9))
 def test_significant_digits_round_trip(value: float, digits: int) -> None:
     written, power = parse(significant(value, digits))
-    error = abs(Decimal(written[0]).scaleb(power) - Decimal(value))
-    assert error <= Decimal(abs(value)) * Decimal(10) ** (1 - digits) * Decimal("0.5000001")
+    error = abs(Decimal(written[0]).scaleb(power) - Decimal(repr(value)))
+    assert error <= Decimal(repr(abs(value))) * Decimal(10) ** (1 - digits) * Decimal("0.5000001")
 
 
 def test_a_negative_spread_is_refused() -> None:

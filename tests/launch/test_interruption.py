@@ -15,6 +15,7 @@ from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait
 from batchscape.errors import LaunchError
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.lock import sweep_lock
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
 
@@ -118,13 +119,12 @@ def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], met
     launcher.process.wait()
 
     def is_unlocked() -> bool:
-        alive = [pid for name, pid in pids.items() if "rank" in name and is_alive(pid)]
         try:
-            resume(launcher, "completes")
+            with sweep_lock(launcher.sweep):
+                # A new launcher never meets a rank of the old one.
+                assert not any(is_alive(pid) for name, pid in pids.items() if "rank" in name)
         except LaunchError:
             return False
-        # A new launcher never meets a rank of the old one.
-        assert alive == []
         return True
 
     wait_until(is_unlocked, "the lock outlives the processes that held it")

@@ -269,6 +269,7 @@ def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int
     spans = []
     for name in names:
         (attempt,) = sweep.status(name).attempts
+        assert attempt.ended_at is not None
         record = sweep.launch(name)
         assert record["concurrent_runs"] == concurrent
         assert record["timing_valid"] == (concurrent == 1)

@@ -43,7 +43,12 @@ def start(processes: Processes, folder: Path, ranks: int = 1, **environment: str
 
 def ends(processes: Processes, count: int) -> list[RankExit]:
     found: list[RankExit] = []
-    wait_until(lambda: bool(found.extend(processes.wait(0.1)) or len(found) >= count), "no end")
+
+    def enough() -> bool:
+        found.extend(processes.wait(0.1))
+        return len(found) >= count
+
+    wait_until(enough, "the ranks do not end")
     return sorted(found, key=lambda ended: ended.rank)
 
 

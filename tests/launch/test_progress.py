@@ -124,13 +124,15 @@ def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
 
 def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=True)
-    with (
-        pytest.raises(RuntimeError, match="planted"),
-        Progress(console, total=1, samples=24) as progress,
-    ):
-        progress.update([run])
-        raise RuntimeError("planted")
+
+    def fail() -> None:
+        console = Console(file=output, force_terminal=True)
+        with Progress(console, total=1, samples=24) as progress:
+            progress.update([run])
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fail()
     assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
 
 

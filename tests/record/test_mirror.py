@@ -150,6 +150,7 @@ class FakeTraining:
             "exchange_optimizer_s": 0.015,
             "exchanged_bytes": 4096,
             "involuntary_switches": 0,
+            "core_wait_s": 0.001,
             "warmup": k < 3,
         }
 

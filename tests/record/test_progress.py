@@ -71,7 +71,8 @@ def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) 
     assert done.age_s is None
     assert rows["b-rejected"].reason == "no devices"
     stopped = rows["c-interrupted"]
-    assert (stopped.optimizer_step, stopped.loss) == (7, pytest.approx(4.94))
+    assert stopped.optimizer_step == 7
+    assert stopped.loss == pytest.approx(4.94)
     assert stopped.age_s is not None
     assert rows["d-not-yet"].optimizer_step is None
     assert "damaged" in (rows["e-damaged"].reason or "")

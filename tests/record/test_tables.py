@@ -55,6 +55,7 @@ def step_row(k, loss, step_time_s, *, warmup=False):
         "attempt": 0, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0,
         "step_time_s": step_time_s, "data_s": 0.01, "forward_backward_s": 0.3,
         "exchange_optimizer_s": 0.1, "exchanged_bytes": 8, "involuntary_switches": 1,
+        "core_wait_s": 0.05,
         "warmup": warmup,
     }  # fmt: skip
 
@@ -93,6 +94,7 @@ def test_summary_by_hand(run):
     assert figures["tokens_per_s"] == pytest.approx(4 * 40 / 2.0)
     assert figures["tokens_per_s_per_device"] == pytest.approx(40.0)
     assert figures["samples_per_s"] == pytest.approx(8.0)
+    assert figures["core_wait_pct"] == pytest.approx(100 * 4 * 0.05 / 2.0)
     assert figures["final_loss"] == 1.0  # the last tenth of 20 samples is in the last step
     assert figures["peak_allocated_gib"] == 2.5  # of both ranks
     assert figures["final_eval_loss"] is None

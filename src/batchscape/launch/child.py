@@ -147,7 +147,13 @@ def _redirect(log: str) -> None:
     os.close(sink)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+            # A line is one write, so that the lines of ranks do not mix.
+            stream.reconfigure(
+                encoding="utf-8",
+                errors="backslashreplace",
+                line_buffering=True,
+                write_through=False,
+            )
     faulthandler.enable()
 
 

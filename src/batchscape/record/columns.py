@@ -42,6 +42,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "exchanged_bytes": Column("Int64", "gradient bytes that a rank gave to the exchange"),
         "involuntary_switches": Column("Int64", "times the system took the core away in the step"),
+        "core_wait_s": Column("Float64", "time in the step that rank 0 was ready and had no core"),
         "warmup": Column("boolean", "whether the step stays out of step-time figures"),
     },
     "evals": {

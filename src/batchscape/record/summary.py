@@ -32,6 +32,7 @@ SUMMARY: dict[str, str] = {
     "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
     "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
     "involuntary_switches": "times the system took the core away, all measured optimizer steps",
+    "core_wait_pct": "share of the measured step time in which rank 0 was ready and had no core",
     "peak_allocated_gib": "peak of allocated memory, maximum over ranks",
     "peak_reserved_gib": "peak of reserved memory, maximum over ranks; CUDA only",
     "allocated_after_model_gib": "allocated memory after the model, maximum over ranks",
@@ -120,6 +121,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "tokens_per_s_per_device": float(done["tokens"]) / total_s / data_parallel_size,
         "exchanged_bytes": _number(measured["exchanged_bytes"].median()),
         "involuntary_switches": int(measured["involuntary_switches"].sum()),
+        "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
     }
 
 

@@ -58,6 +58,7 @@ METRICS: dict[str, dict[str, str]] = {
         "forward_backward_s": "time/forward_backward_s",
         "exchange_optimizer_s": "time/exchange_optimizer_s",
         "involuntary_switches": "time/involuntary_switches",
+        "core_wait_s": "time/core_wait_s",
     },
     "evals": {
         "eval_loss": "eval/loss",

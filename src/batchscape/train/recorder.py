@@ -9,7 +9,6 @@ most two drains, or 50 optimizer steps, late; a crash loses no more.
 from __future__ import annotations
 
 import math
-import resource
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from batchscape.measure.clock import StepClock
+from batchscape.measure.contention import CoreWaits
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 
@@ -118,7 +118,7 @@ class StepRecorder:
         self._interval = 1
         self._pending: _Pending | None = None
         self._last_drain = time.perf_counter()
-        self._switches = _involuntary_switches()
+        self._core_waits = CoreWaits()
         self._start_rows()
 
     def _start_rows(self) -> None:
@@ -158,7 +158,6 @@ class StepRecorder:
         slot = len(self._rows)
         self._sums[slot] = loss_sum
         self._norms[slot] = gradient_norm
-        switches = _involuntary_switches()
         self.tokens += targets
         self._rows.append(
             {
@@ -168,12 +167,11 @@ class StepRecorder:
                 "attempt": self._attempt,
                 "learning_rate": learning_rate,
                 "exchanged_bytes": exchanged_bytes,
-                "involuntary_switches": switches - self._switches,
+                **self._core_waits.since_last()._asdict(),
                 "warmup": self._warmup_left > 0,
             }
         )
         self._targets.append(targets)
-        self._switches = switches
         self._warmup_left -= 1
 
     @property
@@ -204,7 +202,8 @@ class StepRecorder:
         return verdict
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
+        self._core_waits.close()
         if self._lines is not None:
             self._lines.close()
 
@@ -260,7 +259,3 @@ class StepRecorder:
 def _to_pinned(source: Tensor) -> Tensor:
     target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
     return target.copy_(source, non_blocking=True)
-
-
-def _involuntary_switches() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

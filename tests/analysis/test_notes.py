@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.notes import find_notes
+
+
+def notes_of(sweep: Any) -> str:
+    tables = load(sweep.path)
+    return "\n".join(find_notes(find_cells(tables.runs), tables.damaged))
+
+
+def test_nothing_to_say(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run(seed=seed)
+    assert notes_of(sweep) == ""
+
+
+def test_rejected_and_oversubscribed(build: Any) -> None:
+    notes = notes_of(build().fork(seeds=(0, 1)))
+    assert "2 cells (4 runs)" in notes
+    assert "2 runs are left out (oversubscribed: 4 ranks on 2 cores)" in notes
+
+
+def test_a_busy_machine(build: Any) -> None:
+    sweep = build()
+    for seed, switches in enumerate((0, 3, 8)):
+        sweep.run(seed=seed, involuntary_switches=switches)
+    sweep.run((4, 8, 1), involuntary_switches=99)
+    assert "an optimizer step in 2 of 3 runs with valid times" in notes_of(sweep)
+    assert "(median 3.0 times, at most 8.0)" in notes_of(sweep)
+
+
+def test_many_failures_are_counted(build: Any) -> None:
+    sweep = build()
+    for seed in range(13):
+        sweep.run(seed=seed, status="failed", reason="out of luck", done=1)
+    notes = notes_of(sweep)
+    assert notes.count("is failed: out of luck.") == 10
+    assert "3 more runs are failed" in notes
+
+
+def test_targets_dropout_and_missing_losses(build: Any) -> None:
+    sweep = build()
+    model = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128, "dropout": 0.1}
+    sweep.run(seed=0, model=model, stop_reason="target")
+    sweep.run(seed=1, model=model, loss=lambda step: float("nan") * step)
+    notes = notes_of(sweep)
+    assert "1 run stopped at a target loss" in notes
+    assert "1 run completed without a finite final loss" in notes
+    assert "Dropout is not decomposition-invariant" in notes
+
+
+def test_mixed_software_in_a_cell(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    other = sweep.run(seed=1)
+    text = other.environment.read_text()
+    other.environment.write_text(text.replace("2.9.0", "2.10.0").replace("0.1.0", "0.2.0"))
+    assert "Some cells hold runs that differ in batchscape, packages.torch." in notes_of(sweep)
+
+
+def test_equal_settings_but_another_trajectory(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    runs = load(sweep.path).runs
+    twice = find_cells(runs.loc[[0, 0]].assign(trajectory_id=["a", "b"], run_id=["a", "b"]))
+    assert any("another trajectory_id" in note for note in find_notes(twice, {}))

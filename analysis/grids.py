@@ -56,7 +56,7 @@ _LATEX = {
     "—": "---",
     "…": r"\ldots{}",
 }
-_HEADER_WIDTH = 9
+_HEADER_WIDTH = 12
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
@@ -214,7 +214,7 @@ def _latex_header(grid: Grid) -> list[str]:
     """Break headers over lines no wider than their column, so that the table fits a page."""
     columns = list(zip(*grid.rows, strict=True)) or [()] * len(grid.headers)
     wrapped = [
-        wrap(header, max([_HEADER_WIDTH, *map(len, column)]))
+        wrap(header, max([_HEADER_WIDTH, *map(len, column)]), break_long_words=False)
         for header, column in zip(grid.headers, columns, strict=True)
     ]
     depth = max(map(len, wrapped))

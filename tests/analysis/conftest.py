@@ -52,7 +52,7 @@ class SweepBuilder:
         hardware: str = "Example CPU",
         launched: bool = True,
         concurrent_runs: int = 1,
-        involuntary_switches: int = 0,
+        core_wait: float = 0.0,
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -94,9 +94,7 @@ class SweepBuilder:
             _write_launch(folder, devices, device_type, hardware, concurrent_runs)
         _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
-        self._write_rows(
-            folder, spec, done or optimizer_steps, rounding, loss, involuntary_switches, rng
-        )
+        self._write_rows(folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng)
         if outcome.status.is_sealed:
             seal(folder, outcome, devices)
         else:
@@ -179,7 +177,7 @@ class SweepBuilder:
         done: int,
         rounding: float,
         loss: Callable[[np.ndarray], np.ndarray] | None,
-        involuntary_switches: int,
+        core_wait: float,
         rng: np.random.Generator,
     ) -> None:
         cut, length = spec.geometry, spec.config.sequence_length or 1
@@ -211,8 +209,8 @@ class SweepBuilder:
             forward_backward_s=forward,
             exchange_optimizer_s=exchange,
             exchanged_bytes=np.full(done, 1000),
-            involuntary_switches=np.full(done, involuntary_switches),
-            core_wait_s=np.zeros(done),
+            involuntary_switches=np.zeros(done, int),
+            core_wait_s=core_wait * total,
             warmup=step <= 5,
         )
         when = np.unique(np.linspace(0, done, 5).astype(int))

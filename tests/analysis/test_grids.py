@@ -70,6 +70,7 @@ def test_latex_is_a_booktabs_tabular() -> None:
     assert r"{@{}llr@{}}" in body
     assert [body.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1] * 3
     rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert [row.split(" & ")[0] for row in rows[:2]] == ["devices and", "so on ="]
     assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
     # A row end takes a following bracket or star for its argument.
     assert not any(row.startswith(("[", "*")) for row in rows)

@@ -26,11 +26,11 @@ def test_rejected_and_oversubscribed(build: Any) -> None:
 
 def test_a_busy_machine(build: Any) -> None:
     sweep = build()
-    for seed, switches in enumerate((0, 3, 8)):
-        sweep.run(seed=seed, involuntary_switches=switches)
-    sweep.run((4, 8, 1), involuntary_switches=99)
-    assert "an optimizer step in 2 of 3 runs with valid times" in notes_of(sweep)
-    assert "(median 3.0 times, at most 8.0)" in notes_of(sweep)
+    for seed, share in enumerate((0.04, 0.1, 0.3)):
+        sweep.run(seed=seed, core_wait=share)
+    sweep.run((4, 8, 1), core_wait=0.9)
+    assert "in 2 of 3 runs with valid times" in notes_of(sweep)
+    assert "(at most 30 %)" in notes_of(sweep)
 
 
 def test_many_failures_are_counted(build: Any) -> None:

@@ -121,8 +121,9 @@ def torn(rank: Rank) -> int:
     """Tear a line and die in the first attempt; complete in the second."""
     if rank.attempt == 0:
         rank.rows(1, 2)
-        with rank.folder.lines("steps").open("a") as file:
-            file.write('{"optimizer_step": 3, "lo')
+        if rank.rank == 0:
+            with rank.folder.lines("steps").open("a") as file:
+                file.write('{"optimizer_step": 3, "lo')
         os._exit(1)
     rank.rows(3, 3)
     return rank.outcome("completed")

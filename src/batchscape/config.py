@@ -48,6 +48,7 @@ _STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
@@ -306,7 +307,7 @@ class Local:
     comparisons. Wider runs are rejected. Scope: display."""
     timeout_s: Positive | None = None
     """Longest time a run may take; null: no limit. Scope: display."""
-    order_seed: NonNegative = 0
+    order_seed: Seed = 0
     """Seed of the order in which runs are launched. Scope: display."""
 
 
@@ -354,11 +355,11 @@ class RunConfig:
     measure: Measure
     launcher: Launcher
     tracker: Tracker
-    seed: NonNegative = 0
+    seed: Seed = 0
     """Sets `init_seed` and `data_seed` where they are null. Scope: trajectory."""
-    init_seed: NonNegative | None = None
+    init_seed: Seed | None = None
     """Seed of the initial parameters. Scope: trajectory."""
-    data_seed: NonNegative | None = None
+    data_seed: Seed | None = None
     """Seed of the sample order. Scope: trajectory."""
     timing_repeat: NonNegative = 0
     """Distinguishes repeats of one and the same run, for timing. Scope: run."""

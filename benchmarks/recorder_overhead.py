@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    spec = make_run("recorded", 10**6, n_layers=4, d_model=128, n_heads=4)
+    spec = make_run("recorded", 10**6, n_layers=2, d_model=128, n_heads=4)
     device = torch.device("cpu")
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))

@@ -38,7 +38,7 @@ def full(geometry: BatchGeometry, sequence_length: int) -> dict[str, int]:
     return dict(zip(ALL_NAMES, values, strict=True))
 
 
-def refusal(**values: Any) -> GeometryError:  # noqa: ANN401 - wrong types are what is tested
+def refusal(**values: Any) -> GeometryError:
     with pytest.raises(GeometryError) as caught:
         solve(**values)
     return caught.value
@@ -193,7 +193,7 @@ def test_contradictions_state_the_rule(values: dict[str, int], rule: str) -> Non
     "bad",
     [0, -3, True, 8.0, 2.5, math.nan, math.inf, "8", 2**63, pytest.param(10**5000, id="huge")],
 )
-def test_anything_but_a_count_is_refused(name: str, bad: Any) -> None:  # noqa: ANN401 - see above
+def test_anything_but_a_count_is_refused(name: str, bad: Any) -> None:
     values = full(BatchGeometry(1, 2, 4, 3), 16) | {"sequence_length": 16}
     error = refusal(**(values | {name: bad}))
     assert str(error).startswith("every value must be an int from 1 to 2**63 - 1; given ")
@@ -210,7 +210,7 @@ def test_a_bad_value_is_answered_with_what_it_may_have_meant() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 2.0, "2", None])
-def test_constructor_refuses_what_solve_refuses(bad: Any) -> None:  # noqa: ANN401 - see above
+def test_constructor_refuses_what_solve_refuses(bad: Any) -> None:
     with pytest.raises(GeometryError, match="micro_batch_size="):
         BatchGeometry(1, 1, bad, 1)
 

@@ -104,9 +104,7 @@ class DdpEngine:
         self.on_gradients = _nothing
 
 
-def _sum_over_ranks(
-    engine: DdpEngine, bucket: GradBucket
-) -> torch.futures.Future[torch.Tensor]:
+def _sum_over_ranks(engine: DdpEngine, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Sum one bucket over the ranks, count its bytes, and mark the last one."""
     gradients = bucket.buffer()
     engine.exchanged_bytes += gradients.nbytes

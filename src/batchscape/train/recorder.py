@@ -30,8 +30,8 @@ LARGEST_INTERVAL = 25
 _TARGET_INTERVAL_S = 1.0
 """Time between drains that the interval aims at: a slow run is drained at every step."""
 
-# What follows the losses in the reduced vector.
-_STOP, _CHECKPOINT, _INTERVAL, _EXTRA = 0, 1, 2, 3
+# What the ranks tell each other beside the losses: the first elements of the reduced vector.
+_WISHES = _STOP, _CHECKPOINT, _INTERVAL = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,8 @@ class StepRecorder:
     def _start_rows(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self._targets: list[int] = []
-        size = LARGEST_INTERVAL + _EXTRA
-        self._sums = torch.zeros(size, dtype=torch.float64, device=self._device)
-        self._norms = torch.zeros(LARGEST_INTERVAL, dtype=torch.float64, device=self._device)
+        self._losses: list[Tensor] = []
+        self._norms: list[Tensor] = []
 
     def add(
         self,
@@ -155,9 +154,9 @@ class StepRecorder:
         exchanged_bytes : int
             Gradient bytes that this rank gave to the exchange in this step.
         """
-        slot = len(self._rows)
-        self._sums[slot] = loss_sum
-        self._norms[slot] = gradient_norm
+        # Joined at the drain: one operation then serves many steps.
+        self._losses.append(loss_sum)
+        self._norms.append(gradient_norm)
         self.tokens += targets
         self._rows.append(
             {
@@ -210,15 +209,17 @@ class StepRecorder:
     def _start(self, *, stop: bool, checkpoint: bool) -> None:
         now = time.perf_counter()
         elapsed_s, self._last_drain = now - self._last_drain, now
+        wishes = [0.0] * len(_WISHES)
         if self._rank == 0:
             wanted = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
-            self._sums[LARGEST_INTERVAL + _INTERVAL] = min(max(int(wanted), 1), LARGEST_INTERVAL)
-        if stop:
-            self._sums[LARGEST_INTERVAL + _STOP] = 1
-        if checkpoint:
-            self._sums[LARGEST_INTERVAL + _CHECKPOINT] = 1
-        work = dist.all_reduce(self._sums, async_op=True) if self._world_size > 1 else None
-        reduced, norms, copied = self._sums, self._norms, None
+            wishes[_INTERVAL] = min(max(int(wanted), 1), LARGEST_INTERVAL)
+        wishes[_STOP] = float(stop)
+        wishes[_CHECKPOINT] = float(checkpoint)
+        asked = torch.tensor(wishes, dtype=torch.float64, device=self._device)
+        reduced = torch.cat([asked, torch.stack(self._losses)])
+        norms = torch.stack(self._norms)
+        work = dist.all_reduce(reduced, async_op=True) if self._world_size > 1 else None
+        copied = None
         if self._device.type == "cuda":
             if work is not None:
                 work.wait()  # orders the streams; the host goes on
@@ -234,9 +235,9 @@ class StepRecorder:
         if pending is None:
             return Verdict()
         pending.wait()
-        sums, norms = pending.reduced.tolist(), pending.norms.tolist()
-        extra = sums[LARGEST_INTERVAL:]
-        self._interval = int(extra[_INTERVAL])
+        reduced, norms = pending.reduced.tolist(), pending.norms.tolist()
+        wishes, sums = reduced[: len(_WISHES)], reduced[len(_WISHES) :]
+        self._interval = int(wishes[_INTERVAL])
         diverged_at = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
@@ -253,7 +254,7 @@ class StepRecorder:
                 diverged_at = row["optimizer_step"]
         if self._lines is not None:
             self._lines.append(pending.rows)
-        return Verdict(extra[_STOP] > 0, extra[_CHECKPOINT] > 0, diverged_at)
+        return Verdict(wishes[_STOP] > 0, wishes[_CHECKPOINT] > 0, diverged_at)
 
 
 def _to_pinned(source: Tensor) -> Tensor:

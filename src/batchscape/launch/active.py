@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import dataclass, field
@@ -105,7 +106,7 @@ class ActiveRun:
         try:
             self._fill_in(self._verdict())
             self._write()
-        except (RecordError, TypeError, ValueError) as error:
+        except RecordError as error:
             # Rows that cannot be read end this run, not the sweep.
             self._fill_in(Verdict(Status.FAILED, reason=f"its records are damaged: {error}"))
             self.status.write(self.folder.status)
@@ -121,6 +122,10 @@ class ActiveRun:
         attempts[-1].from_optimizer_step = _went_on_from(self.folder, len(attempts) - 1)
         if self.status.status.is_sealed:
             seal(self.folder, self.status, self.lease.ranks)
+            # Nothing goes on from here: what ranks left for that is in the status by now.
+            shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
+            for outcome in self.folder.outcomes():
+                outcome.unlink(missing_ok=True)
             return
         tables = {table: read_table(self.folder, table) for table in TABLES}
         self.status.summary = summarise(**tables, data_parallel_size=self.lease.ranks)

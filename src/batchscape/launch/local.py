@@ -108,7 +108,7 @@ def run_sweep(
     interrupted = interrupts.count > 0
     note = mirror.finish(len(specs), interrupted=interrupted)
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
-    result = SweepResult(runs, interrupted, note)
+    result = SweepResult(runs, interrupted, note, mirror.standing())
     progress.summary(result)
     return result
 

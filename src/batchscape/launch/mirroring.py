@@ -80,6 +80,14 @@ class Mirroring:
         except KeyboardInterrupt:
             return self._process.finish(0.0)
 
+    def standing(self) -> str | None:
+        """Say where W&B has the runs of the sweep; None where it has none."""
+        if not isinstance(self._tracker, WandbTracker):
+            return None
+        from batchscape.record.mirror import describe_standing
+
+        return describe_standing(self._sweep)
+
     def _start(self, *, live: bool) -> None:
         if isinstance(self._tracker, WandbTracker):
             from batchscape.record import mirror  # only where a mirror is asked for

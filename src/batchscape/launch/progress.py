@@ -142,6 +142,8 @@ class Progress:
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
+        if result.mirrored is not None:
+            self.note(result.mirrored)
         if result.mirror_note is not None:
             self.note(result.mirror_note, "yellow")
 

@@ -35,6 +35,8 @@ class SweepResult:
     """Whether a signal stopped the sweep."""
     mirror_note: str | None = None
     """What was not mirrored to the tracker, and why; None where all was, or nothing was asked."""
+    mirrored: str | None = None
+    """Where the tracker has the runs; None where it has none."""
 
     @property
     def failed(self) -> tuple[RunResult, ...]:

@@ -24,7 +24,14 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
 
-__all__ = ["MIRRORED_STATUSES", "MirrorProcess", "MirrorState", "start", "wandb_folder"]
+__all__ = [
+    "MIRRORED_STATUSES",
+    "MirrorProcess",
+    "MirrorState",
+    "describe_standing",
+    "start",
+    "wandb_folder",
+]
 
 MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
 """Ends of a run that was launched: these are mirrored for good."""
@@ -95,6 +102,23 @@ class MirrorState:
         except TypeError as error:
             msg = f"{folder.mirror} is damaged: {error}"
             raise RecordError(msg) from None
+
+
+def describe_standing(sweep: SweepFolder) -> str | None:
+    """Say how many runs W&B has, where, and how offline ones are uploaded; None for none."""
+    states = []
+    for folder in sweep.run_folders():
+        with suppress(RecordError):
+            if (state := MirrorState.read(folder)) is not None:
+                states.append(state)
+    if not states:
+        return None
+    unsent = sum(bool(state.unsent(sweep.path)) for state in states)
+    projects = ", ".join(sorted({state.project for state in states}))
+    said = f"Weights & Biases: {len(states)} runs in project {projects}"
+    if not unsent:
+        return said
+    return f"{said}; {unsent} offline, upload: wandb sync {wandb_folder(sweep.path)}/offline-run-*"
 
 
 class MirrorProcess:

@@ -63,7 +63,11 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
             raise RecordError(msg) from None
     rows = pd.DataFrame(list(read_json_lines(folder.lines(table))))
     typed = {name: column.dtype for name, column in COLUMNS[table].items()}
-    return rows.reindex(columns=list(typed)).astype(typed)
+    try:
+        return rows.reindex(columns=list(typed)).astype(typed)
+    except (TypeError, ValueError) as error:
+        msg = f"{folder.lines(table)} is damaged: {error}"
+        raise RecordError(msg) from None
 
 
 def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:

@@ -61,6 +61,30 @@ def main(run_dir: str, rank: int) -> int:
         status = Status.OOM if _is_out_of_memory(error) else Status.FAILED
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         outcome = Outcome(status, progress.optimizer_step, reason=reason)
+    if not progress.has_left:
+        _leave(folder, rank, outcome, progress)
+    return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
+
+
+class _Progress:
+    """How far a rank has come, for the report of a failure."""
+
+    def __init__(self) -> None:
+        self.phase = "start"
+        self.has_left = False
+        self.training: Training | None = None
+
+    @property
+    def optimizer_step(self) -> int:
+        return 0 if self.training is None else self.training.done
+
+    def request_stop(self) -> None:
+        if self.training is not None:
+            self.training.request_stop()
+
+
+def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) -> None:
+    """Write how this rank ended."""
     write_json(
         folder.outcome(rank),
         {
@@ -72,23 +96,7 @@ def main(run_dir: str, rank: int) -> int:
             "phase": progress.phase,
         },
     )
-    return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
-
-
-class _Progress:
-    """How far a rank has come, for the report of a failure."""
-
-    def __init__(self) -> None:
-        self.phase = "start"
-        self.training: Training | None = None
-
-    @property
-    def optimizer_step(self) -> int:
-        return 0 if self.training is None else self.training.done
-
-    def request_stop(self) -> None:
-        if self.training is not None:
-            self.training.request_stop()
+    progress.has_left = True
 
 
 def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
@@ -123,6 +131,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
             startup_s=startup_s,
             memory_probe_s=memory.probe_s,
         )
+        # The training is over: what hangs or fails in the teardown takes nothing from it.
+        _leave(folder, rank, outcome, progress)
         # Nothing may hold the wrapped model when the process group ends.
         gc.collect()
     return outcome

@@ -187,12 +187,17 @@ def _status(arguments: list[str]) -> int:
     runs = sweep_progress(SweepFolder(parsed.dir))
     table = Table("run_id", "status", "optimizer step", "loss", "last row", "reason")
     table.box = box.SIMPLE_HEAD
+    rejected = Counter(run.reason for run in runs if run.status == "rejected")
     for run in runs:
+        if run.status == "rejected":
+            continue
         step = "" if run.optimizer_step is None else f"{run.optimizer_step}/{run.optimizer_steps}"
         loss = "" if run.loss is None else f"{run.loss:.4f}"
         age = "" if run.age_s is None else f"{run.age_s:.0f} s ago"
         table.add_row(run.run_id, run.status, step, loss, age, run.reason)
     _console().print(table)
+    for reason, count in rejected.items():
+        _console().print(f"rejected ({count}): {reason}")
     counts = Counter(run.status for run in runs)
     _console().print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
     return 0

@@ -1,0 +1,34 @@
+"""The benchmarks run and print their ratios; what they measure is no test's business."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def printed_by(name, *arguments):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / name, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_recorder_overhead():
+    printed = printed_by("recorder_overhead.py", "--blocks", "6", "--steps", "10")
+    assert re.search(r"share of the step: \d+\.\d+ %", printed)
+    assert re.search(r"with / without: \d+\.\d+ \(95 % interval", printed)
+
+
+@pytest.mark.slow
+def test_run_overhead():
+    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")
+    for peer in ("submitit_local", "hydra_joblib"):
+        assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)

@@ -11,15 +11,14 @@ The scope of a setting is what it changes:
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from batchscape.config_messages import explain
 from batchscape.errors import ConfigError
 
 __all__ = [
@@ -406,7 +405,7 @@ class RunConfig:
             # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
             return _ADAPTER.validate_json(json.dumps(mapping))
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a plain nested dictionary that `from_mapping` accepts and JSON can carry."""
@@ -430,66 +429,3 @@ class RunConfig:
 
 
 _ADAPTER = TypeAdapter(RunConfig)
-
-
-def _explain(error: ValidationError) -> str:
-    lines = ["The configuration breaks these rules:"]
-    for problem in error.errors(include_url=False):
-        # Pydantic names the chosen member of a union inside the location; users never wrote it.
-        path = _user_path(problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
-            message = "unknown setting" + _suggestion(problem["loc"])
-        elif problem["type"] == "missing":
-            message = "a value is needed"
-        elif problem["type"] != "value_error":
-            rule = message.replace("Input should be", "must be")
-            message = f"{rule}, got {problem['input']!r}"
-        lines.append(f"  {path}: {message}" if path else f"  {message}")
-    return "\n".join(lines)
-
-
-def _walk(location: tuple[int | str, ...]) -> tuple[list[str], type | None]:
-    """Return the dotted keys a user wrote and the dataclass that holds the last of them."""
-    owner: type | None = RunConfig
-    keys: list[str] = []
-    candidates: tuple[type, ...] = ()
-    for part in location:
-        if candidates:
-            tagged = [c for c in candidates if part in get_args(get_type_hints(c)["name"])]
-            candidates = ()
-            if tagged:
-                owner = tagged[0]
-                continue
-        keys.append(str(part))
-        if keys and owner is not None and is_dataclass(owner) and part in _names(owner):
-            hint = get_type_hints(owner).get(str(part))
-            members = get_args(hint) if get_origin(hint) is not None else (hint,)
-            classes = tuple(m for m in members if isinstance(m, type) and is_dataclass(m))
-            candidates = classes if len(classes) > 1 else ()
-            holder = owner
-            owner = classes[0] if len(classes) == 1 else None
-            if not classes:
-                owner = holder
-    return keys, owner
-
-
-def _names(owner: type) -> list[str]:
-    return [f.name for f in fields(owner)]
-
-
-def _user_path(location: tuple[int | str, ...]) -> str:
-    return ".".join(_walk(location)[0])
-
-
-def _suggestion(location: tuple[int | str, ...]) -> str:
-    owner = _walk(location)[1]
-    if owner is None:
-        return ""
-    known = _names(owner)
-    if owner is RunConfig:
-        # A group without settings of its own; `+sweep=NAME` is the usual slip.
-        known.append("sweeps")
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{hint} Known here: {', '.join(known)}"

@@ -18,7 +18,9 @@ _FREE_PCT = 5.0
 a launcher and the threads of the exchange cost up to half of it on an idle machine of two cores."""
 
 
-def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
+def find_notes(
+    cells: Cells, damaged: Mapping[str, str], copies: Mapping[str, str] | None = None
+) -> list[str]:
     """Say what was left out of the comparison, and what its numbers cannot carry.
 
     Parameters
@@ -26,6 +28,8 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     cells : Cells
     damaged : mapping of str to str
         Run folders that could not be read, and why.
+    copies : mapping of str to str, optional
+        Run folders that were left out as copies, and of which ones.
 
     Returns
     -------
@@ -34,11 +38,21 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     """
     return [
         *(f"Damaged, and in no table: {folder} ({reason})." for folder, reason in damaged.items()),
+        *_copies(copies or {}),
         *_statuses(cells.runs),
         *_times(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
     ]
+
+
+def _copies(copies: Mapping[str, str]) -> Iterator[str]:
+    if copies:
+        folder, original = next(iter(copies.items()))
+        yield (
+            f"{_counted(len(copies), 'run folder')} left out, with the content of another one "
+            f"({folder} is a copy of {original})."
+        )
 
 
 def _statuses(runs: pd.DataFrame) -> Iterator[str]:
@@ -90,10 +104,11 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"{_counted(stopped, 'run')} stopped at a target loss, so final losses are those at "
             "the target, not at the end of the budget."
         )
-    lost = completed["final_loss"].isna().sum() if "final_loss" in completed else 0
-    if lost:
-        what = f"{_counted(lost, 'run')} completed without a finite final loss"
-        yield f"{what}; figures of the final loss leave them out."
+    for name, what in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
+        lost = completed[name].isna().sum() if name in completed else 0
+        if lost:
+            runs_lost = _counted(lost, "run")
+            yield f"{runs_lost} completed without a finite {what}; figures of it leave them out."
     dropout = pd.to_numeric(runs.get("model.dropout", pd.Series(dtype=float)))
     if dropout.gt(0).any():
         yield "Dropout is not decomposition-invariant: losses of decompositions may differ."

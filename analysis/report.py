@@ -77,7 +77,8 @@ def write_report(
     Parameters
     ----------
     sweep_dirs : sequence of Path
-        Sweep folders; runs on different hardware are set side by side, never pooled.
+        Sweep folders; runs on different hardware are set side by side, never pooled, and copies
+        of a run count once.
     out : Path, optional
         Folder to write to; by default `report` in the first sweep folder. Files of an earlier
         report are replaced.
@@ -103,7 +104,7 @@ def write_report(
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     cells = find_cells(tables.runs)
     shown = _tables(cells, tables)
-    notes = find_notes(cells, tables.damaged)
+    notes = find_notes(cells, tables.damaged, tables.copies)
     _clear(out)
     files = [path for t in shown for path in write_table(out / "tables", t.name, t.table, t.grid)]
     files.append(out / "tables" / "runs.csv")

@@ -39,8 +39,9 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     columns += [comparison["status"], _counts(comparison)]
     headers = [_GEOMETRY_HEADER, *_setting_headers(cells.shown), "status", "n"]
     definitions = [
-        "n: runs, completed ones of all. Figures are those of completed runs: mean ± standard "
-        "deviation, over runs for memory and times, over seeds for losses."
+        "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
+        "means ± standard deviations over the completed runs only: over runs for memory and "
+        "times, over seeds for losses."
     ]
     for name, label, scale in _figures(comparison):
         if name == "throughput_ratio":

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 
 from batchscape import __version__
@@ -130,7 +132,7 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert f"batchscape report {folder}" in capsys.readouterr().out
     assert left_behind() == {"outputs"}
     table = pd.read_csv(SweepFolder(folder).plan)
-    assert table["status"].value_counts().to_dict() == {"pending": 3, "rejected": 1}
+    assert table["planned"].value_counts().to_dict() == {"launch": 3, "rejected": 1}
 
     assert main(["status", str(folder)]) == 0
     text = capsys.readouterr().out
@@ -158,6 +160,37 @@ def test_a_failed_run_is_code_1(capsys: Captured) -> None:
     assert RunStatus.read(run.status).status is Status.TIMEOUT
     capsys.readouterr()
     assert main(["status", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_sweep_dir_that_cannot_be_is_a_message(
+    place: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["run", *QUICK, f"sweep_dir={tmp_path / place}"]) == 2
+    assert f"{tmp_path / place} cannot be used" in capsys.readouterr().err
+    assert left_behind() == {"file"}
+
+
+def test_a_run_that_others_stopped_is_code_1(capsys: Captured) -> None:
+    """Nobody has interrupted the sweep, so its run is missing without anybody's wish."""
+    command = [sys.executable, "-m", "batchscape", "run", *QUICK, "budget.samples=3200000"]
+    with subprocess.Popen([*command, "sweep_dir=here"], stdout=subprocess.PIPE, text=True) as going:
+        rank = None
+        while rank is None and going.poll() is None:
+            rows = [*Path("here").glob("runs/*/steps.jsonl")]
+            ranks = [p for p in psutil.Process(going.pid).children(recursive=True) if rows]
+            # The fork server is the launcher's child, the rank is that one's.
+            rank = next((p for p in ranks if p.ppid() != going.pid), None)
+            time.sleep(0.05)
+        assert rank is not None
+        rank.terminate()
+        printed, _ = going.communicate(timeout=60)
+    assert going.returncode == 1
+    (run,) = SweepFolder(Path("here")).run_folders()
+    assert RunStatus.read(run.status).status is Status.INTERRUPTED
+    assert "1 run: 1 interrupted" in printed
+    assert f"  log: {run.log}" in printed
 
 
 def test_as_a_module_from_another_folder() -> None:

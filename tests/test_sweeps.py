@@ -29,7 +29,7 @@ def plan_of(name: str, cores: int = 2) -> Plan:
 
     grid = compose([f"sweeps={name}"], "batchscape sweep")
     assert grid is not None
-    return make_plan(grid, Machine(cores, 8.0, "cores"), prepare)
+    return make_plan(grid, Machine(cores, "cores"), prepare)
 
 
 def triples(plan: Plan) -> set[tuple[int, int, int]]:
@@ -101,15 +101,32 @@ def test_every_trajectory_of_fixed_global_batch_has_four_decompositions() -> Non
     assert len(set.union(*by_seed.values())) == 3
 
 
-def test_musev_needs_sixteen_devices_for_its_own_cut() -> None:
+def test_musev_asks_for_every_cut_of_224() -> None:
     small, large = plan_of("musev_224"), plan_of("musev_224", cores=16)
+    cuts = {
+        (ranks, micro, accumulation)
+        for ranks in (1, 2, 4, 8, 16)
+        for micro in range(7, 225)
+        for accumulation in range(1, 33)
+        if ranks * micro * accumulation == 224
+    }
+    assert (16, 7, 2) in cuts
+    assert triples(large) == cuts
+    # What two cores cannot run is rejected with its geometry, not left out.
+    assert triples(small) == {cut for cut in cuts if cut[0] <= 2}
     lacking = {
-        (r.geometry.data_parallel_size, r.geometry.micro_batch_size)
+        (
+            r.geometry.data_parallel_size,
+            r.geometry.micro_batch_size,
+            r.geometry.gradient_accumulation_steps,
+        )
         for r in small.rejections
         if r.geometry is not None
     }
-    assert lacking == {(16, 7), (16, 14)}
-    assert (16, 7, 2) in triples(large)
-    assert (16, 7, 2) not in triples(small)
+    assert lacking == {cut for cut in cuts if cut[0] > 2}
     # The larger machine goes on in the folders that the smaller one left.
     assert {r.run_id for r in small.rejections if r.geometry} <= {s.run_id for s in large.specs}
+
+
+def test_musev_trains_eight_optimizer_steps() -> None:
+    assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscape import __version__
-from batchscape.errors import BatchscapeError, ConfigError
+from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,11 +89,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 if a run failed, ran out of memory or time; 2 for bad input; 130 if interrupted.
+        0; 1 if a run failed, ran out of memory or time, or was stopped by others; 2 for bad input
+        or a folder that cannot be used; 130 if interrupted.
     """
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except BatchscapeError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # Of this system, not of ours: a full disk, a folder that cannot be written to.
         sys.stderr.write(f"{error}\n")
         return 2
     except KeyboardInterrupt:
@@ -234,7 +241,11 @@ def _launch(grid: Grid) -> int:
 
     plan, machine = _make_plan(grid)
     _console().print(plan_summary(plan))
-    write_plan(plan)
+    try:
+        write_plan(plan)
+    except OSError as error:
+        msg = f"{plan.sweep_dir} cannot be used ({error}); give a sweep_dir that can be written to"
+        raise LaunchError(msg) from None
     result = run_sweep(plan.specs, SweepFolder(plan.sweep_dir), machine)
     _console().print(f"Runs: {plan.sweep_dir}\nReport: batchscape report {plan.sweep_dir}")
     if result.interrupted:

@@ -289,7 +289,7 @@ class Measure:
     warmup_optimizer_steps: NonNegative = 5
     """First optimizer steps that stay out of step-time figures. Scope: display."""
     memory: bool = True
-    """Measure peak memory; on CPU this is a short probe before training. Scope: display."""
+    """Measure peak memory; on CPU this is a short probe before training. Scope: run."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -318,7 +318,7 @@ class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
     name: Literal["wandb"]
-    mode: Literal["auto", "online", "offline"] = "auto"
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """`auto` is online with an API key and offline without. Scope: display."""
     project: str = "batchscape"
     """Project that the runs go to. Scope: display."""

@@ -7,8 +7,7 @@
     |   `-- GeometryError            the batch cannot be cut that way; carries what would work
     |-- RecordError                  a run folder is damaged, or written by another format version
     |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
-    |-- LaunchError                  processes or devices could not be had
-    `-- MissingDependencyError       an optional package is needed; the message gives the command
+    `-- LaunchError                  processes or devices could not be had
 
 The command line prints the message of a `BatchscapeError` and exits with code 2; any other
 exception is a defect of ours and keeps its traceback.
@@ -27,7 +26,6 @@ __all__ = [
     "ConfigError",
     "GeometryError",
     "LaunchError",
-    "MissingDependencyError",
     "RecordError",
 ]
 
@@ -66,7 +64,3 @@ class CheckpointError(BatchscapeError):
 
 class LaunchError(BatchscapeError):
     """Processes or devices for a run could not be had."""
-
-
-class MissingDependencyError(BatchscapeError):
-    """An optional package is needed; the message gives the command that installs it."""

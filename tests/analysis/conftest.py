@@ -53,6 +53,7 @@ class SweepBuilder:
         launched: bool = True,
         concurrent_runs: int = 1,
         core_wait: float = 0.0,
+        evaluated: bool = True,
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -95,6 +96,8 @@ class SweepBuilder:
         _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
         self._write_rows(folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng)
+        if not evaluated:
+            folder.lines("evals").unlink()
         if outcome.status.is_sealed:
             seal(folder, outcome, devices)
         else:

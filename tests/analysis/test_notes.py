@@ -47,9 +47,12 @@ def test_targets_dropout_and_missing_losses(build: Any) -> None:
     model = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128, "dropout": 0.1}
     sweep.run(seed=0, model=model, stop_reason="target")
     sweep.run(seed=1, model=model, loss=lambda step: float("nan") * step)
+    unevaluated = sweep.run(seed=2, model=model, evaluated=False)
+    assert unevaluated.parquet("evals").exists()
     notes = notes_of(sweep)
     assert "1 run stopped at a target loss" in notes
-    assert "1 run completed without a finite final loss" in notes
+    assert "1 run completed without a finite final loss; " in notes
+    assert "1 run completed without a finite final eval loss; " in notes
     assert "Dropout is not decomposition-invariant" in notes
 
 

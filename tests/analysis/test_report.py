@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from io import StringIO
@@ -204,11 +205,41 @@ def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     assert report.files[0].read_text().startswith("# fixed\\_global\\_batch and other and digits")
 
 
+def test_a_folder_named_twice_and_a_copy_change_nothing(build: Any, tmp_path: Path) -> None:
+    sweep = build().fork()
+    copy = tmp_path / "copy"
+    shutil.copytree(sweep.path, copy)
+    once = write_report([sweep.path], figures=False)
+    alone = once.comparison.copy()
+    assert alone["n"].tolist() == [3] * 6
+    again = write_report([sweep.path, sweep.path, sweep.path / "runs" / ".."], figures=False)
+    pd.testing.assert_frame_equal(again.comparison, alone)
+    assert again.notes == once.notes
+    copied = write_report([sweep.path, copy], figures=False)
+    pd.testing.assert_frame_equal(copied.comparison, alone)
+    assert set(copied.notes) - set(once.notes) == {copied.notes[0]}
+    assert "18 run folders left out, with the content of another one" in copied.notes[0]
+
+
+def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run(seed=seed)
+    sweep.run(seed=2, status="failed", reason="out of luck", done=4)
+    report = write_report([sweep.path], figures=False)
+    markdown = (report.out / "tables" / "comparison.md").read_text()
+    assert "| 2 of 3 |" in markdown
+    assert "over the completed runs only" in report.files[0].read_text()
+    losses = pd.read_csv(report.out / "tables" / "runs.csv").dropna(subset="final_loss")
+    completed = losses[losses["status"] == "completed"]["final_loss"]
+    assert report.comparison["final_loss_mean"].item() == pytest.approx(completed.mean())
+
+
 def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
     one, two = build("one"), build("two")
     for seed in (0, 1):
         one.run(seed=seed)
-        two.run(seed=seed)
+        two.run(seed=seed, core_wait=0.01)
     report = write_report([one.path, two.path], figures=False)
     row = report.comparison.iloc[0]
     assert (row["n"], row["final_loss_n"]) == (4, 2)

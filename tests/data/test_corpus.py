@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from batchscape.config import Digits, StandardLibrary, TextFiles
 from batchscape.data import prepare
@@ -112,13 +114,66 @@ def test_both_parts_have_files_and_no_file_moves_for_another(names, pct):
 
 def test_digits_have_all_classes_in_both_parts():
     identity = prepare(Digits(name="digits"))
-    assert (identity.train_samples, identity.held_out_samples, identity.classes) == (1437, 360, 10)
+    assert (identity.train_samples, identity.held_out_samples, identity.classes) == (1438, 359, 10)
     for part in ("train", "held_out"):
         dataset = ImageDataset(Path(identity.folder), part)
         images, labels = dataset.batch(np.arange(dataset.num_samples))
         assert images.shape == (dataset.num_samples, 64)
         assert 0 <= images.min() < images.max() == 1
         assert labels.unique().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("pct", [0.1, 1.0, 30.0, 40.0, 66.0, 75.0, 99.9])
+def test_digits_hold_out_the_share_that_was_asked_for(pct):
+    identity = prepare(Digits(name="digits", held_out_pct=pct))
+    assert abs(identity.held_out_samples - 1797 * pct / 100) <= 0.5
+    assert identity.train_samples + identity.held_out_samples == 1797
+    parts = [
+        np.load(Path(identity.folder) / f"{part}_images.npy") for part in ("train", "held_out")
+    ]
+    rows = np.concatenate(parts)
+    # All images, each in one part: the same rows as those of the library, in another order.
+    expected = (load_digits().data / 16).astype(np.float32)
+    assert np.array_equal(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)])
+
+
+def test_more_held_out_digits_hold_out_the_fewer_ones():
+    held_out = []
+    for pct in (5.0, 20.0):
+        identity = prepare(Digits(name="digits", held_out_pct=pct))
+        images = np.load(Path(identity.folder) / "held_out_images.npy")
+        held_out.append({image.tobytes() for image in images})
+    assert held_out[0] < held_out[1]
+
+
+def test_a_share_that_leaves_no_digit_is_refused():
+    for pct, part in ((0.01, "held_out"), (99.99, "train")):
+        with pytest.raises(ConfigError, match=f"the {part} part holds no sample"):
+            prepare(Digits(name="digits", held_out_pct=pct))
+
+
+def test_hidden_files_and_sweep_folders_are_no_text(tmp_path):
+    def write(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{path.name} " * 200)
+
+    names = ("a.txt", "b.md", "deep/c.py", "runs/log.txt", "plan/plan.csv")
+    for name in names:
+        write(tmp_path / name)
+    config = TextFiles(name="text", path=str(tmp_path))
+    before = prepare(config)
+    manifest = json.loads((Path(before.folder) / "manifest.json").read_text())
+    # A folder of runs alone, or a plan alone, is the user's own.
+    assert {name.partition(":")[2] for name, _ in manifest["files"]} == set(names)
+
+    for name in (".hidden.txt", ".git/x.txt", ".venv/lib/y.py", "deep/.cache/z.json"):
+        write(tmp_path / name)
+    for name in ("plan.csv", "runs/r1/log.txt", "runs/r1/config.json", "report/report.md"):
+        write(tmp_path / "outputs" / "fork" / name)
+    assert prepare(config) == before
+    # The folder itself may be hidden: it was asked for by name.
+    write(tmp_path / ".git" / "more.txt")
+    assert prepare(TextFiles(name="text", path=str(tmp_path / ".git"))).train_samples > 0
 
 
 @pytest.mark.parametrize("content", [None, {}, {"a.txt": "x"}, {"a.bin": "x" * 99, "b.txt": "y"}])

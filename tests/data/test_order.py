@@ -1,4 +1,4 @@
-"""One seeded stream: every sample once an epoch, the same whatever the decomposition."""
+"""One seeded stream: every sample once an epoch, specified to the last bit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.data.order import SampleOrder, micro_step_positions
+from batchscape.data.order import SampleOrder
 from batchscape.errors import ConfigError
-from batchscape.geometry import BatchGeometry, enumerate_geometries
 
 MASK = 2**64 - 1
 # Both sides of the boundary between the two constructions, squares and near-squares.
@@ -192,46 +191,6 @@ def test_permutations_look_random(num_samples: int) -> None:
         )
 
 
-@settings(deadline=None)
-@given(st.integers(1, 48), st.integers(0, 1000), st.sampled_from([1, 2, 3]))
-def test_every_decomposition_of_a_step_reads_the_same_positions(
-    global_batch_size: int, optimizer_step: int, nodes: int
-) -> None:
-    step = np.arange(optimizer_step * global_batch_size, (optimizer_step + 1) * global_batch_size)
-    for geometry in enumerate_geometries(global_batch_size, nodes=nodes):
-        parts = [
-            micro_step_positions(geometry, optimizer_step, micro_step, rank)
-            for micro_step in range(geometry.gradient_accumulation_steps)
-            for rank in range(geometry.data_parallel_size)
-        ]
-        assert all(len(part) == geometry.micro_batch_size for part in parts)
-        # In the order of micro-steps, then ranks, the positions even come sorted.
-        assert np.array_equal(np.concatenate(parts), step)
-
-
-def test_positions_of_a_known_cut() -> None:
-    geometry = BatchGeometry(1, 2, 3, 4)
-    positions = micro_step_positions(geometry, optimizer_step=5, micro_step=2, rank=1)
-    assert positions.tolist() == [5 * 24 + 2 * 6 + 1 * 3 + m for m in range(3)]
-    assert positions.dtype == np.int64
-
-
-def test_the_stream_does_not_depend_on_the_global_batch() -> None:
-    order = SampleOrder(1500, 4)
-    streams = []
-    for cut in ((1, 1, 6, 1), (1, 2, 3, 2), (2, 2, 5, 3)):
-        geometry = BatchGeometry(*cut)
-        positions = [
-            micro_step_positions(geometry, step, micro_step, rank)
-            for step in range(3600 // geometry.global_batch_size)
-            for micro_step in range(geometry.gradient_accumulation_steps)
-            for rank in range(geometry.data_parallel_size)
-        ]
-        streams.append(order.indices(np.concatenate(positions)))
-    assert np.array_equal(streams[0], streams[1])
-    assert np.array_equal(streams[0], streams[2])
-
-
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "5", 2**62 + 1])
 def test_bad_sizes_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="num_samples must be an int from 1 to"):
@@ -248,25 +207,3 @@ def test_bad_seeds_are_refused(bad: Any) -> None:
 def test_bad_positions_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigError, match="positions must be"):
         SampleOrder(5, 0).indices(np.asarray(bad))
-
-
-@pytest.mark.parametrize(
-    ("indices", "words"),
-    [
-        ((-1, 0, 0), "optimizer_step must be an int from 0 to"),
-        ((2**60, 0, 0), "optimizer_step must be an int from 0 to"),
-        ((0, 4, 0), "micro_step must be an int from 0 to 3; given 4"),
-        ((0, 0, 2), "rank must be an int from 0 to 1; given 2"),
-        ((0, 0, 1.0), "rank must be an int from 0 to 1; given 1.0"),
-    ],
-)
-def test_bad_steps_and_ranks_are_refused(indices: tuple[Any, Any, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        micro_step_positions(BatchGeometry(1, 2, 3, 4), *indices)
-
-
-def test_the_last_step_that_fits_is_exact() -> None:
-    geometry = BatchGeometry(1, 2, 3, 4)
-    last = (2**63 - 1) // 24 - 1
-    positions = micro_step_positions(geometry, last, 3, 1)
-    assert positions[-1] == (last + 1) * 24 - 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional
 from batchscape.engines.ddp import DdpEngine
 from batchscape.models import LossModule
 from batchscape.train import worker
+from batchscape.train.loop import Training
 from batchscape.train.stream import SampleStream, StepSamples
 
 
@@ -89,4 +92,50 @@ def greedy(run_dir: str, rank: int) -> int:
         return torch.zeros(2**58)
 
     DdpEngine.optimizer_step = optimizer_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def hanging(run_dir: str, rank: int) -> int:
+    """Train as it should to three optimizer steps past the first checkpoint, then do nothing.
+
+    The file `hangs-<rank>` tells that all of that is on the disk.
+    """
+    real_save, real_step = Training._save, Training._step
+    left = None
+
+    def save(self: Training) -> None:
+        nonlocal left
+        real_save(self)
+        left = 3 if left is None else left
+
+    def step(self: Training, k: int) -> None:
+        nonlocal left
+        real_step(self, k)
+        if left is None:
+            return
+        left -= 1
+        if left == 0:
+            self.recorder.flush()
+            (Path(run_dir) / f"hangs-{rank}").touch()
+            while True:
+                time.sleep(3600)
+
+    Training._save = save  # type: ignore[method-assign]  # a planted fault
+    Training._step = step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def waiting(run_dir: str, rank: int) -> int:
+    """Train five optimizer steps, wait until asked to stop, and go on as it should."""
+    real_step = Training._step
+
+    def step(self: Training, k: int) -> None:
+        real_step(self, k)
+        if k == 4:
+            self.recorder.flush()
+            (Path(run_dir) / f"hangs-{rank}").touch()
+            while not self._stop_requested:
+                time.sleep(0.005)
+
+    Training._step = step  # type: ignore[method-assign]  # a planted delay
     return worker.main(run_dir, rank)

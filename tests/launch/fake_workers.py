@@ -161,6 +161,49 @@ def teardown(rank: Rank) -> int:
     return code
 
 
+def lingers(rank: Rank) -> int:
+    """Complete in every rank, and end in none."""
+    rank.complete()
+    sleep_for_ever()
+
+
+def unwritable(rank: Rank) -> int:
+    """Put a folder where the launcher wants to write."""
+    code = rank.complete()
+    rank.folder.status.unlink()
+    rank.folder.status.mkdir()
+    return code
+
+
+def unnumbered(rank: Rank) -> int:
+    rank.folder.lines("steps").write_text('{"loss": 1.0}\n')
+    return rank.outcome("completed")
+
+
+def halts(rank: Rank) -> int:
+    """Leave a checkpoint and fail; complete in the third attempt."""
+    if rank.attempt == 2:
+        rank.rows(3, 3)
+        return rank.outcome("completed")
+    rank.folder.checkpoints.mkdir(exist_ok=True)
+    (rank.folder.checkpoints / "step-1.pt").touch()
+    rank.rows(rank.attempt + 1, rank.attempt + 1)
+    return 1
+
+
+def meets(rank: Rank) -> int:
+    """Complete once another launcher has been noticed, or its time is up."""
+    deadline = time.monotonic() + 30
+    while read_json(rank.folder.launch)["timing_valid"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return rank.complete()
+
+
+def stopped(rank: Rank) -> int:
+    """End as a rank does that somebody has sent SIGTERM."""
+    return rank.outcome("interrupted", "SIGTERM")
+
+
 def vanishes(rank: Rank) -> int:
     """End well in one rank only."""
     if rank.rank == 0:

@@ -17,7 +17,7 @@ from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec
 
 TARGET = "fake_workers:main"
-MACHINE = Machine(cpu_cores=2, memory_gib=8.0, cpu_name="a processor")
+MACHINE = Machine(cpu_cores=2, cpu_name="a processor")
 
 
 def spec_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         "exits7": (Status.FAILED, "exited with code 7; its log ends: on the way out", 0),
         "killed-d2": (Status.FAILED, "rank 1 was killed by SIGKILL", 1),
         "teardown-d2": (Status.COMPLETED, None, None),
+        "lingers-d2": (Status.COMPLETED, None, None),
         "vanishes-d2": (Status.FAILED, "ranks [1] hang", None),
         "silent": (Status.FAILED, "left no outcome and exited with code 0", 0),
         "damaged": (Status.FAILED, "damaged in line 1", None),
+        "unnumbered": (Status.FAILED, "a row lacks its attempt or optimizer step", None),
         "leaves-d4": (Status.COMPLETED, None, None),
     }
     result = sweep.run(*map(spec_named, expected), method=method)
@@ -93,7 +96,7 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         assert attempt.ended_at is not None
         assert attempt.ended_at >= attempt.started_at
         assert f"{name} {status}" in sweep.printed
-    assert "12 runs: 3 completed, 1 oom, 1 diverged, 7 failed" in sweep.printed
+    assert "14 runs: 4 completed, 1 oom, 1 diverged, 8 failed" in sweep.printed
     assert str(sweep.folder.run("exits7").log) in sweep.printed.replace("\n", "")
 
 
@@ -187,7 +190,7 @@ def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None
     spec = spec_named("exits7")
     sweep.run(spec)
     folder = sweep.folder.run("exits7")
-    other = Machine(cpu_cores=2, memory_gib=8.0, cpu_name="another processor")
+    other = Machine(cpu_cores=2, cpu_name="another processor")
     # Without a checkpoint nothing is mixed.
     sweep.run(spec, machine=other)
     assert len(sweep.status("exits7").attempts) == 2
@@ -198,6 +201,74 @@ def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None
     assert len(sweep.status("exits7").attempts) == 2
     sweep.run(spec, machine=other)
     assert len(sweep.status("exits7").attempts) == 3
+
+
+def timing(sweep: Sweep, name: str) -> tuple[bool, str | None]:
+    record = sweep.launch(name)
+    return record["timing_valid"], record["timing_invalid_reason"]
+
+
+def test_rows_of_spoiled_attempts_stay_spoiled(sweep: Sweep) -> None:
+    """The summary pools the rows of all attempts, so one bad attempt is enough."""
+    earlier = "an earlier attempt: up to 2 runs share the machine"
+    sweep.run(spec_named("halts", concurrent_runs=2))
+    assert timing(sweep, "halts") == (False, "up to 2 runs share the machine")
+    for _ in range(2):
+        sweep.run(spec_named("halts"))
+        assert timing(sweep, "halts") == (False, earlier)
+    assert sweep.status("halts").status is Status.COMPLETED
+
+
+def test_attempts_on_other_cores_are_not_compared(sweep: Sweep) -> None:
+    more = Machine(cpu_cores=4, cpu_name="a processor")
+    changed = "usable cores changed from 2 to 4 between attempts"
+    sweep.run(spec_named("halts"))
+    assert timing(sweep, "halts") == (True, None)
+    sweep.run(spec_named("halts"), machine=more)
+    assert timing(sweep, "halts") == (False, changed)
+    sweep.run(spec_named("halts"), machine=more)
+    assert timing(sweep, "halts") == (False, f"an earlier attempt: {changed}")
+
+
+def test_an_attempt_that_left_no_checkpoint_spoils_nothing(sweep: Sweep) -> None:
+    """Its rows are dropped."""
+    sweep.run(spec_named("exits7", concurrent_runs=2))
+    sweep.run(spec_named("exits7"))
+    assert timing(sweep, "exits7") == (True, None)
+
+
+def test_a_run_that_cannot_be_recorded_fails_alone(sweep: Sweep) -> None:
+    blocked = sweep.folder.run("completes-blocked")
+    blocked.environment.mkdir(parents=True)
+    names = ["completes-blocked", "unwritable", "completes-1"]
+    result = sweep.run(*map(spec_named, names))
+    reasons = {run.run_id: run.reason for run in result.failed}
+    assert reasons.keys() == {"completes-blocked", "unwritable"}
+    assert "Is a directory" in str(reasons["completes-blocked"])
+    assert str(blocked.environment) in str(reasons["completes-blocked"])
+    assert "its end cannot be recorded" in str(reasons["unwritable"])
+    assert sweep.status("completes-1").status is Status.COMPLETED
+    # Nothing has to be deleted where only the disk was in the way.
+    blocked.environment.rmdir()
+    sweep.run(spec_named("completes-blocked"))
+    assert sweep.status("completes-blocked").status is Status.COMPLETED
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_folder_that_cannot_be_is_a_message(tmp_path: Path, below: bool) -> None:
+    place = tmp_path / "file"
+    place.write_text("")
+    with pytest.raises(LaunchError, match=r"file.* cannot be used"):
+        Sweep(place / "below" if below else place).run(spec_named("completes"))
+
+
+def test_what_others_stopped_is_a_failure_of_the_sweep(sweep: Sweep) -> None:
+    result = sweep.run(spec_named("stopped"), spec_named("completes"))
+    assert not result.interrupted
+    assert [run.run_id for run in result.failed] == ["stopped"]
+    assert "stopped interrupted: SIGTERM" in sweep.printed
+    assert f"log: {sweep.folder.run('stopped').log}" in sweep.printed
+    assert replace(result, interrupted=True).failed == ()
 
 
 @pytest.mark.usefixtures("short_graces")
@@ -226,6 +297,7 @@ def test_launch_records(sweep: Sweep) -> None:
         "device_type": "cpu",
         "device_model": "a processor",
         "devices": [0],
+        "usable_cores": 2,
         "threads_per_rank": 1,
         "concurrent_runs": 1,
         "oversubscribed": False,
@@ -245,8 +317,8 @@ def test_launch_records(sweep: Sweep) -> None:
 
 
 def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
-    devices = tuple(CudaDevice(i, f"GPU model {i % 2}", 80.0, (9, 0), f"GPU-{i}") for i in (0, 2))
-    machine = Machine(cpu_cores=8, memory_gib=8.0, cpu_name="x", cuda_devices=devices)
+    devices = tuple(CudaDevice(i, f"GPU model {i % 2}", (9, 0), f"GPU-{i}") for i in (0, 2))
+    machine = Machine(cpu_cores=8, cpu_name="x", cuda_devices=devices)
     specs = [spec_named(f"device-d{n}", device_type="cuda") for n in (1, 2, 3)]
     result = sweep.run(*specs, machine=machine)
     record = sweep.launch("device-d2")
@@ -262,7 +334,7 @@ def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
 
 @pytest.mark.parametrize("concurrent", [1, 2, 3])
 def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int) -> None:
-    machine = Machine(cpu_cores=3, memory_gib=8.0, cpu_name="x")
+    machine = Machine(cpu_cores=3, cpu_name="x")
     names = [f"completes-{n}-d{1 + n % 2}" for n in range(6)]
     specs = [spec_named(name, concurrent_runs=concurrent) for name in names]
     sweep.run(*specs, machine=machine)

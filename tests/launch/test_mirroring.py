@@ -29,7 +29,7 @@ def test_live_only_beside_idle_cores(
     """Two cores a rank, and two more, must be left over."""
     narrow = spec_named("a", 1, device_type=device_type, concurrent_runs=concurrent)
     wide = spec_named("b", ranks, device_type=device_type, concurrent_runs=concurrent)
-    machine = Machine(cpu_cores=cores, memory_gib=1.0, cpu_name="x")
+    machine = Machine(cpu_cores=cores, cpu_name="x")
     assert may_mirror_live([narrow, wide], machine) is live
     assert not may_mirror_live([], machine)
 
@@ -37,6 +37,15 @@ def test_live_only_beside_idle_cores(
 def test_nothing_is_mirrored_unasked(tmp_path: Path) -> None:
     mirroring = Mirroring(NoTracker(name="none"), SweepFolder(tmp_path), live=True)
     assert mirroring.finish(3, interrupted=False) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disabled_tracker_is_silent(tmp_path: Path) -> None:
+    tracker = WandbTracker(name="wandb", mode="disabled")
+    mirroring = Mirroring(tracker, SweepFolder(tmp_path), live=True)
+    for interrupted in (True, False):
+        assert mirroring.finish(3, interrupted=interrupted) is None
+    assert mirroring.standing() is None
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from batchscape.plan.expand import Grid
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 
-TWO_CORES = Machine(cpu_cores=2, memory_gib=8.0, cpu_name="two cores")
+TWO_CORES = Machine(cpu_cores=2, cpu_name="two cores")
 
 
 def named_data(config: Data) -> DataIdentity:

@@ -84,7 +84,6 @@ def test_order_of_keys_does_not_matter(shuffler: random.Random) -> None:
 DISPLAY = [
     ("checkpoint.every_s", 1.0),
     ("checkpoint.keep_last", 7),
-    ("measure.memory", False),
     ("measure.warmup_optimizer_steps", 1),
     ("launcher.concurrent_runs", 3),
     ("launcher.max_ranks_per_core", 5),
@@ -95,7 +94,7 @@ DISPLAY = [
     ("sweep_dir", "somewhere/else"),
     ("batch.gradient_accumulation_steps", 2),
 ]
-RUN = [("engine.bucket_cap_mb", 1.0), ("timing_repeat", 1)]
+RUN = [("engine.bucket_cap_mb", 1.0), ("measure.memory", False), ("timing_repeat", 1)]
 TRAJECTORY = [
     ("model.n_layers", 3),
     ("model.dropout", 0.1),
@@ -164,6 +163,23 @@ def test_readable_names() -> None:
     assert rejected_id(changed("seed", 5)) != rejected_id(BASE)
 
 
+def test_a_run_is_named_by_the_seeds_it_uses() -> None:
+    mapping = {**SETTINGS, "init_seed": 3, "data_seed": 3}
+    same = [RunConfig.from_mapping({**mapping, "seed": seed}) for seed in (0, 1, 3)]
+    assert len({ids(config) for config in same}) == 1
+    assert len({rejected_id(config) for config in same}) == 1
+    assert ids(same[0])[1].startswith("b32-d2-m8-a2-s3-")
+    assert ids(same[0]) == ids(changed("seed", 3))
+    apart = RunConfig.from_mapping({**mapping, "data_seed": 4})
+    assert ids(apart)[1].startswith("b32-d2-m8-a2-s3.4-")
+    assert rejected_id(apart).startswith("b32-d2-m8-s3.4-")
+
+
+def test_a_run_under_two_seeds_is_planned_once(plan: MakePlan) -> None:
+    made = plan("seed=0,1", "init_seed=3", "data_seed=3")
+    assert (len(made.specs), made.repeated) == (1, 1)
+
+
 def test_only_equal_content_has_equal_hashes() -> None:
     distinct = [None, 0, 1, True, "1", 1.5, [], [1], {}, {"1": 1}, {"1": [1]}, "null"]
     assert len({content_hash(content, 16) for content in distinct}) == len(distinct)
@@ -199,12 +215,17 @@ def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
         ["launcher.concurrent_runs=2"],
         ["launcher.device=cpu"],
         ["checkpoint.every_s=1"],
-        ["measure.memory=false"],
+        ["measure.warmup_optimizer_steps=2"],
     ]
     assert {folder(plan(study, *more)) for more in same} == {"fixed_global_batch"}
-    other = [["model=gpt_micro"], ["optimizer.learning_rate=0.1"], ["budget.samples=1920"]]
+    other = [
+        ["model=gpt_micro"],
+        ["optimizer.learning_rate=0.1"],
+        ["budget.samples=1920"],
+        ["measure.memory=false"],
+    ]
     names = {folder(plan(study, *more)) for more in other}
-    assert len(names) == 3
+    assert len(names) == 4
     assert all(name.startswith("fixed_global_batch-") for name in names)
     both = ["model=gpt_micro", "budget.samples=1920"]
     assert folder(plan(study, *both)) == folder(plan(study, *reversed(both), "tracker=none"))

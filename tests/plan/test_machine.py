@@ -5,27 +5,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.config import Local
 from batchscape.errors import ConfigError
-from batchscape.plan.machine import CudaDevice, Machine, cgroup_limits, visible_indices
+from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores, visible_indices
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
 
 
 def cuda(count: int, capability: tuple[int, int] = (9, 0)) -> Machine:
-    devices = tuple(CudaDevice(i, "a GPU", 80.0, capability, f"GPU-{i}") for i in range(count))
-    return Machine(4, 32.0, "a CPU", devices)
+    devices = tuple(CudaDevice(i, "a GPU", capability, f"GPU-{i}") for i in range(count))
+    return Machine(4, "a CPU", devices)
 
 
 def test_this_machine() -> None:
     machine = Machine.detect()
     assert 1 <= machine.cpu_cores <= len(os.sched_getaffinity(0))
-    assert 0 < machine.memory_gib <= psutil.virtual_memory().total / 2**30
     assert machine.cpu_name
 
 
@@ -42,28 +40,19 @@ def test_affinity_counts() -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, (None, None)),
-        ({"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
-        ({"cpu.max": "150000 100000", "memory.max": "1073741824"}, (1.5, 2**30)),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "200000",
-                "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "2147483648",
-            },
-            (2.0, 2**31),
-        ),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, (None, None)),
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )
-def test_control_groups(
-    files: dict[str, str], expected: tuple[float | None, int | None], tmp_path: Path
-) -> None:
+def test_control_groups(files: dict[str, str], expected: float | None, tmp_path: Path) -> None:
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(content + "\n")
-    assert cgroup_limits(tmp_path) == expected
+    assert cgroup_cores(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,6 +98,18 @@ def test_device_type() -> None:
     assert cuda(2).devices("cpu") == 4
 
 
+@pytest.mark.parametrize("variable", ["MIG-0b1c", "0, MIG-0b1c", "MIG-GPU-aa11/1/0"])
+def test_slices_of_a_device_are_refused_not_passed_over(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    machine = Machine.detect()
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match=r"MIG slice.*launcher\.device=cpu"):
+            machine.device_type(Local("local", device=device))
+    assert machine.device_type(Local("local", device="cpu")) == "cpu"
+
+
 @pytest.mark.gpu
 def test_devices_as_torch_sees_them() -> None:
     import torch
@@ -120,4 +121,3 @@ def test_devices_as_torch_sees_them() -> None:
         assert device.name == properties.name
         assert device.compute_capability == (properties.major, properties.minor)
         assert device.uuid == f"GPU-{properties.uuid}"
-        assert device.memory_gib == pytest.approx(properties.total_memory / 2**30, rel=0.05)

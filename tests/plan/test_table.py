@@ -29,20 +29,26 @@ def shown(plan: Plan) -> str:
     return text.getvalue()
 
 
+def status_shown(plan: Plan, run_id: str) -> str:
+    (line,) = (line for line in shown(plan).splitlines() if run_id in line.split())
+    return line.split()[-1]
+
+
 def test_rows_hold_every_cell(plan: MakePlan) -> None:
     rows = pd.DataFrame(plan_rows(plan(STUDY, "optimizer.learning_rate=0.1,0.2")))
     assert [*rows.columns][: len(PLAN_COLUMNS)] == [*PLAN_COLUMNS]
     assert "optimizer.learning_rate" in rows.columns
-    assert rows["status"].value_counts().to_dict() == {"pending": 24, "rejected": 12}
+    assert rows["planned"].value_counts().to_dict() == {"launch": 24, "rejected": 12}
+    assert "status" not in rows.columns
     assert rows["run_id"].is_unique
-    launched = rows[rows["status"] == "pending"]
+    launched = rows[rows["planned"] == "launch"]
     product = (
         launched["data_parallel_size"]
         * launched["micro_batch_size"]
         * launched["gradient_accumulation_steps"]
     )
     assert (product == launched["global_batch_size"]).all()
-    rejected = rows[rows["status"] == "rejected"]
+    rejected = rows[rows["planned"] == "rejected"]
     assert rejected["reason"].notna().all()
     assert rejected["gradient_accumulation_steps"].isna().all()
 
@@ -85,13 +91,18 @@ def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: 
     small = plan("sweeps=musev_224", "seed=0", place)
     write_plan(small)
     runs = load(small.sweep_dir).runs.set_index("run_id")
-    (lacking,) = (r for r in small.rejections if r.geometry and r.geometry.micro_batch_size == 7)
+    (lacking,) = (
+        r
+        for r in small.rejections
+        if r.geometry and r.geometry.devices_per_node == 16 and r.geometry.micro_batch_size == 7
+    )
     row = runs.loc[lacking.run_id]
     assert (row["data_parallel_size"], row["gradient_accumulation_steps"]) == (16, 2)
     # A larger machine launches it, and a smaller one then leaves the result alone.
-    large = plan("sweeps=musev_224", "seed=0", place, machine=Machine(16, 8.0, "cores"))
-    states = {row["run_id"]: row["status"] for row in plan_rows(large)}
-    assert states[lacking.run_id] == "pending"
+    large = plan("sweeps=musev_224", "seed=0", place, machine=Machine(16, "cores"))
+    planned = {row["run_id"]: row["planned"] for row in plan_rows(large)}
+    assert planned[lacking.run_id] == "launch"
+    assert status_shown(large, lacking.run_id) == "pending"
     folder = SweepFolder(large.sweep_dir).run(lacking.run_id)
     RunStatus(Status.COMPLETED).write(folder.status)
     write_plan(small)
@@ -125,7 +136,20 @@ def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
     broken = sweep.run(third.run_id).status
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
-    states = {row["run_id"]: row["status"] for row in plan_rows(made)}
-    assert states[first.run_id] == "completed"
-    assert states[second.run_id] == "interrupted"
-    assert states[third.run_id] == "damaged"
+    assert status_shown(made, first.run_id) == "completed"
+    assert status_shown(made, second.run_id) == "interrupted"
+    assert status_shown(made, third.run_id) == "damaged"
+
+
+def test_a_damaged_rejected_folder_is_written_again(plan: MakePlan, tmp_path: Path) -> None:
+    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    write_plan(made)
+    first, second, *_ = made.rejections
+    folders = [SweepFolder(made.sweep_dir).run(cell.run_id) for cell in (first, second)]
+    for folder in folders:
+        folder.status.write_text("{")
+    # What was launched is no such cell, whatever its status file looks like.
+    folders[1].launch.write_text("{}")
+    write_plan(made)
+    assert RunStatus.read(folders[0].status).reason == first.reason
+    assert folders[1].status.read_text() == "{"

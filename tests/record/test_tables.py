@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -191,3 +193,45 @@ def test_status_round_trip(tmp_path):
     assert RunStatus.read(folder.status) == status
     assert Status.COMPLETED.is_sealed
     assert not Status.FAILED.is_sealed
+
+
+def test_a_folder_named_twice_is_read_once(run, tmp_path, monkeypatch):
+    seal(run, completed(), data_parallel_size=2)
+    monkeypatch.chdir(tmp_path.parent)
+    tables = load(tmp_path, tmp_path, tmp_path / "runs" / "..", Path(tmp_path.name))
+    assert len(tables.runs) == 1
+    assert len(tables.steps) == 5
+    assert tables.copies == {}
+
+
+def test_a_copied_run_is_counted_once_and_another_training_is_not(run, tmp_path):
+    one, copy, again = (tmp_path / name for name in ("one", "copy", "again"))
+    for place in (one, again):
+        shutil.copytree(run.path.parent, place / "runs")
+    folders = {place: SweepFolder(place).run(run.path.name) for place in (one, copy, again)}
+    # The same run, trained again: its times differ.
+    lines = folders[again].lines("steps")
+    lines.write_text(lines.read_text().replace('"step_time_s": 0.6', '"step_time_s": 0.7'))
+    for place in (one, again):
+        seal(folders[place], completed(), data_parallel_size=2)
+    shutil.copytree(one / "runs", copy / "runs")
+    tables = load(one, copy, again)
+    assert tables.runs["sweep_dir"].tolist() == [str(one), str(again)]
+    assert len(tables.steps) == 10
+    assert tables.copies == {str(folders[copy].path): str(folders[one].path)}
+
+
+def test_open_runs_are_never_taken_for_copies(run, tmp_path):
+    RunStatus(Status.RUNNING).write(run.status)
+    shutil.copytree(run.path.parent, tmp_path / "other" / "runs")
+    tables = load(tmp_path, tmp_path / "other")
+    assert len(tables.runs) == 2
+    assert tables.copies == {}
+
+
+def test_the_meeting_point_of_the_ranks_is_no_setting(run, tmp_path):
+    write_json(run.launch, {"attempt": 0, "rendezvous": "/gone"})
+    seal(run, completed(), data_parallel_size=2)
+    runs = load(tmp_path).runs
+    assert runs["launch.attempt"].tolist() == [0]
+    assert not [name for name in runs if "rendezvous" in name]

@@ -95,3 +95,35 @@ def test_out_of_memory_is_told_from_other_failures(trainer, outcome, tmp_path):
     assert trainer.wait(spec) == [1]
     assert outcome(folder)["status"] == "oom"
     assert outcome(folder)["phase"] == "first_optimizer_step"
+
+
+def test_a_last_step_that_ruins_the_model_is_divergence(trainer, outcome, tmp_path):
+    """The loss of the only step is finite; the parameters after it are not."""
+    spec = trainer.make_spec(
+        (1, 32, 1),
+        optimizer={"name": "sgd", "learning_rate": 1e200},
+        schedule={"name": "constant"},
+        budget__optimizer_steps=1,
+    )
+    folder = trainer.train(spec, tmp_path)
+    assert outcome(folder)["status"] == "diverged"
+    assert outcome(folder)["reason"] == "the held-out loss after optimizer step 1 is not finite"
+
+
+def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
+    """A long evaluation is in `evaluation_s` alone."""
+    spec = trainer.make_spec((1, 32, 1), evaluation__samples=4096, budget__optimizer_steps=1)
+    rank = read_table(trainer.train(spec, tmp_path), "ranks").iloc[0]
+    assert 0 < rank["startup_s"] < rank["evaluation_s"]
+
+
+def test_evaluation_samples_come_from_all_held_out_files(spec_of):
+    """Neighbours in the corpus are not neighbours in the evaluation."""
+    import numpy as np
+
+    from batchscape.train.evaluation import _batches
+
+    spec = spec_of()
+    chosen = np.concatenate(_batches(spec.config.evaluation, spec.data.held_out_samples))
+    assert len(set(chosen)) == 16
+    assert np.ptp(chosen) > spec.data.held_out_samples / 2

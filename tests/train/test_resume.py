@@ -26,30 +26,47 @@ def settings(**more):
         "engine__precision": "float32",
         "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16, "dropout": 0.1},
         "data__sequence_length": 16,
-        "budget__optimizer_steps": 400,
+        "budget__optimizer_steps": 60,
         "checkpoint__every_s": 0.0,
-        "evaluation__every_samples": 3200,
+        "evaluation__every_samples": 640,
         **more,
     }
 
 
-def wait_for_checkpoint(folder):
+# A request to stop is met within two drains, of at most 50 optimizer steps each.
+LONG = {"checkpoint__every_s": None, "budget__optimizer_steps": 150}
+
+
+def kill_past_checkpoint(trainer, spec, root):
+    """Train three optimizer steps past the first checkpoint, and kill there for certain."""
+    folder = trainer.start(spec, root, target="faulty_workers:hanging")
+    wait_until_it_hangs(spec, folder)
+    assert set(trainer.kill(spec, signal.SIGKILL)) == {-signal.SIGKILL}
+    return folder
+
+
+def wait_until_it_hangs(spec, folder):
     deadline = time.monotonic() + 60
-    while not list(folder.checkpoints.glob("step-*.pt")):
+    while len(list(folder.path.glob("hangs-*"))) < spec.geometry.data_parallel_size:
         assert time.monotonic() < deadline, folder.log.read_text()
         time.sleep(0.005)
+
+
+def checkpointed_step(folder):
+    (checkpoint,) = folder.checkpoints.glob("step-*.pt")
+    return int(checkpoint.name.split("-")[1])
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, geometry):
     spec = trainer.make_spec(geometry, **settings())
-    folder = trainer.start(spec, tmp_path)
-    wait_for_checkpoint(folder)
-    codes = trainer.kill(spec, signal.SIGKILL)
-    assert set(codes) == {-signal.SIGKILL}
+    folder = kill_past_checkpoint(trainer, spec, tmp_path)
+    done = checkpointed_step(folder)
+    # The rows past the checkpoint are there, and must be dropped.
+    assert steps(folder)["optimizer_step"].tolist() == list(range(1, done + 4))
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)
-    assert rows["attempt"].unique().tolist() == [0, 1]
+    assert rows["attempt"].tolist() == [0] * done + [1] * (60 - done)
     pd.testing.assert_frame_equal(
         rows[MEASURED], undisturbed(geometry, **settings()), check_exact=True
     )
@@ -60,32 +77,26 @@ def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, g
 def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     trainer, steps, outcome, undisturbed, tmp_path, geometry
 ):
-    spec = trainer.make_spec(geometry, **settings(checkpoint__every_s=None))
-    folder = trainer.start(spec, tmp_path)
-    deadline = time.monotonic() + 60
-    while not len(steps(folder)):
-        assert time.monotonic() < deadline, folder.log.read_text()
-        time.sleep(0.005)
+    spec = trainer.make_spec(geometry, **settings(**LONG))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:waiting")
+    wait_until_it_hangs(spec, folder)
     trainer.kill(spec, signal.SIGTERM)
     stopped = outcome(folder)
     assert stopped["status"] == "interrupted"
-    (checkpoint,) = folder.checkpoints.glob("step-*.pt")
-    assert checkpoint.name.startswith(f"step-{stopped['optimizer_step']:09d}-")
+    assert checkpointed_step(folder) == stopped["optimizer_step"] < 150
     assert steps(folder)["optimizer_step"].iloc[-1] == stopped["optimizer_step"]
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)
     pd.testing.assert_frame_equal(
         rows[MEASURED],
-        undisturbed(geometry, **settings(checkpoint__every_s=None)),
+        undisturbed(geometry, **settings(**LONG)),
         check_exact=True,
     )
 
 
 def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path):
     spec = trainer.make_spec((1, 16, 2), **settings())
-    folder = trainer.start(spec, tmp_path)
-    wait_for_checkpoint(folder)
-    trainer.kill(spec, signal.SIGKILL)
+    folder = kill_past_checkpoint(trainer, spec, tmp_path)
     for checkpoint in folder.checkpoints.glob("step-*.pt"):
         content = bytearray(checkpoint.read_bytes())
         content[len(content) // 2] ^= 1
@@ -100,9 +111,7 @@ def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path
 
 def test_checkpoint_of_another_run_is_refused(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 16, 2), **settings())
-    other = trainer.start(spec, tmp_path / "other")
-    wait_for_checkpoint(other)
-    trainer.kill(spec, signal.SIGKILL)
+    other = kill_past_checkpoint(trainer, spec, tmp_path / "other")
     mine = trainer.make_spec((1, 32, 1), **settings())
     folder_path = tmp_path / mine.run_id
     folder_path.mkdir()

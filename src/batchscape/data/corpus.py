@@ -23,9 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.config import Digits, StandardLibrary, TextFiles
+from batchscape.data.order import SampleOrder
 from batchscape.data.text import split_blocks, split_packed
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.record.files import sha256_of, write_json
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["cache_folder", "prepare"]
@@ -127,17 +129,35 @@ def _sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, bytes, 
         if root.is_file():
             yield from _one_file(root, config.held_out_pct)
             return
-        found = [p for p in root.rglob("*") if p.is_file() and p.suffix in _TEXT_SUFFIXES]
+        found = list(_text_files(root))
         if not found:
             msg = (
                 f"data.path={config.path}: no text there; give a file, or a folder with files "
-                f"that end in one of {' '.join(sorted(_TEXT_SUFFIXES))}"
+                f"that end in one of {' '.join(sorted(_TEXT_SUFFIXES))} (hidden ones and sweep "
+                "folders are not read)"
             )
             raise ConfigError(msg)
     names = sorted(path.relative_to(root).as_posix() for path in found)
     held_out = _held_out_names(names, config.held_out_pct)
     for name in names:
         yield name, (root / name).read_bytes(), "held_out" if name in held_out else "train"
+
+
+def _text_files(root: Path) -> Iterator[Path]:
+    """Find the text of a folder, but nothing hidden and no sweep folder.
+
+    Else a sweep below the folder would change the data, hence all identities, of the next one.
+    """
+    for name, folders, files in os.walk(root):
+        folder = Path(name)
+        sweep = SweepFolder(folder)
+        if sweep.runs.is_dir() and sweep.plan.is_file():
+            folders.clear()
+            continue
+        folders[:] = [inner for inner in folders if not inner.startswith(".")]
+        for path in (folder / file for file in files if not file.startswith(".")):
+            if path.suffix in _TEXT_SUFFIXES and path.is_file():
+                yield path
 
 
 def _held_out_names(names: list[str], held_out_pct: float) -> set[str]:
@@ -164,19 +184,24 @@ def _one_file(path: Path, held_out_pct: float) -> Iterator[tuple[str, bytes, str
 
 
 def _digits(config: Digits) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Hold out `held_out_pct` percent of the images, to the nearest whole image.
+
+    They are the first ones of one fixed permutation, whatever the seeds of the runs, so a larger
+    percentage holds out the same images and more.
+    """
     from sklearn.datasets import load_digits
 
     loaded = load_digits()
     images = (loaded.data / 16.0).astype(np.float32)
     labels = loaded.target.astype(np.int64)
-    # Every k-th image is held out: the file mixes its writers and classes already.
-    every = max(2, round(100 / config.held_out_pct))
-    held_out = np.arange(len(labels)) % every == 0
+    count = round(len(labels) * config.held_out_pct / 100)
+    held_out = np.zeros(len(labels), dtype=bool)
+    held_out[SampleOrder(len(labels), 0).indices(np.arange(count))] = True
     arrays: dict[str, NDArray[Any]] = {}
     for part, chosen in (("train", ~held_out), ("held_out", held_out)):
         arrays |= {f"{part}_images": images[chosen], f"{part}_labels": labels[chosen]}
     content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
-    return arrays, {"files": [("digits", content)], "held_out_every": every}
+    return arrays, {"files": [("digits", content)], "held_out_images": count}
 
 
 def _store(folder: Path, arrays: Mapping[str, NDArray[Any]], manifest: Mapping[str, Any]) -> None:

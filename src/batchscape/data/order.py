@@ -32,9 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchscape.errors import ConfigError
-from batchscape.geometry import BatchGeometry
 
-__all__ = ["SampleOrder", "micro_step_positions"]
+__all__ = ["SampleOrder"]
 
 Words: TypeAlias = NDArray[np.uint64]
 
@@ -147,46 +146,6 @@ class SampleOrder:
             else:
                 right = (right + (_mix(key + left) >> _ONE)) % right_radix
         return left * right_radix + right
-
-
-def micro_step_positions(
-    geometry: BatchGeometry, optimizer_step: int, micro_step: int, rank: int
-) -> NDArray[np.int64]:
-    """List the stream positions that one rank reads in one micro-step.
-
-    Sample m of rank r in micro-step a of optimizer step k sits at k*B + a*D*M + r*M + m, for
-    global batch B, D data-parallel ranks and micro-batch M. Step k thus reads [k*B, (k+1)*B)
-    whatever the decomposition.
-
-    Parameters
-    ----------
-    geometry : BatchGeometry
-        How the global batch is cut.
-    optimizer_step : int
-        0 or above.
-    micro_step : int
-        From 0 to gradient_accumulation_steps - 1.
-    rank : int
-        From 0 to data_parallel_size - 1.
-
-    Returns
-    -------
-    ndarray of int64, shape (micro_batch_size,)
-        Consecutive positions.
-
-    Raises
-    ------
-    ConfigError
-        A value is not an int in its range.
-    """
-    last_step = (2**63 - 1) // geometry.global_batch_size - 1
-    _check_range("optimizer_step", optimizer_step, 0, last_step)
-    _check_range("micro_step", micro_step, 0, geometry.gradient_accumulation_steps - 1)
-    _check_range("rank", rank, 0, geometry.data_parallel_size - 1)
-    micro_batch = geometry.micro_batch_size
-    start = optimizer_step * geometry.global_batch_size
-    start += (micro_step * geometry.data_parallel_size + rank) * micro_batch
-    return np.arange(start, start + micro_batch, dtype=np.int64)
 
 
 def _check_range(name: str, value: object, lowest: int, highest: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,22 +11,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batchscape.errors import LaunchError, RecordError
-from batchscape.launch.child import RankExit, Start
+from batchscape.errors import RecordError
+from batchscape.launch.child import RankExit
+from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
-from batchscape.record.files import read_json, read_json_lines, write_json
+from batchscape.launch.progress import last_row
+from batchscape.record.files import read_json_lines, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import summarise
 from batchscape.record.tables import read_table, seal
 
-__all__ = ["END_GRACE_S", "PEER_GRACE_S", "STOP_GRACE_S", "ActiveRun", "begin"]
+__all__ = ["ActiveRun"]
 
 STOP_GRACE_S = 20.0
-"""Time for a checkpoint between SIGTERM and SIGKILL."""
+"""Least time for a checkpoint between SIGTERM and SIGKILL."""
+STOP_GRACE_STEPS = 4
+"""Optimizer steps that may pass as well: ranks agree on a stop at the end of some later one."""
+CHECKPOINT_GRACE_S = 10.0
+"""Time for the checkpoint itself, after those steps."""
 PEER_GRACE_S = 5.0
 """Time for the other ranks once one has failed, or once all have left their outcomes: they may
 wait in a collective, or for a native thread, for ever."""
@@ -46,29 +53,49 @@ class ActiveRun:
     processes: Processes
     log_offset: int
     """Size of the log before this attempt."""
+    launch: dict[str, Any]
+    """Content of `launch.json`."""
     began: float = field(default_factory=time.monotonic)
     """On the monotonic clock."""
     exits: dict[int, RankExit] = field(default_factory=dict)
     stop: Stop | None = None
     _kill_at: float | None = None
     _watching_end_since: float | None = None
+    _spoiled: bool = False
 
     @property
     def has_ended(self) -> bool:
         """Whether no rank is left."""
         return len(self.exits) == self.lease.ranks
 
+    @property
+    def stop_grace_s(self) -> float:
+        """Time between SIGTERM and SIGKILL: slow steps take longer to come to a checkpoint."""
+        row = last_row(self.folder.lines("steps")) or {}
+        step_time_s = row.get("step_time_s") or 0.0
+        return max(STOP_GRACE_S, STOP_GRACE_STEPS * step_time_s + CHECKPOINT_GRACE_S)
+
     def ask_to_stop(self, status: Status, reason: str) -> None:
         """Ask the ranks for a checkpoint and their end; they are killed if it takes too long."""
         if self.stop is None:
             self.stop = Stop(status, reason, time.time())
-            self._kill_within(STOP_GRACE_S)
+            self._kill_within(self.stop_grace_s)
             self.processes.signal(self.spec.run_id, signal.SIGTERM)
 
     def kill(self) -> None:
         """End all ranks now."""
         self._kill_at = None
         self.processes.signal(self.spec.run_id, signal.SIGKILL)
+
+    def spoil_times(self, reason: str) -> None:
+        """Keep the times of this run out of comparisons."""
+        if self._spoiled:
+            return
+        self._spoiled = True
+        invalidate_times(self.launch, reason)
+        # Now, for the case that this launcher is killed; else `conclude` has the last word.
+        with contextlib.suppress(OSError):
+            write_json(self.folder.launch, self.launch)
 
     def note(self, ended: RankExit) -> None:
         """Take note of a rank's end."""
@@ -86,16 +113,20 @@ class ActiveRun:
         timeout_s = self.spec.config.launcher.timeout_s
         if timeout_s is not None and now - self.began > timeout_s:
             self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
-        if self._watching_end_since is not None and self._kill_at is None:
-            if len(self.folder.outcomes()) == self.lease.ranks:
-                self._kill_within(PEER_GRACE_S)
-            elif self.stop is None and now - self._watching_end_since > END_GRACE_S:
-                late = sorted(set(range(self.lease.ranks)) - set(self.exits))
-                reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
-                self.stop = Stop(Status.FAILED, reason, time.time())
-                self.kill()
+        if all(self.folder.outcome(rank).exists() for rank in range(self.lease.ranks)):
+            self._kill_within(PEER_GRACE_S)
+        elif self._end_is_overdue(now):
+            late = sorted(set(range(self.lease.ranks)) - set(self.exits))
+            reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
+            self.stop = Stop(Status.FAILED, reason, time.time())
+            self.kill()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
+
+    def _end_is_overdue(self, now: float) -> bool:
+        if self._watching_end_since is None or self.stop is not None or self._kill_at is not None:
+            return False
+        return now - self._watching_end_since > END_GRACE_S
 
     def _kill_within(self, grace_s: float) -> None:
         at = time.monotonic() + grace_s
@@ -103,19 +134,24 @@ class ActiveRun:
 
     def conclude(self) -> RunStatus:
         """Write how the run ended: sealed if that is final, else open for the next attempt."""
+        # Rows that cannot be read, or a disk that is full, end this run, not the sweep.
         try:
             self._fill_in(self._verdict())
+            if self._spoiled:
+                write_json(self.folder.launch, self.launch)
             self._write()
         except RecordError as error:
-            # Rows that cannot be read end this run, not the sweep.
-            self._fill_in(Verdict(Status.FAILED, reason=f"its records are damaged: {error}"))
-            self.status.write(self.folder.status)
+            self.abandon(f"its records are damaged: {error}")
+        except OSError as error:
+            self.abandon(f"its end cannot be recorded: {error}")
         return self.status
 
     def abandon(self, reason: str) -> None:
-        """Write that the ranks could not be started."""
+        """Write that the run failed by no word of its ranks, if anything can be written."""
         self._fill_in(Verdict(Status.FAILED, reason=reason))
-        self.status.write(self.folder.status)
+        self.status.seal = {}
+        with contextlib.suppress(OSError):
+            self.status.write(self.folder.status)
 
     def _write(self) -> None:
         attempts = self.status.attempts
@@ -151,102 +187,19 @@ class ActiveRun:
         attempt.reason = verdict.reason
 
 
-def begin(
-    spec: RunSpec,
-    folder: RunFolder,
-    lease: Lease,
-    processes: Processes,
-    *,
-    target: str,
-    launch: dict[str, Any],
-    environment: dict[str, Any],
-    variables: dict[str, str],
-) -> ActiveRun:
-    """Make the folder ready for the next attempt, and start the ranks.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    folder : RunFolder
-        With a status that is not sealed.
-    lease : Lease
-    processes : Processes
-    target : str
-        What each rank calls.
-    launch : dict
-        For `launch.json`; the attempt is added.
-    environment : dict
-        For `environment.json`.
-    variables : dict
-        Environment variables of the ranks.
-
-    Raises
-    ------
-    RecordError
-        If the folder is damaged.
-    LaunchError
-        If the run has a checkpoint from a device of another model.
-    """
-    status = RunStatus.read(folder.status)
-    _check_device_model(folder, launch)
-    for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
-        # Parquet without a seal is from a launcher that died while sealing; the lines remain.
-        leftover.unlink(missing_ok=True)
-    if status.attempts and status.attempts[-1].ended_at is None:
-        lost = status.attempts[-1]
-        lost.ended_at = status.updated_at
-        lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
-    attempt = len(status.attempts)
-    spec.write(folder.config)
-    write_json(folder.environment, environment)
-    write_json(folder.launch, {"attempt": attempt, **launch})
-    status.status, status.stop_reason, status.reason, status.rank = Status.RUNNING, None, None, None
-    status.attempts.append(Attempt(started_at=time.time(), from_optimizer_step=0))
-    status.write(folder.status)
-    active = ActiveRun(
-        spec=spec,
-        folder=folder,
-        status=status,
-        lease=lease,
-        processes=processes,
-        log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
-    )
-    start = Start(
-        run=spec.run_id,
-        run_dir=str(folder.path.absolute()),
-        log=str(folder.log.absolute()),
-        ranks=lease.ranks,
-        target=target,
-        environment=variables,
-    )
-    try:
-        processes.start(start)
-    except LaunchError as error:
-        active.abandon(str(error))
-        raise
-    return active
-
-
-def _check_device_model(folder: RunFolder, launch: dict[str, Any]) -> None:
-    """Refuse to go on from a checkpoint of another device: the times would mean nothing."""
-    if not folder.checkpoints.is_dir() or not any(folder.checkpoints.iterdir()):
-        return
-    before, now = read_json(folder.launch).get("device_model"), launch["device_model"]
-    if before != now:
-        msg = (
-            f"it was begun on {before} and cannot go on here, on {now}; "
-            f"delete {folder.path} to begin again"
-        )
-        raise LaunchError(msg)
-
-
 def _went_on_from(folder: RunFolder, attempt: int) -> int:
     """Return the optimizer steps that were done before an attempt, by the rows that it kept."""
     done = 0
-    for row in read_json_lines(folder.lines("steps")):
-        if row["attempt"] == attempt:
-            return int(row["optimizer_step"]) - 1
-        done = int(row["optimizer_step"])
+    path = folder.lines("steps")
+    for row in read_json_lines(path):
+        try:
+            written_by, step = int(row["attempt"]), int(row["optimizer_step"])
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{path} is damaged: a row lacks its attempt or optimizer step ({error!r})"
+            raise RecordError(msg) from None
+        if written_by == attempt:
+            return step - 1
+        done = step
     return done
 
 

@@ -17,6 +17,7 @@ from batchscape.launch.child import WORKER
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.mirroring import Mirroring, may_mirror_live
+from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
@@ -68,8 +69,8 @@ def run_sweep(
     Raises
     ------
     LaunchError
-        If another launcher works in the folder, two runs have one name, or no process can be
-        started at all.
+        If another launcher works in the folder, the folder cannot be used, two runs have one
+        name, or no process can be started at all.
     """
     run_ids = [spec.run_id for spec in specs]
     if len(set(run_ids)) < len(run_ids):
@@ -87,7 +88,9 @@ def run_sweep(
         progress = Progress(console, len(specs), sum(spec.samples for spec in queue))
         progress.stand_still(list(done.values()))
         processes = None
+        presence = Presence()
         if queue:
+            stack.enter_context(presence)
             processes = open_processes(target, (lock,), lambda: interrupts.count > 0, method)
         if processes is not None:
             stack.callback(processes.close)
@@ -100,6 +103,7 @@ def run_sweep(
                 processes=processes,
                 progress=progress,
                 interrupts=interrupts,
+                presence=presence,
                 target=target,
                 scratch=Path(scratch),
             )
@@ -147,13 +151,14 @@ def _stand_still(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, RunR
                 found[spec.run_id] = RunResult(
                     spec.run_id, status.status, status.reason, folder.log, skipped=True
                 )
+            elif status is None or status.status is Status.REJECTED:
+                spec.write(folder.config)
+                RunStatus(Status.PENDING).write(folder.status)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"
             found[spec.run_id] = RunResult(spec.run_id, Status.FAILED, reason, folder.log)
-            continue
-        if status is None or status.status is Status.REJECTED:
-            spec.write(folder.config)
-            RunStatus(Status.PENDING).write(folder.status)
+        except OSError as error:
+            found[spec.run_id] = RunResult(spec.run_id, Status.FAILED, str(error), folder.log)
     return found
 
 

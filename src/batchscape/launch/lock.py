@@ -30,11 +30,15 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[int]:
     Raises
     ------
     LaunchError
-        If another launcher holds it, or the file system has no locks.
+        If another launcher holds it, or the folder cannot be written to, or has no locks.
     """
-    sweep.path.mkdir(parents=True, exist_ok=True)
     path = sweep.path / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        sweep.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
+        raise LaunchError(msg) from None
     try:
         try:
             _lock(descriptor)

@@ -30,7 +30,7 @@ def may_mirror_live(specs: Sequence[RunSpec], machine: Machine) -> bool:
 
 
 class Mirroring:
-    """The mirror of one launch; nothing at all where no tracker is asked for.
+    """The mirror of one launch; nothing at all without a tracker, or with a disabled one.
 
     What goes wrong here is told, and stops no training.
 
@@ -43,7 +43,9 @@ class Mirroring:
     """
 
     def __init__(self, tracker: Tracker, sweep: SweepFolder, *, live: bool) -> None:
-        self._tracker = tracker
+        self._tracker = (
+            tracker if isinstance(tracker, WandbTracker) and tracker.mode != "disabled" else None
+        )
         self._sweep = sweep
         self._process: MirrorProcess | None = None
         self._problem: str | None = None
@@ -65,7 +67,7 @@ class Mirroring:
         str or None
             What was not mirrored, and how to get it later; None where all was.
         """
-        if not isinstance(self._tracker, WandbTracker):
+        if self._tracker is None:
             return None
         if self._process is None and interrupted:
             return "Weights & Biases was not updated; the same command catches up"
@@ -82,14 +84,14 @@ class Mirroring:
 
     def standing(self) -> str | None:
         """Say where W&B has the runs of the sweep; None where it has none."""
-        if not isinstance(self._tracker, WandbTracker):
+        if self._tracker is None:
             return None
         from batchscape.record.mirror import describe_standing
 
         return describe_standing(self._sweep)
 
     def _start(self, *, live: bool) -> None:
-        if isinstance(self._tracker, WandbTracker):
+        if self._tracker is not None:
             from batchscape.record import mirror  # only where a mirror is asked for
 
             try:

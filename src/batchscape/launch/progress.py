@@ -11,15 +11,17 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from batchscape.launch.active import ActiveRun
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.status import RunStatus, Status
+
+if TYPE_CHECKING:
+    from batchscape.launch.active import ActiveRun
 
 __all__ = ["Progress", "last_row"]
 

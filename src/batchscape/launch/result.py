@@ -40,8 +40,13 @@ class SweepResult:
 
     @property
     def failed(self) -> tuple[RunResult, ...]:
-        """Runs that ended by a fault: `failed`, `oom` or `timeout`."""
+        """Runs that ended by a fault: `failed`, `oom`, `timeout`.
+
+        So is `interrupted`, unless the sweep was: then somebody else stopped the run.
+        """
         faults = {Status.FAILED, Status.OOM, Status.TIMEOUT}
+        if not self.interrupted:
+            faults.add(Status.INTERRUPTED)
         return tuple(run for run in self.runs if run.status in faults)
 
     @property

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from batchscape.errors import BatchscapeError, LaunchError
-from batchscape.launch.active import STOP_GRACE_S, ActiveRun, begin
+from batchscape.launch.active import ActiveRun
+from batchscape.launch.begin import begin
 from batchscape.launch.child import WORKER_ENVIRONMENT
 from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
 from batchscape.launch.pool import DevicePool, Lease
+from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
@@ -27,6 +30,8 @@ __all__ = ["Session"]
 
 _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
+_LOOK_S = 3.0
+"""Time between looks for other launchers while runs are timed."""
 
 
 class Session:
@@ -42,6 +47,8 @@ class Session:
         Told of everything.
     interrupts : Interrupts
         Looked at all the time.
+    presence : Presence
+        Asked for other launchers: with one beside it, a run's times are not its own.
     target : str
         What the ranks call.
     scratch : Path
@@ -56,6 +63,7 @@ class Session:
         processes: Processes,
         progress: Progress,
         interrupts: Interrupts,
+        presence: Presence,
         target: str,
         scratch: Path,
     ) -> None:
@@ -64,6 +72,7 @@ class Session:
         self._processes = processes
         self._progress = progress
         self._interrupts = interrupts
+        self._presence = presence
         self._target = target
         self._scratch = scratch
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
@@ -83,7 +92,10 @@ class Session:
                 return self._done
             for ended in self._processes.wait(_POLL_S):
                 self._active[ended.run].note(ended)
+            others = self._presence.others(_LOOK_S)
             for run in list(self._active.values()):
+                if others:
+                    run.spoil_times(OTHER_LAUNCHER)
                 run.watch()
                 if run.has_ended:
                     self._end(run)
@@ -94,9 +106,11 @@ class Session:
         if count == 0:
             return False
         reason = f"stopped by {self._interrupts.first}"
-        if any(run.stop is None for run in self._active.values()):
+        asked = [run for run in self._active.values() if run.stop is None]
+        if asked:
+            grace_s = max(run.stop_grace_s for run in asked)
             self._progress.note(
-                f"{reason}: waiting up to {STOP_GRACE_S:g} s for checkpoints; once more kills"
+                f"{reason}: waiting up to {grace_s:.0f} s for checkpoints; once more kills"
             )
         for run in self._active.values():
             run.ask_to_stop(Status.INTERRUPTED, reason)
@@ -118,23 +132,28 @@ class Session:
                 continue
             if lease is None:
                 return
+            queue.popleft()
             try:
-                self._begin(queue.popleft(), lease)
-            except BatchscapeError as error:
+                run = self._begin(spec, lease)
+            except (BatchscapeError, OSError) as error:
                 pool.release(lease)
                 self._refuse(spec, error)
+                continue
+            self._active[spec.run_id] = run
+            self._progress.run_started(run)
 
-    def _begin(self, spec: RunSpec, lease: Lease) -> None:
+    def _begin(self, spec: RunSpec, lease: Lease) -> ActiveRun:
         cuda = {device.index: device for device in self._machine.cuda_devices}
         leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
-        run = begin(
+        others = self._presence.others()
+        return begin(
             spec,
             self._sweep.run(spec.run_id),
             lease,
             self._processes,
             target=self._target,
             launch={
-                **_launch_record(spec, lease, self._machine),
+                **launch_record(spec, lease, self._machine, others=others),
                 "start_method": self._processes.method,
                 "rendezvous": str(self._scratch / spec.run_id),
             },
@@ -142,44 +161,19 @@ class Session:
             # By UUID: the numbers of NVML and of CUDA may differ.
             variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
         )
-        self._active[spec.run_id] = run
-        self._progress.run_started(run)
 
     def _end(self, run: ActiveRun) -> None:
         del self._active[run.spec.run_id]
         self._pools[run.spec.device_type].release(run.lease)
+        if self._presence.others():
+            run.spoil_times(OTHER_LAUNCHER)
         status = run.conclude()
         run_id, log = run.spec.run_id, run.folder.log
         self._done[run_id] = RunResult(run_id, status.status, status.reason, log)
         self._progress.run_ended(run, status)
 
-    def _refuse(self, spec: RunSpec, error: BatchscapeError) -> None:
+    def _refuse(self, spec: RunSpec, error: BatchscapeError | OSError) -> None:
         log = self._sweep.run(spec.run_id).log
         result = RunResult(spec.run_id, Status.FAILED, str(error), log)
         self._done[spec.run_id] = result
         self._progress.run_refused(result)
-
-
-def _launch_record(spec: RunSpec, lease: Lease, machine: Machine) -> dict[str, Any]:
-    """Describe how a run is placed, and whether its times can be compared."""
-    concurrent = spec.config.launcher.concurrent_runs
-    names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
-    oversubscribed = lease.oversubscribed or lease.ranks > machine.cpu_cores
-    why = []
-    if oversubscribed:
-        why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
-    if concurrent > 1:
-        why.append(f"up to {concurrent} runs share the machine")
-    return {
-        "world_size": lease.ranks,
-        "device_type": spec.device_type,
-        "device_model": " + ".join(sorted(set(names.values())))
-        if spec.device_type == "cuda"
-        else machine.cpu_name,
-        "devices": list(lease.devices),
-        "threads_per_rank": 1,
-        "concurrent_runs": concurrent,
-        "oversubscribed": oversubscribed,
-        "timing_valid": not why,
-        "timing_invalid_reason": "; ".join(why) or None,
-    }

@@ -12,6 +12,7 @@ from batchscape.measure.memory_report import (
     MemoryReport,
     check_phase,
 )
+from batchscape.measure.nvml import ask_driver
 
 __all__ = ["CudaMemory"]
 
@@ -40,6 +41,9 @@ class CudaMemory:
         self._phase = OUTSIDE
         self._phases: dict[str, AllocatedBytes] = {}
         self._peak_reserved: int | None = None
+        self._device_used: int | None = None
+        self._left_steady = False
+        torch.cuda.init()
 
     def phase(self, name: str) -> None:
         """Begin a phase; see `MemoryMeter.phase`."""
@@ -51,13 +55,13 @@ class CudaMemory:
         self._phase = name
 
     def report(self) -> MemoryReport:
-        """End the current phase and return what was measured, with the driver's word of now."""
+        """End the current phase and return what was measured."""
         self.phase(OUTSIDE)
         return MemoryReport.from_bytes(
             _METHOD,
             self._phases,
             reserved=self._peak_reserved,
-            device_used=_used_by_this_process(self._device),
+            device_used=self._device_used,
         )
 
     def _read(self) -> None:
@@ -66,15 +70,20 @@ class CudaMemory:
         seen = self._phases.setdefault(self._phase, AllocatedBytes())
         seen.see(torch.cuda.max_memory_allocated(self._device))
         seen.see(torch.cuda.memory_allocated(self._device))
+        if self._left_steady:
+            # The allocator keeps what an evaluation has reserved: it would pass for the training's.
+            return
         reserved = torch.cuda.max_memory_reserved(self._device)
         self._peak_reserved = max(reserved, self._peak_reserved or 0)
+        if self._phase == "steady":
+            self._device_used = _used_by_this_process(self._device)
+            self._left_steady = True
 
 
 def _used_by_this_process(device: torch.device) -> int | None:
     """Return the bytes that the driver counts for this process; None where it cannot tell.
 
-    Without permission, in slices of a device (MIG) and on some systems, NVML gives no figure. In
-    a container it may number processes as the host does; then this process is not found, or
+    In a container NVML may number processes as the host does; then this process is not found, or
     another one is, which is told by holding less than our allocator does.
 
     Notes
@@ -82,20 +91,10 @@ def _used_by_this_process(device: torch.device) -> int | None:
     Source: `nvmlDeviceGetComputeRunningProcesses`, NVML API reference,
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
     """
-    import pynvml  # only where there is a CUDA device to ask about
-
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    try:
-        pynvml.nvmlInit()
-        try:
-            # CUDA_VISIBLE_DEVICES renumbers the devices for torch, and not for NVML.
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
+    processes = ask_driver(
+        device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    )
     reserved = torch.cuda.memory_reserved(device)
-    used = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
+    used = [process.usedGpuMemory for process in processes or () if process.pid == os.getpid()]
     told = [count for count in used if count is not None and count >= reserved]
     return max(told, default=None)

@@ -19,6 +19,8 @@ __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id
 
 _DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_name", "tracker"}
 """Groups and settings that change neither a loss curve nor a memory or time."""
+_RUN = {"measure.memory"}
+"""Settings of those groups that are part of a run: one that was not measured never will be."""
 
 
 def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
@@ -81,6 +83,7 @@ def run_id(config: RunConfig, trajectory: str, geometry: BatchGeometry, device_t
         "device_type": device_type,
         "timing_repeat": config.timing_repeat,
         "bucket_cap_mb": config.engine.bucket_cap_mb,
+        "measure_memory": config.measure.memory,
     }
     return "-".join(
         (
@@ -88,7 +91,7 @@ def run_id(config: RunConfig, trajectory: str, geometry: BatchGeometry, device_t
             f"d{geometry.data_parallel_size}",
             f"m{geometry.micro_batch_size}",
             f"a{geometry.gradient_accumulation_steps}",
-            f"s{config.seed}",
+            f"s{_seeds(config)}",
             content_hash(content, 8),
         )
     )
@@ -102,11 +105,20 @@ def rejected_id(config: RunConfig) -> str:
         "d": batch.data_parallel_size,
         "m": batch.micro_batch_size,
         "a": batch.gradient_accumulation_steps,
-        "s": config.seed,
+        "s": _seeds(config),
     }
     settings = {key: value for key, value in config.to_mapping().items() if key not in _DISPLAY}
+    # What `seed` stands for, so that equal cells have equal names.
+    del settings["seed"]
+    settings["init_seed"] = config.resolved_init_seed
+    settings["data_seed"] = config.resolved_data_seed
     parts = [f"{letter}{value}" for letter, value in asked.items() if value is not None]
     return "-".join((*parts, content_hash(settings, 8)))
+
+
+def _seeds(config: RunConfig) -> str:
+    init, data = config.resolved_init_seed, config.resolved_data_seed
+    return f"{init}" if init == data else f"{init}.{data}"
 
 
 def name_sweep(
@@ -144,11 +156,11 @@ def name_sweep(
     else:
         name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in swept_keys}))
         name = re.sub(r"[^\w.-]+", "-", name) or "run"
-        counted = {
-            key: value
-            for key, value in fixed.items()
-            if re.split(r"[./@]", key.lstrip("+~"))[0] not in _DISPLAY | {"sweeps"}
-        }
+        counted = {key: value for key, value in fixed.items() if _names_a_sweep(key.lstrip("+~"))}
         if counted:
             name += f"-{content_hash(counted, 8)}"
     return name, Path(config.sweep_dir) if config.sweep_dir else Path("outputs") / name
+
+
+def _names_a_sweep(key: str) -> bool:
+    return key in _RUN or re.split(r"[./@]", key)[0] not in _DISPLAY | {"sweeps"}

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, CUDA devices. Looked up without torch or a CUDA context."""
+"""What this machine has: cores, CUDA devices. Looked up without torch or a CUDA context."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pynvml
 
 from batchscape.config import Local
 from batchscape.errors import ConfigError
 
-__all__ = ["CudaDevice", "Machine", "visible_indices"]
+__all__ = ["CudaDevice", "Machine", "cgroup_cores", "visible_indices"]
 
-_GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -27,7 +25,6 @@ class CudaDevice:
     index: int
     """Number in the driver's order (by PCI bus)."""
     name: str
-    memory_gib: float
     compute_capability: tuple[int, int]
     uuid: str
     """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
@@ -39,26 +36,26 @@ class Machine:
 
     cpu_cores: int
     """Cores that this process may use: its affinity, and the quota of its control group."""
-    memory_gib: float
-    """Memory, or the limit of the control group where that is smaller."""
     cpu_name: str
     cuda_devices: tuple[CudaDevice, ...] = ()
+    asked_for_mig: bool = False
+    """Whether `CUDA_VISIBLE_DEVICES` names slices of devices (MIG)."""
 
     @classmethod
     def detect(cls) -> Machine:
         """Look at this machine, within `CUDA_VISIBLE_DEVICES`."""
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         cores = affinity or os.cpu_count() or 1
-        quota, limit = cgroup_limits(_CGROUP)
+        quota = cgroup_cores(_CGROUP)
         if quota is not None:
             # Part of a core runs no second rank, but the first one runs on any part.
             cores = min(cores, max(1, int(quota)))
-        memory = psutil.virtual_memory().total
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return cls(
             cpu_cores=cores,
-            memory_gib=min(memory, limit or memory) / _GIB,
             cpu_name=_cpu_name(),
-            cuda_devices=_cuda_devices(os.environ.get("CUDA_VISIBLE_DEVICES")),
+            cuda_devices=_cuda_devices(visible),
+            asked_for_mig=_names_mig(visible),
         )
 
     def device_type(self, launcher: Local) -> str:
@@ -67,8 +64,14 @@ class Machine:
         Raises
         ------
         ConfigError
-            If CUDA is asked for and there is none.
+            If CUDA is asked for and there is none, or a MIG slice would be taken.
         """
+        if self.asked_for_mig and launcher.device != "cpu":
+            msg = (
+                "CUDA_VISIBLE_DEVICES names a MIG slice, which is not supported; "
+                "name whole devices, or use launcher.device=cpu"
+            )
+            raise ConfigError(msg)
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cuda" and not self.cuda_devices:
@@ -81,8 +84,8 @@ class Machine:
         return self.cpu_cores if device_type == "cpu" else len(self.cuda_devices)
 
 
-def cgroup_limits(root: Path) -> tuple[float | None, int | None]:
-    """Return the quota in cores and the memory limit in bytes that a control group sets.
+def cgroup_cores(root: Path) -> float | None:
+    """Return the quota in cores that a control group sets.
 
     Parameters
     ----------
@@ -91,7 +94,7 @@ def cgroup_limits(root: Path) -> tuple[float | None, int | None]:
 
     Returns
     -------
-    quota, limit : float or None, int or None
+    float or None
         None where nothing is limited.
     """
     unlimited = {"", "max", "-1"}
@@ -99,13 +102,7 @@ def cgroup_limits(root: Path) -> tuple[float | None, int | None]:
     if quota in unlimited:
         quota = _read(root / "cpu" / "cpu.cfs_quota_us")
         period = _read(root / "cpu" / "cpu.cfs_period_us")
-    memory = _read(root / "memory.max")
-    if memory in unlimited:
-        memory = _read(root / "memory" / "memory.limit_in_bytes")
-    return (
-        None if quota in unlimited or not period else int(quota) / int(period),
-        None if memory in unlimited else int(memory),
-    )
+    return None if quota in unlimited or not period else int(quota) / int(period)
 
 
 def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
@@ -138,6 +135,10 @@ def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
     return found if len(set(found)) == len(found) else []
 
 
+def _names_mig(variable: str | None) -> bool:
+    return any(part.strip().startswith("MIG-") for part in (variable or "").split(","))
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
@@ -165,7 +166,6 @@ def _cuda_devices(variable: str | None) -> tuple[CudaDevice, ...]:
             CudaDevice(
                 index=index,
                 name=str(pynvml.nvmlDeviceGetName(handles[index])),
-                memory_gib=pynvml.nvmlDeviceGetMemoryInfo(handles[index]).total / _GIB,
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handles[index]),
                 uuid=uuids[index],
             )

@@ -31,10 +31,11 @@ _GEOMETRY = (
     "global_batch_size",
 )
 _GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
+_LAUNCH, _REJECTED = "launch", "rejected"
 
 PLAN_COLUMNS = (
     "run_id",
-    "status",
+    "planned",
     "nodes",
     *_GEOMETRY,
     "optimizer_steps",
@@ -51,24 +52,28 @@ PLAN_COLUMNS = (
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return one row a cell, with `PLAN_COLUMNS` and the swept settings.
 
-    `status` is that of the run folder where there is one, else `pending` or `rejected`.
+    `planned` is `launch` or `rejected`; how far a launched run is stands in its own folder.
     """
-    return [_row(plan, cell) for cell in plan.cells]
+    return [_row(cell) for cell in plan.cells]
 
 
 def plan_table(plan: Plan) -> RenderableType:
     """Return what a person wants to know before a launch: the runs, the rejected cells, counts."""
     rows = plan_rows(plan)
-    launched = [row for row in rows if row["status"] != Status.REJECTED]
+    launched = [row for row in rows if row["planned"] == _LAUNCH]
+    sweep = SweepFolder(plan.sweep_dir)
     shown = {*_GEOMETRY, "seed"}
     extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
-    columns = (*extra, "seed", "optimizer_steps", "samples", "status")
-    runs = Table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *columns, box=box.SIMPLE_HEAD)
+    columns = (*extra, "seed", "optimizer_steps", "samples")
+    name = Column("run_id", no_wrap=True)
+    runs = Table(name, _GEOMETRY_TITLE, *columns, "status", box=box.SIMPLE_HEAD)
     for row in launched:
-        runs.add_row(row["run_id"], _triple(row), *(_show(row[column]) for column in columns))
+        values = (_show(row[column]) for column in columns)
+        status = _status(sweep.run(row["run_id"]))
+        runs.add_row(row["run_id"], _triple(row), *values, status)
     parts: list[RenderableType] = [runs]
     if len(launched) < len(rows):
-        parts.append(_rejected_table([row for row in rows if row["status"] == Status.REJECTED]))
+        parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 
@@ -86,7 +91,7 @@ def write_plan(plan: Plan) -> None:
     write_atomically(sweep.plan, text.getvalue().encode())
 
 
-def _row(plan: Plan, cell: PlannedCell) -> dict[str, Any]:
+def _row(cell: PlannedCell) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(PLAN_COLUMNS)
     outcome = cell.outcome
     batch = outcome.config.batch
@@ -94,7 +99,7 @@ def _row(plan: Plan, cell: PlannedCell) -> dict[str, Any]:
     row |= {"run_id": outcome.run_id, "seed": outcome.config.seed}
     if isinstance(outcome, RunSpec):
         row |= {
-            "status": _status(SweepFolder(plan.sweep_dir).run(outcome.run_id)),
+            "planned": _LAUNCH,
             "optimizer_steps": outcome.optimizer_steps,
             "samples": outcome.samples,
             "device_type": outcome.device_type,
@@ -102,7 +107,7 @@ def _row(plan: Plan, cell: PlannedCell) -> dict[str, Any]:
             "trajectory_id": outcome.trajectory_id,
         }
     else:
-        row |= {"status": str(Status.REJECTED), "reason": outcome.reason}
+        row |= {"planned": _REJECTED, "reason": outcome.reason}
     return row | {key: value for key, value in cell.swept.items() if key not in row}
 
 
@@ -146,9 +151,14 @@ def _show(value: Any) -> str:  # noqa: ANN401  (any value of a plan)
 
 
 def _write_rejection(folder: RunFolder, sweep_name: str, rejection: Rejection) -> None:
+    # A run that a larger machine did is a result, whatever this one can hold.
+    if folder.launch.exists():
+        return
     if folder.status.exists():
-        known = RunStatus.read(folder.status)
-        # A run that a larger machine did is a result, whatever this one can hold.
+        try:
+            known = RunStatus.read(folder.status)
+        except RecordError:
+            known = RunStatus(Status.REJECTED)  # written again: it is derived
         if known.status is not Status.REJECTED or known.reason == rejection.reason:
             return
     geometry: Mapping[str, int] | None = None

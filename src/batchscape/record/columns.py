@@ -69,12 +69,18 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
+        "clock_mhz": Column("Float64", "clock of the device right after the last step"),
+        "throttled": Column("boolean", "whether heat or power held it down then; CUDA only"),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
-        "startup_s": Column("Float64", "from the start of the process to the first step"),
+        "startup_s": Column(
+            "Float64", "from process start to first step, evaluation and compilation excluded"
+        ),
         "memory_probe_s": Column("Float64", "part of it spent on the memory probe"),
-        "compile_s": Column("Float64", "time of the step that compiled; missing without compile"),
-        "evaluation_s": Column("Float64", "time in evaluations"),
-        "checkpoint_s": Column("Float64", "time in checkpoints"),
+        "compile_s": Column(
+            "Float64", "time of the first compilation, in no step; short where disk caches help"
+        ),
+        "evaluation_s": Column("Float64", "time in evaluations of this attempt"),
+        "checkpoint_s": Column("Float64", "time in checkpoints of this attempt"),
     },
 }
 """Columns by table."""

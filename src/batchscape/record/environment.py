@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pynvml
 
+import batchscape
 from batchscape.record.folder import FORMAT_VERSION
 
 __all__ = ["PACKAGES", "THREAD_VARIABLES", "environment"]
@@ -59,7 +60,9 @@ def environment(
     Returns
     -------
     dict
-        Plain values that JSON can carry; null where something cannot be told.
+        Plain values that JSON can carry; null where something cannot be told. `git` is the
+        checkout of the working directory, `batchscape_git` the one that this package's source is
+        a part of: null where it is installed without one.
     """
     variables = os.environ if variables is None else variables
     return {
@@ -69,6 +72,7 @@ def environment(
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "git": _git(Path.cwd()),
+        "batchscape_git": _source_git(Path(batchscape.__file__)),
         "cpu": {
             "name": _cpu_name(),
             "logical_cores": psutil.cpu_count(logical=True),
@@ -95,6 +99,14 @@ def _git(folder: Path) -> dict[str, Any]:
         "revision": revision,
         "dirty": None if revision is None or changes is None else bool(changes),
     }
+
+
+def _source_git(file: Path) -> dict[str, Any] | None:
+    # A package installed inside somebody else's checkout, as in a virtual environment, is no part
+    # of it: git must know the file.
+    if _git_output(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return _git(file.parent)
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:

@@ -42,11 +42,13 @@ SUMMARY: dict[str, str] = {
     "device_used_gib": "device memory as NVML sees it, maximum over ranks",
     "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
     "peak_rss_gib": "highest resident memory, maximum over ranks",
-    "startup_s": "from process start to first step, maximum over ranks",
+    "startup_s": "from process start to first step without evaluation and compilation, maximum over ranks",
     "memory_probe_s": "part of it in the memory probe, maximum over ranks",
-    "compile_s": "time of the compiling step, maximum over ranks",
-    "evaluation_s": "time in evaluations, maximum over ranks",
-    "checkpoint_s": "time in checkpoints, maximum over ranks",
+    "clock_mhz": "clock right after the last step, minimum over ranks",
+    "throttled": "whether heat or power held the clock of a rank down then; CUDA only",
+    "compile_s": "time of the first compilation, in no step, maximum over ranks",
+    "checkpoint_s": "time in checkpoints of the last attempt, maximum over ranks",
+    "evaluation_s": "time in evaluations, on rank 0, all attempts",
 }
 """Columns of the summary and their definitions."""
 
@@ -81,9 +83,13 @@ def summarise(
         last = evals.iloc[-1]
         figures["final_eval_loss"] = _number(last["eval_loss"])
         figures["final_eval_accuracy"] = _number(last["eval_accuracy"])
+        figures["evaluation_s"] = _number(evals["evaluation_s"].sum())
     if len(ranks):
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
         figures |= {name: _number(latest[name].max()) for name in _OVER_RANKS}
+        figures["clock_mhz"] = _number(latest["clock_mhz"].min())
+        throttled = latest["throttled"].dropna()
+        figures["throttled"] = bool(throttled.any()) if len(throttled) else None
     return figures
 
 

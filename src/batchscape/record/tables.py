@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from batchscape.errors import RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import read_json, read_json_lines, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
-from batchscape.record.status import RunStatus, check_version
+from batchscape.record.status import RunStatus, Status, check_version
 from batchscape.record.summary import SUMMARY, summarise
 
 __all__ = ["Tables", "load", "read_table", "seal", "verify_seal"]
@@ -33,6 +33,8 @@ class Tables:
     """One row a rank and attempt, with `run_id`."""
     damaged: dict[str, str]
     """Run folders that could not be read, and why. They are in no table."""
+    copies: dict[str, str] = field(default_factory=dict)
+    """Run folders with the sealed content of another one, and which. Only that one is counted."""
 
 
 def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -118,7 +120,8 @@ def load(*sweep_dirs: Path) -> Tables:
     Parameters
     ----------
     *sweep_dirs : Path
-        Sweep folders, each with a `runs` folder.
+        Sweep folders, each with a `runs` folder. One that is named twice is read once, and a
+        sealed run that was copied to another folder is counted once.
 
     Returns
     -------
@@ -132,20 +135,30 @@ def load(*sweep_dirs: Path) -> Tables:
     runs: list[dict[str, Any]] = []
     parts: dict[str, list[pd.DataFrame]] = {table: [] for table in TABLES}
     damaged: dict[str, str] = {}
+    copies: dict[str, str] = {}
+    originals: dict[tuple[str, ...], str] = {}
+    distinct: dict[Path, Path] = {}
     for sweep_dir in sweep_dirs:
+        distinct.setdefault(sweep_dir.resolve(), sweep_dir)
+    for sweep_dir in distinct.values():
         folders = SweepFolder(sweep_dir).run_folders()
         if not folders:
             msg = f"{sweep_dir} holds no runs; a sweep folder has a 'runs' folder with some in it"
             raise RecordError(msg)
         for folder in folders:
             try:
-                row = {"sweep_dir": str(sweep_dir), **_run_row(folder)}
+                status = RunStatus.read(folder.status)
+                row = {"sweep_dir": str(sweep_dir), **_run_row(folder, status)}
                 tables = {table: read_table(folder, table) for table in TABLES}
             except RecordError as error:
                 damaged[str(folder.path)] = str(error)
                 continue
             except KeyError as error:
                 damaged[str(folder.path)] = f"{folder.config} is damaged: it lacks {error}"
+                continue
+            original = originals.setdefault(_content(row, status), str(folder.path))
+            if original != str(folder.path):
+                copies[str(folder.path)] = original
                 continue
             runs.append(row)
             for table, rows in tables.items():
@@ -157,14 +170,21 @@ def load(*sweep_dirs: Path) -> Tables:
         else pd.DataFrame(columns=["run_id", "sweep_dir", *COLUMNS[table]])
         for table, found in parts.items()
     }
-    return Tables(runs=pd.DataFrame(runs), damaged=damaged, **joined)
+    return Tables(runs=pd.DataFrame(runs), damaged=damaged, copies=copies, **joined)
 
 
-def _run_row(folder: RunFolder) -> dict[str, Any]:
+def _content(row: Mapping[str, Any], status: RunStatus) -> tuple[str, ...]:
+    """Name what a run holds: equal for copies only, since no two trainings take equal times."""
+    if not status.seal and status.status is not Status.REJECTED:
+        return row["sweep_dir"], row["run_id"]
+    digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]
+    return row["run_id"], str(status.status), str(status.reason), *digests
+
+
+def _run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
     """Flatten what is known of one run into one row."""
     config = read_json(folder.config)
     check_version(folder.config, config)
-    status = RunStatus.read(folder.status)
     if status.seal:
         verify_seal(folder, status)
     row: dict[str, Any] = {
@@ -194,7 +214,9 @@ def _run_row(folder: RunFolder) -> dict[str, Any]:
         # What was planned must not pass for what was done.
         row[f"planned_{name}" if name in SUMMARY else name] = value
     if folder.launch.exists():
-        row |= _flatten(read_json(folder.launch), "launch.")
+        launch = read_json(folder.launch)
+        launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
+        row |= _flatten(launch, "launch.")
     if folder.environment.exists():
         row |= _flatten(read_json(folder.environment), "environment.")
     if config["data"] is not None:

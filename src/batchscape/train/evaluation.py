@@ -7,10 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
 from batchscape.config import Digits, Evaluation, RunConfig
 from batchscape.data.datasets import Dataset
+from batchscape.data.order import SampleOrder
 from batchscape.train.batches import to_device
 
 __all__ = ["EvaluationResult", "evaluate"]
@@ -37,12 +39,15 @@ def evaluate(
     rank: int,
     world_size: int,
 ) -> EvaluationResult:
-    """Evaluate the first held-out samples; the batches are dealt to the ranks in turn.
+    """Evaluate the same held-out samples every time; the batches are dealt to the ranks in turn.
 
-    Losses of a batch are summed by the model, then over batches and ranks in float64.
+    The samples are the first of one fixed permutation, so that they come from all held-out files.
+    Losses of a batch are summed by the model, then over batches and ranks in float64. A compiled
+    model is evaluated as it was written: the shapes of an evaluation must not decide what the
+    training is compiled to.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    batches = _batches(config.evaluation)
+    batches = _batches(config.evaluation, dataset.num_samples)
     module.eval()
     with (
         torch.no_grad(),
@@ -50,7 +55,7 @@ def evaluate(
     ):
         for indices in batches[rank::world_size]:
             inputs, targets = to_device(dataset.batch(indices), device, precision)
-            loss, right = module(inputs, targets)
+            loss, right = module.forward(inputs, targets)
             sums += torch.stack([loss.double(), right.double(), sums.new_zeros(())])
             sums[2] += dataset.count_targets(indices)
     module.train()
@@ -65,9 +70,9 @@ def evaluate(
     )
 
 
-def _batches(config: Evaluation) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    edges = range(0, config.samples, config.batch_size)
+def _batches(config: Evaluation, held_out: int) -> list[NDArray[np.int64]]:
+    chosen = SampleOrder(held_out, seed=0).indices(np.arange(config.samples, dtype=np.int64))
     return [
-        np.arange(start, min(start + config.batch_size, config.samples), dtype=np.int64)
-        for start in edges
+        chosen[start : start + config.batch_size]
+        for start in range(0, config.samples, config.batch_size)
     ]

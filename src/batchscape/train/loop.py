@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,6 +65,7 @@ class Training:
         """Optimizer steps done."""
         self.evaluation_s = 0.0
         self.checkpoint_s = 0.0
+        self.compilations_s: list[float] = []
         self._stop_requested = False
         self._folder = folder
         self._rank = rank
@@ -104,6 +106,14 @@ class Training:
         self._engine.close()
         del self._engine
 
+    def compile_ahead(self) -> None:
+        """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
+        if self.spec.config.engine.compile:
+            self._build(CpuClock())
+            self._compile()
+            self._engine.close()
+            del self._engine
+
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
         self._stop_requested = True
@@ -118,25 +128,33 @@ class Training:
             the first step, `first_optimizer_step`, `steady`; `outside` of any step.
         """
         self._phase = phase
-        phase("after_model")
+        state = latest_checkpoint(self._folder.checkpoints)
+        # What was there before a resumed run's first step says nothing of a run's first step.
+        phase("after_model" if state is None else OUTSIDE)
         self._build(build_clock(self._device))
-        self.done = self._resume()
+        self.done = self._resume(state)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
-        if self.done == 0:
-            self._evaluate()
-        self._last_checkpoint = time.monotonic()
         try:
-            return self._train()
+            return self._prepare() or self._train()
         finally:
             self.recorder.close()
             if self._evals is not None:
                 self._evals.close()
             self._engine.close()
 
+    def _prepare(self) -> Outcome | None:
+        """Do what belongs to no optimizer step; return the outcome if there will be none."""
+        outcome = self._judge(self._evaluate()) if self.done == 0 else None
+        if self.spec.config.engine.compile:
+            self._compile()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # reserved memory is the training's, not the evaluation's
+        self._last_checkpoint = time.monotonic()
+        return outcome
+
     def _train(self) -> Outcome:
-        self._first = self.done
-        self._phase("first_backward")
+        self._phase("first_backward" if self.done == 0 else "steady")
         while self.done < self.spec.optimizer_steps:
             self._step(self.done)
             self.done += 1
@@ -150,12 +168,11 @@ class Training:
                 verdict |= self.recorder.flush()
             if verdict.diverged_at is not None:
                 self.recorder.flush()
-                reason = f"the loss of optimizer step {verdict.diverged_at} is not finite"
-                return Outcome(Status.DIVERGED, self.done, reason=reason)
+                return self._not_finite(f"the loss of optimizer step {verdict.diverged_at}")
             if evaluates:
                 self._phase(OUTSIDE)
-                if self._evaluate() <= self._target_loss:
-                    return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+                if (outcome := self._judge(self._evaluate())) is not None:
+                    return outcome
                 self._phase("steady")
             if self.done == self.spec.optimizer_steps:
                 break
@@ -164,6 +181,31 @@ class Training:
             if verdict.stop:
                 return Outcome(Status.INTERRUPTED, self.done, reason="asked to stop")
         return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
+
+    def _judge(self, held_out_loss: float) -> Outcome | None:
+        """Return how an evaluation ends the run; None where it goes on."""
+        if not math.isfinite(held_out_loss):
+            return self._not_finite(f"the held-out loss after optimizer step {self.done}")
+        if held_out_loss <= self._target_loss:
+            return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
+        return None
+
+    def _not_finite(self, what: str) -> Outcome:
+        return Outcome(Status.DIVERGED, self.done, reason=f"{what} is not finite")
+
+    def _compile(self) -> None:
+        """Compile in a forward and backward that is forgotten, so that no step contains it."""
+        began = time.perf_counter()
+        rng = torch.get_rng_state(), _cuda_rng_state(self._device)
+        indices = self._stream.step(self.done).indices[0]
+        batch = to_device(self._dataset.batch(indices), self._device, self.spec.precision)
+        self._engine.micro_step(*batch, 0.0, last=False)
+        self._engine.module.zero_grad(set_to_none=True)
+        torch.set_rng_state(rng[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(rng[1], self._device)
+            torch.cuda.synchronize(self._device)
+        self.compilations_s.append(time.perf_counter() - began)
 
     def _build(self, clock: StepClock) -> None:
         self._engine = build_engine(self.spec, self._device)
@@ -204,13 +246,14 @@ class Training:
             config.schedule, config.optimizer.learning_rate, midpoint(k, batch), self.spec.samples
         )
         before = self._engine.exchanged_bytes
+        self.recorder.begin()
         self._clock.begin()
         loss_sum, targets = self._accumulate(k)
-        if k == self._first:
+        if k == 0:
             self._phase("first_optimizer_step")
         norm = self._engine.optimizer_step(learning_rate)
         self._clock.end()
-        if k == self._first:
+        if k == 0:
             self._phase("steady")
         self.recorder.add(
             optimizer_step=k + 1,
@@ -284,9 +327,8 @@ class Training:
         self._last_checkpoint = time.monotonic()
         self.checkpoint_s += time.perf_counter() - began
 
-    def _resume(self) -> int:
-        """Take back the newest checkpoint; return the optimizer steps that it had done."""
-        state = latest_checkpoint(self._folder.checkpoints)
+    def _resume(self, state: dict[str, Any] | None) -> int:
+        """Take back a checkpoint, where there is one; return the optimizer steps it had done."""
         done, tokens, train_time_s = 0, 0, 0.0
         if state is not None:
             if state["run_id"] != self.spec.run_id:
@@ -320,15 +362,20 @@ class Training:
 
 def _rng_states(device: torch.device, world_size: int) -> Tensor:
     """Return the random state of every rank, shape (world_size, bytes)."""
-    state = torch.get_rng_state()
-    if device.type == "cuda":
-        state = torch.cat([state, torch.cuda.get_rng_state(device)])
+    state = torch.cat([torch.get_rng_state(), _cuda_rng_state(device)])
     if world_size == 1:
         return state[None]
     mine = state.to(device)
     states = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(states, mine)
     return torch.stack(states).cpu()
+
+
+def _cuda_rng_state(device: torch.device) -> Tensor:
+    """Return the random state of a CUDA device; empty on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.empty(0, dtype=torch.uint8)
 
 
 def _set_rng_state(device: torch.device, state: Tensor) -> None:

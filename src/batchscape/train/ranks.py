@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from batchscape.measure.clocks import device_clock
 from batchscape.measure.memory import MemoryReport, process_memory
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
@@ -22,7 +23,7 @@ def write_rank_row(
     rank: int,
     device: torch.device,
     memory: MemoryReport | None,
-    startup_s: float,
+    startup_s: float | None,
     memory_probe_s: float,
 ) -> None:
     """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
@@ -38,10 +39,11 @@ def write_rank_row(
         "rss_gib": process.rss_gib,
         "uss_gib": process.uss_gib,
         "peak_rss_gib": process.peak_rss_gib,
+        **device_clock(device)._asdict(),
         "mean_step_time_s": recorder.measured_s / measured if measured else None,
         "startup_s": startup_s,
         "memory_probe_s": memory_probe_s,
-        "compile_s": recorder.first_step_time_s if training.spec.config.engine.compile else None,
+        "compile_s": training.compilations_s[0] if training.compilations_s else None,
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,
     }

@@ -107,7 +107,6 @@ class StepRecorder:
         self.train_time_s = train_time_s
         self.measured_s = 0.0
         self.measured_optimizer_steps = 0
-        self.first_step_time_s: float | None = None
         self._lines = JsonLines(folder.lines("steps")) if rank == 0 else None
         self._rank = rank
         self._world_size = world_size
@@ -126,6 +125,10 @@ class StepRecorder:
         self._targets: list[int] = []
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Mark the begin of an optimizer step: what happened before it belongs to no step."""
+        self._core_waits.since_last()
 
     def add(
         self,
@@ -215,7 +218,10 @@ class StepRecorder:
             wishes[_INTERVAL] = min(max(int(wanted), 1), LARGEST_INTERVAL)
         wishes[_STOP] = float(stop)
         wishes[_CHECKPOINT] = float(checkpoint)
-        asked = torch.tensor(wishes, dtype=torch.float64, device=self._device)
+        asked = torch.tensor(wishes, dtype=torch.float64)
+        if self._device.type == "cuda":
+            # From pageable memory the copy would wait for all that the device has yet to do.
+            asked = asked.pin_memory().to(self._device, non_blocking=True)
         reduced = torch.cat([asked, torch.stack(self._losses)])
         norms = torch.stack(self._norms)
         work = dist.all_reduce(reduced, async_op=True) if self._world_size > 1 else None
@@ -245,8 +251,6 @@ class StepRecorder:
             row["gradient_norm"] = norms[slot]
             self.train_time_s += step.step_time_s
             row |= {"train_time_s": self.train_time_s, **step._asdict()}
-            if self.first_step_time_s is None:
-                self.first_step_time_s = step.step_time_s
             if not row["warmup"]:
                 self.measured_s += step.step_time_s
                 self.measured_optimizer_steps += 1

@@ -30,7 +30,16 @@ from batchscape.train.ranks import write_rank_row
 __all__ = ["main"]
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank that waits longer for the others gives up; the launcher ends groups much earlier."""
+"""A rank that waits longer for the others gives up; when one has died, the launcher is faster."""
+
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "Failed to CUDA calloc",
+    "Cuda failure 2 'out of memory'",
+)
+"""What libraries say when memory is out and they raise a plain RuntimeError."""
 
 
 def main(run_dir: str, rank: int) -> int:
@@ -109,15 +118,18 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
+        progress.phase = "compilation"
+        training.compile_ahead()
         progress.phase = "memory probe"
         memory.rehearse(training)
-        startup_s = 0.0
+        startup_s: float | None = None
 
         def enter(phase: str) -> None:
             nonlocal startup_s
             progress.phase = phase
-            if phase == "first_backward":
-                startup_s = time.perf_counter() - began
+            if startup_s is None and phase in {"first_backward", "steady"}:
+                apart_s = training.evaluation_s + sum(training.compilations_s)
+                startup_s = time.perf_counter() - began - apart_s
             memory.enter(phase)
 
         outcome = training.run(enter)
@@ -173,7 +185,7 @@ def _process_group(launch: dict[str, Any], rank: int, device: torch.device) -> I
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error)
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":

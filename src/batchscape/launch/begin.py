@@ -1,0 +1,117 @@
+"""The start of one attempt at one run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from batchscape.errors import LaunchError
+from batchscape.launch.active import ActiveRun
+from batchscape.launch.child import Start
+from batchscape.launch.launch_record import with_times_of
+from batchscape.launch.pool import Lease
+from batchscape.launch.processes import Processes
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Attempt, RunStatus, Status
+
+__all__ = ["begin"]
+
+
+def begin(
+    spec: RunSpec,
+    folder: RunFolder,
+    lease: Lease,
+    processes: Processes,
+    *,
+    target: str,
+    launch: dict[str, Any],
+    environment: dict[str, Any],
+    variables: dict[str, str],
+) -> ActiveRun:
+    """Make the folder ready for the next attempt, and start the ranks.
+
+    Parameters
+    ----------
+    spec : RunSpec
+    folder : RunFolder
+        With a status that is not sealed.
+    lease : Lease
+    processes : Processes
+    target : str
+        What each rank calls.
+    launch : dict
+        For `launch.json`; the attempt is added, and what an earlier one says about its times.
+    environment : dict
+        For `environment.json`.
+    variables : dict
+        Environment variables of the ranks.
+
+    Raises
+    ------
+    RecordError
+        If the folder is damaged.
+    LaunchError
+        If the run has a checkpoint from a device of another model, or no process can be started.
+    OSError
+        If the folder cannot be written to.
+    """
+    status = RunStatus.read(folder.status)
+    if _has_checkpoint(folder):
+        before = read_json(folder.launch)
+        _check_device_model(before, launch, folder)
+        launch = with_times_of(before, launch)
+    for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
+        # Parquet without a seal is from a launcher that died while sealing; the lines remain.
+        leftover.unlink(missing_ok=True)
+    if status.attempts and status.attempts[-1].ended_at is None:
+        lost = status.attempts[-1]
+        lost.ended_at = status.updated_at
+        lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
+    attempt = len(status.attempts)
+    spec.write(folder.config)
+    write_json(folder.environment, environment)
+    launch = {"attempt": attempt, **launch}
+    write_json(folder.launch, launch)
+    status.status, status.stop_reason, status.reason, status.rank = Status.RUNNING, None, None, None
+    status.attempts.append(Attempt(started_at=time.time(), from_optimizer_step=0))
+    status.write(folder.status)
+    active = ActiveRun(
+        spec=spec,
+        folder=folder,
+        status=status,
+        lease=lease,
+        processes=processes,
+        log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
+        launch=launch,
+    )
+    start = Start(
+        run=spec.run_id,
+        run_dir=str(folder.path.absolute()),
+        log=str(folder.log.absolute()),
+        ranks=lease.ranks,
+        target=target,
+        environment=variables,
+    )
+    try:
+        processes.start(start)
+    except (LaunchError, OSError) as error:
+        active.abandon(str(error))
+        raise
+    return active
+
+
+def _has_checkpoint(folder: RunFolder) -> bool:
+    """Whether the run goes on; without a checkpoint ranks drop the rows, and begin again."""
+    return folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+
+
+def _check_device_model(before: dict[str, Any], launch: dict[str, Any], folder: RunFolder) -> None:
+    """Refuse to go on from a checkpoint of another device: the times would mean nothing."""
+    if before.get("device_model") != launch["device_model"]:
+        msg = (
+            f"it was begun on {before.get('device_model')} and cannot go on here, on "
+            f"{launch['device_model']}; delete {folder.path} to begin again"
+        )
+        raise LaunchError(msg)

@@ -1,0 +1,67 @@
+"""What `launch.json` says: how a run is placed, and whether its times can be compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from batchscape.launch.pool import Lease
+from batchscape.record.spec import RunSpec
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+__all__ = ["OTHER_LAUNCHER", "invalidate_times", "launch_record", "with_times_of"]
+
+OTHER_LAUNCHER = "another launcher was at work on this machine"
+"""Why times are not valid that were taken beside one."""
+_EARLIER = "an earlier attempt: "
+
+
+def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
+    """Describe how a run is placed, and whether its times can be compared."""
+    concurrent = spec.config.launcher.concurrent_runs
+    names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
+    oversubscribed = lease.oversubscribed or lease.ranks > machine.cpu_cores
+    why = []
+    if oversubscribed:
+        why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
+    if concurrent > 1:
+        why.append(f"up to {concurrent} runs share the machine")
+    if others:
+        why.append(OTHER_LAUNCHER)
+    return {
+        "world_size": lease.ranks,
+        "device_type": spec.device_type,
+        "device_model": " + ".join(sorted(set(names.values())))
+        if spec.device_type == "cuda"
+        else machine.cpu_name,
+        "devices": list(lease.devices),
+        "usable_cores": machine.cpu_cores,
+        "threads_per_rank": 1,
+        "concurrent_runs": concurrent,
+        "oversubscribed": oversubscribed,
+        "timing_valid": not why,
+        "timing_invalid_reason": "; ".join(why) or None,
+    }
+
+
+def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a run that goes on: its rows are those of all its attempts."""
+    launch = dict(launch)
+    then, now = before.get("usable_cores"), launch["usable_cores"]
+    if then != now:
+        invalidate_times(launch, f"usable cores changed from {then} to {now} between attempts")
+    if not before.get("timing_valid"):
+        reasons = str(before.get("timing_invalid_reason") or "no reason recorded").split("; ")
+        known = str(launch["timing_invalid_reason"]).split("; ")
+        for reason in (reason.removeprefix(_EARLIER) for reason in reasons):
+            if reason not in known:
+                invalidate_times(launch, _EARLIER + reason)
+    return launch
+
+
+def invalidate_times(launch: dict[str, Any], reason: str) -> None:
+    """Add a reason why the times of a run cannot be compared."""
+    known = launch["timing_invalid_reason"]
+    launch["timing_valid"] = False
+    launch["timing_invalid_reason"] = reason if known is None else f"{known}; {reason}"

@@ -1,0 +1,119 @@
+"""Law 1: the samples of an optimizer step do not depend on how its global batch is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from batchscape.data.order import SampleOrder
+from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.train.stream import SampleStream
+
+
+class UnevenSamples:
+    """As much of a dataset as a stream asks for: sample i bears i % 7 + 1 targets."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def count_targets(self, indices: NDArray[np.int64]) -> int:
+        return sum(index % 7 + 1 for index in indices.ravel().tolist())
+
+
+def rank_streams(num_samples: int, seed: int, geometry: BatchGeometry) -> list[SampleStream]:
+    dataset = UnevenSamples(num_samples)
+    # A stream asks for nothing else of a dataset.
+    return [
+        SampleStream(dataset, seed, geometry, rank)  # type: ignore[arg-type]  # no batches needed
+        for rank in range(geometry.data_parallel_size)
+    ]
+
+
+def in_stream_order(streams: list[SampleStream], optimizer_step: int) -> NDArray[np.int64]:
+    """Put the parts of all ranks together: micro-steps, then ranks, then samples."""
+    parts = [stream.step(optimizer_step).indices for stream in streams]
+    return np.stack(parts, axis=1).ravel()
+
+
+# Epochs shorter than a batch, of about one, and of many; both constructions of the permutation.
+sizes = st.integers(1, 60) | st.sampled_from([1023, 1024, 1025, 3000])
+steps = st.integers(0, 50) | st.integers(0, 10**6)
+
+
+@given(st.integers(1, 48), sizes, st.integers(0, 2**64 - 1), steps, st.sampled_from([1, 2, 3]))
+def test_every_decomposition_reads_the_same_samples(
+    global_batch_size: int, num_samples: int, seed: int, optimizer_step: int, nodes: int
+) -> None:
+    positions = np.arange(global_batch_size) + optimizer_step * global_batch_size
+    expected = SampleOrder(num_samples, seed).indices(positions)
+    targets = sum(index % 7 + 1 for index in expected.tolist())
+    for geometry in enumerate_geometries(global_batch_size, nodes=nodes):
+        streams = rank_streams(num_samples, seed, geometry)
+        assert np.array_equal(in_stream_order(streams, optimizer_step), expected)
+        # Every rank knows the targets of all ranks, else the loss would be a mean of means.
+        assert {stream.step(optimizer_step).targets for stream in streams} == {targets}
+
+
+@given(
+    st.sampled_from([(1, 1, 1), (3, 2, 4), (2, 8, 1), (1, 5, 3)]),
+    sizes,
+    st.integers(0, 2**64 - 1),
+    steps,
+)
+def test_each_sample_has_its_position(
+    cut: tuple[int, int, int], num_samples: int, seed: int, optimizer_step: int
+) -> None:
+    ranks, micro, accumulation = cut
+    batch = ranks * micro * accumulation
+    order = SampleOrder(num_samples, seed)
+    streams = rank_streams(num_samples, seed, BatchGeometry(1, *cut))
+    for r, stream in enumerate(streams):
+        found = stream.step(optimizer_step).indices
+        assert found.shape == (accumulation, micro)
+        for a in range(accumulation):
+            for m in range(micro):
+                position = optimizer_step * batch + a * ranks * micro + r * micro + m
+                assert found[a, m] == order.indices(np.array([position])).item()
+
+
+@given(sizes, st.integers(0, 2**32), st.lists(st.integers(0, 3000), min_size=1, max_size=20))
+def test_random_access_equals_sequential(
+    num_samples: int, seed: int, optimizer_steps: list[int]
+) -> None:
+    (stream,) = rank_streams(num_samples, seed, BatchGeometry(1, 1, 2, 3))
+    (fresh,) = rank_streams(num_samples, seed, BatchGeometry(1, 1, 2, 3))
+    sequential = [fresh.step(k) for k in range(max(optimizer_steps) + 1)]
+    for k in optimizer_steps:
+        found = stream.step(k)
+        assert np.array_equal(found.indices, sequential[k].indices)
+        assert found.targets == sequential[k].targets
+
+
+@pytest.mark.parametrize("num_samples", [5, 23, 100, 1031])
+@pytest.mark.parametrize("cut", [(1, 1, 12, 1), (1, 2, 3, 2), (2, 2, 1, 3)], ids=str)
+def test_every_sample_once_an_epoch_and_batches_straddle_epochs(
+    num_samples: int, cut: tuple[int, int, int, int]
+) -> None:
+    # Epochs do not end where batches of 12 do, so some batch holds the end of one and the begin
+    # of the next; as many batches as samples end with a whole epoch again.
+    streams = rank_streams(num_samples, 4, BatchGeometry(*cut))
+    read = np.concatenate([in_stream_order(streams, k) for k in range(num_samples)])
+    epochs = read.reshape(12, num_samples)
+    assert np.array_equal(
+        np.sort(epochs, axis=1), np.broadcast_to(np.arange(num_samples), epochs.shape)
+    )
+    assert len(np.unique(epochs, axis=0)) > 1
+
+
+def test_the_stream_does_not_depend_on_the_global_batch() -> None:
+    read = []
+    for cut in ((1, 1, 6, 1), (1, 2, 3, 2), (2, 2, 5, 3)):
+        geometry = BatchGeometry(*cut)
+        streams = rank_streams(1500, 4, geometry)
+        count = 3600 // geometry.global_batch_size
+        read.append(np.concatenate([in_stream_order(streams, k) for k in range(count)]))
+    assert np.array_equal(read[0], read[1])
+    assert np.array_equal(read[0], read[2])

@@ -121,6 +121,7 @@ def test_bfloat16_follows_float32_smoothly(trainer, steps, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_compiled_run_agrees_and_its_compile_time_is_apart(trainer, steps, tmp_path):
     from batchscape.record.tables import read_table
 

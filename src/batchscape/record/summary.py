@@ -42,7 +42,7 @@ SUMMARY: dict[str, str] = {
     "device_used_gib": "device memory as NVML sees it, maximum over ranks",
     "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
     "peak_rss_gib": "highest resident memory, maximum over ranks",
-    "startup_s": "from process start to first step without evaluation and compilation, maximum over ranks",
+    "startup_s": "process start to first step, evaluation and compilation apart, maximum over ranks",
     "memory_probe_s": "part of it in the memory probe, maximum over ranks",
     "clock_mhz": "clock right after the last step, minimum over ranks",
     "throttled": "whether heat or power held the clock of a rank down then; CUDA only",

@@ -38,6 +38,7 @@ def run(tmp_path: Path) -> ActiveRun:
         lease=Lease((0, 1), 2),
         processes=Spawned(),
         log_offset=0,
+        launch={},
     )
 
 
@@ -45,6 +46,18 @@ def write(run: ActiveRun, *rows: dict[str, float]) -> None:
     lines = JsonLines(run.folder.lines("steps"))
     lines.append(rows)
     lines.close()
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "grace_s"), [(None, 20.0), (0.1, 20.0), (2.5, 20.0), (30.0, 130.0)]
+)
+def test_slow_steps_have_time_to_stop(
+    run: ActiveRun, step_time_s: float | None, grace_s: float
+) -> None:
+    """Ranks agree on a stop some steps later: four of them, and ten seconds to write."""
+    if step_time_s is not None:
+        write(run, row(1, 2.0) | {"step_time_s": 99.0}, row(2, 2.0) | {"step_time_s": step_time_s})
+    assert run.stop_grace_s == grace_s
 
 
 def ended(status: Status, **content: object) -> RunStatus:

@@ -20,10 +20,9 @@ MakePlan = Callable[..., Plan]
 
 def gpus(*capabilities: tuple[int, int]) -> Machine:
     devices = tuple(
-        CudaDevice(i, "a GPU", 80.0, capability, f"GPU-{i}")
-        for i, capability in enumerate(capabilities)
+        CudaDevice(i, "a GPU", capability, f"GPU-{i}") for i, capability in enumerate(capabilities)
     )
-    return Machine(4, 32.0, "a CPU", devices)
+    return Machine(4, "a CPU", devices)
 
 
 def test_one_run(plan: MakePlan) -> None:
@@ -123,7 +122,7 @@ def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
     (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
     assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
     assert rejected.geometry is not None
-    large = plan("batch.data_parallel_size=1,8", batch, machine=Machine(8, 8.0, "eight cores"))
+    large = plan("batch.data_parallel_size=1,8", batch, machine=Machine(8, "eight cores"))
     assert rejected.run_id in {spec.run_id for spec in large.specs}
 
 

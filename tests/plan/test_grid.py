@@ -198,7 +198,7 @@ def plan_or_message(lines: list[str]) -> None:
     message = None
     try:
         found = compose(lines, "batchscape plan") or pytest.fail("nothing asks for a show")
-        plan = make_plan(found, Machine(2, 8.0, "two cores"), prepare)
+        plan = make_plan(found, Machine(2, "two cores"), prepare)
     except BatchscapeError as error:
         message = str(error)
     except SystemExit as leaving:

@@ -33,8 +33,12 @@ def settings(**more):
     }
 
 
-# A request to stop is met within two drains, of at most 50 optimizer steps each.
-LONG = {"checkpoint__every_s": None, "budget__optimizer_steps": 150}
+# A request to stop is met within two drains, of at most 25 optimizer steps each.
+LONG = {
+    "checkpoint__every_s": None,
+    "budget__optimizer_steps": 120,
+    "evaluation__every_samples": 1600,
+}
 
 
 def kill_past_checkpoint(trainer, spec, root):
@@ -83,7 +87,7 @@ def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     trainer.kill(spec, signal.SIGTERM)
     stopped = outcome(folder)
     assert stopped["status"] == "interrupted"
-    assert checkpointed_step(folder) == stopped["optimizer_step"] < 150
+    assert checkpointed_step(folder) == stopped["optimizer_step"] < 120
     assert steps(folder)["optimizer_step"].iloc[-1] == stopped["optimizer_step"]
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)

@@ -61,7 +61,10 @@ def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, A
 
 
 def invalidate_times(launch: dict[str, Any], reason: str) -> None:
-    """Add a reason why the times of a run cannot be compared."""
+    """Add a reason why the times of a run cannot be compared, once."""
     known = launch["timing_invalid_reason"]
+    reasons = [] if known is None else known.split("; ")
+    if reason not in reasons:
+        reasons.append(reason)
     launch["timing_valid"] = False
-    launch["timing_invalid_reason"] = reason if known is None else f"{known}; {reason}"
+    launch["timing_invalid_reason"] = "; ".join(reasons)

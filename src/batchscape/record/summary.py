@@ -42,7 +42,7 @@ SUMMARY: dict[str, str] = {
     "device_used_gib": "device memory as NVML sees it, maximum over ranks",
     "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
     "peak_rss_gib": "highest resident memory, maximum over ranks",
-    "startup_s": "process start to first step, evaluation and compilation apart, maximum over ranks",
+    "startup_s": "process start to first step, evaluation and compile apart, maximum over ranks",
     "memory_probe_s": "part of it in the memory probe, maximum over ranks",
     "clock_mhz": "clock right after the last step, minimum over ranks",
     "throttled": "whether heat or power held the clock of a rank down then; CUDA only",
@@ -52,11 +52,22 @@ SUMMARY: dict[str, str] = {
 }
 """Columns of the summary and their definitions."""
 
-_OVER_RANKS = tuple(
-    name
-    for name, meaning in SUMMARY.items()
-    if meaning.endswith("maximum over ranks") or "maximum over ranks;" in meaning
+_OVER_RANKS = (
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "allocated_after_model_gib",
+    "peak_allocated_first_backward_gib",
+    "peak_allocated_first_optimizer_step_gib",
+    "peak_allocated_steady_gib",
+    "device_used_gib",
+    "uss_gib",
+    "peak_rss_gib",
+    "startup_s",
+    "memory_probe_s",
+    "compile_s",
+    "checkpoint_s",
 )
+"""Figures that are the maximum over the ranks of the last attempt."""
 
 
 def summarise(

@@ -224,3 +224,25 @@ def test_interrupted_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("batchscape.plan.build.make_plan", stopped)
     assert main(["plan"]) == 130
+
+
+def test_a_bare_word_is_answered_with_how_to_choose_a_study(capsys):
+    assert main(["plan", "fixed_global_batch"]) == 2
+    assert "sweeps=fixed_global_batch" in capsys.readouterr().err
+
+
+def test_a_setting_of_another_option_is_named_so(capsys):
+    assert main(["plan", "model=mlp", "data=digits", "data.sequence_length=4"]) == 2
+    assert "no setting of the chosen option of data" in capsys.readouterr().err
+
+
+def test_a_study_without_its_package_line_is_explained(tmp_path, capsys):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "mine.yaml").write_text("budget: {samples: 64}\n")
+    assert main(["plan", "--config-dir", str(tmp_path), "sweeps=mine"]) == 2
+    assert "# @package _global_" in capsys.readouterr().err
+
+
+def test_a_report_of_several_sweeps_needs_a_place(capsys):
+    assert main(["report", "one", "two"]) == 2
+    assert "--out" in capsys.readouterr().err

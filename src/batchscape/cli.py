@@ -32,8 +32,8 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape report   tables and figures of finished sweeps
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
-batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings, commented:
-batchscape run --cfg job, and the folder conf/.
+batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
+batchscape run --cfg job; the folder conf/ of the source has them with comments.
 
 Example:
   batchscape sweep sweeps=fixed_global_batch
@@ -125,7 +125,7 @@ def _dispatch(argv: list[str]) -> int:
         # Hydra's own way to call an application.
         return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
     close = difflib.get_close_matches(first, _VERBS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = f"; did you mean {close[0]}?" if close else "."
     msg = f"unknown verb {first!r}{hint} Verbs: {', '.join(_VERBS)}; batchscape --help"
     raise ConfigError(msg)
 
@@ -166,9 +166,12 @@ def _report(arguments: list[str]) -> int:
     )
     parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
     parser.add_argument(
-        "--out", type=Path, help="where to write; default: DIR/report of the first DIR"
+        "--out", type=Path, help="where to write; default: DIR/report; needed for several DIRs"
     )
     parsed = parser.parse_args(arguments)
+    if parsed.out is None and len(parsed.dirs) > 1:
+        msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
+        raise ConfigError(msg)
     from batchscape.analysis import write_report
     from batchscape.record.folder import SweepFolder
 

@@ -97,9 +97,12 @@ def _called_as(command: list[str]) -> Iterator[None]:
 
 def _refuse_mistakes(arguments: Sequence[str]) -> None:
     """Refuse what Hydra would accept, and then run another thing than was meant."""
-    for argument in arguments:
-        prefixed, _, value = argument.partition("=")
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
+        if not equals and argument[:1] not in {"-", "~"} and not before.startswith("-"):
+            msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
+            raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
             msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
             raise ConfigError(msg)
@@ -127,6 +130,8 @@ def _message(error: Exception) -> str:
 def _unknown_key(key: str) -> str:
     known = sorted(set(_setting_keys(RunConfig, "")))
     group, _, last = key.rpartition(".")
+    if key in known:
+        return f"{key} is no setting of the chosen option of {group}; another option has it"
     close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
     meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""

@@ -29,7 +29,9 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
     for problem in error.errors(include_url=False):
         keys, owner = _locate(problem["loc"], root)
         message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] in _UNKNOWN:
+        if problem["type"] in _UNKNOWN and keys[-1] in groups and owner is root:
+            message = "settings stand one level too deep; is `# @package _global_` the first line?"
+        elif problem["type"] in _UNKNOWN:
             known = [] if owner is None else [field.name for field in fields(owner)]
             message = "unknown setting" + _suggest(keys[-1], known + list(groups) * (owner is root))
         elif problem["type"] == "missing":

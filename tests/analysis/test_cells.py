@@ -81,7 +81,7 @@ def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
     here, there = build("here"), build("there")
     for seed in (0, 1):
         here.run(seed=seed)
-        there.run(seed=seed, hardware="Other CPU")
+        there.run(seed=seed, hardware="Other CPU", core_wait=0.01)
     there.run(device_type="cuda", hardware="Accelerator")
     cells = find_cells(load(here.path, there.path).runs)
     assert cells.settings == ["hardware", "device_type"]
@@ -98,7 +98,7 @@ def test_runs_that_never_started_take_the_hardware_of_their_sweep(build: Any) ->
     here, there = build("here"), build("there")
     here.run(seed=0)
     here.run(seed=1, status="pending")
-    there.run(seed=0, hardware="Other CPU")
+    there.run(seed=0, hardware="Other CPU", core_wait=0.01)
     cells = find_cells(load(here.path, there.path).runs)
     assert len(cells.table) == 2
     assert cells.runs["hardware"].notna().all()

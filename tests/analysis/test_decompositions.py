@@ -108,7 +108,7 @@ def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
 def test_the_same_geometry_on_other_hardware_is_a_decomposition_too(build: Any) -> None:
     here, there = build("here"), build("there")
     here.run()
-    there.run(hardware="Other CPU")
+    there.run(hardware="Other CPU", core_wait=0.01)
     tables = load(here.path, there.path)
     table = compare_decompositions(find_cells(tables.runs), tables.steps)
     assert table["hardware"].tolist() == ["Other CPU, 2 cores"]

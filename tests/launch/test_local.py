@@ -135,7 +135,7 @@ def test_the_same_command_skips_what_is_sealed_and_resumes_the_rest(sweep: Sweep
         "torn-d2": False,
         "diverges": True,
     }
-    assert "2 of 3 runs sealed already, not run again" in sweep.printed
+    assert "2 of 3 runs done already, not run again" in sweep.printed
     assert "torn-d2 started (2 ranks, attempt 2)" in sweep.printed
     assert sweep.folder.run("completes").status.read_bytes() == before
     status = sweep.status("torn-d2")

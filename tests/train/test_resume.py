@@ -37,7 +37,7 @@ def settings(**more):
 LONG = {
     "checkpoint__every_s": None,
     "budget__optimizer_steps": 120,
-    "evaluation__every_samples": 1600,
+    "evaluation__every_samples": 640,
 }
 
 

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import RunStatus, Status, StopReason
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
@@ -79,7 +79,7 @@ class Progress:
         skipped = sum(result.skipped for result in results)
         self._done += skipped
         if skipped:
-            self.note(f"{skipped} of {_runs(self._total)} sealed already, not run again")
+            self.note(f"{skipped} of {_runs(self._total)} done already, not run again")
         for result in results:
             if not result.skipped:
                 self.run_refused(result)
@@ -97,7 +97,9 @@ class Progress:
         """Tell how a run ended."""
         self._samples_done += run.spec.samples
         duration = _duration(time.monotonic() - run.began)
-        self._tell(run.spec.run_id, status.status, f"{_described(status)}, {duration}")
+        timed = run.launch.get("timing_valid", True)
+        described = _described(status, timed=timed)
+        self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
 
     def run_refused(self, result: RunResult) -> None:
         """Tell of a run that could not begin."""
@@ -144,6 +146,8 @@ class Progress:
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
+        if result.interrupted:
+            self.note("Stopped before the end; the same command goes on")
         if result.mirrored is not None:
             self.note(result.mirrored)
         if result.mirror_note is not None:
@@ -191,7 +195,7 @@ def _running(run: ActiveRun, row: dict[str, Any] | None) -> str:
     return f"  {run.spec.run_id}  optimizer step {done}/{steps}  loss {loss:.4f}  {left} left"
 
 
-def _described(status: RunStatus) -> str:
+def _described(status: RunStatus, *, timed: bool) -> str:
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
@@ -200,8 +204,10 @@ def _described(status: RunStatus) -> str:
         parts.append(f"loss {figures['final_loss']:.4f}")
     if figures.get("final_eval_loss") is not None:
         parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
-    if figures.get("tokens_per_s") is not None:
+    if timed and figures.get("tokens_per_s") is not None:
         parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
+    if status.stop_reason is StopReason.TARGET:
+        parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
     return ", ".join(parts) or "no steps"
 
 

@@ -159,13 +159,7 @@ class Training:
             self._step(self.done)
             self.done += 1
             evaluates = self._evaluation_is_due()
-            verdict = Verdict()
-            if self.recorder.is_due:
-                verdict = self.recorder.drain(
-                    stop=self._stop_requested, checkpoint=self._checkpoint_is_due()
-                )
-            if evaluates or verdict.stop or verdict.checkpoint:
-                verdict |= self.recorder.flush()
+            verdict = self._agree(at_once=evaluates)
             if verdict.diverged_at is not None:
                 self.recorder.flush()
                 return self._not_finite(f"the loss of optimizer step {verdict.diverged_at}")
@@ -181,6 +175,19 @@ class Training:
             if verdict.stop:
                 return Outcome(Status.INTERRUPTED, self.done, reason="asked to stop")
         return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
+
+    def _agree(self, *, at_once: bool) -> Verdict:
+        """Tell the other ranks what this one wishes, where it is time to; return what is agreed."""
+        if not at_once and not self.recorder.is_due:
+            return Verdict()
+        stop, checkpoint = self._stop_requested, self._checkpoint_is_due()
+        if at_once:
+            return self.recorder.flush(stop=stop, checkpoint=checkpoint)
+        verdict = self.recorder.drain(stop=stop, checkpoint=checkpoint)
+        if verdict.stop or verdict.checkpoint:
+            # A checkpoint needs every row before it on the disk.
+            verdict |= self.recorder.flush()
+        return verdict
 
     def _judge(self, held_out_loss: float) -> Outcome | None:
         """Return how an evaluation ends the run; None where it goes on."""

@@ -196,9 +196,9 @@ class StepRecorder:
             self._start(stop=stop, checkpoint=checkpoint)
         return verdict
 
-    def flush(self, *, stop: bool = False) -> Verdict:
-        """Write everything that was added; this one waits."""
-        verdict = self.drain(stop=stop, checkpoint=False) | self._finish()
+    def flush(self, *, stop: bool = False, checkpoint: bool = False) -> Verdict:
+        """Write everything that was added, and hear of every wish; this one waits."""
+        verdict = self.drain(stop=stop, checkpoint=checkpoint) | self._finish()
         if self._lines is not None:
             self._lines.flush()
         return verdict

@@ -26,7 +26,7 @@ MAX_BARS = 40
 _MEMORY_PHASES = {
     "allocated_after_model_gib": "after the model",
     "peak_allocated_first_backward_gib": "first backward",
-    "peak_allocated_first_optimizer_step_gib": "first optimizer step",
+    "peak_allocated_first_optimizer_step_gib": "first update",
     "peak_allocated_steady_gib": "later steps",
 }
 _TIME_PHASES = {

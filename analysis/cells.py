@@ -93,8 +93,8 @@ class Cells:
     shown: list[str]
     """Those among them that tell cells apart; one that follows from another is left out."""
     contexts: list[str]
-    """Those shown that do not follow from the geometry, or tell machines apart. Cells that agree
-    in them are set side by side."""
+    """Those shown that do not follow from the global batch, or tell machines apart. Cells that
+    agree in them are set side by side."""
 
     def context_of(self) -> pd.Series[int]:
         """Number the cells by the settings in `contexts`; indexed by `cell`."""
@@ -147,7 +147,9 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
     distinct = keys.drop_duplicates()
     shown = _essential(distinct, settings)
-    contexts = [n for n in shown if n in WHERE or not _follows(distinct, list(GEOMETRY), n)]
+    # A learning rate may follow from the global batch by a rule; what differs between cuts of
+    # one global batch is another experiment, even where each cut has a value of its own.
+    contexts = [n for n in shown if n in WHERE or not _follows(distinct, ["global_batch_size"], n)]
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
     return Cells(runs.assign(cell=cell), table, settings, shown, contexts)

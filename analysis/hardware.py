@@ -6,8 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["known_where"]
+__all__ = ["BUSY_PCT", "known_where"]
 
+BUSY_PCT = 10.0
+"""Share of the step time that a rank waited for a core beyond which its times are no times."""
+_BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
 _NO_LAUNCH = "no record of how it was launched"
 _NO_REASON = "marked as not valid, without a reason"
 
@@ -33,7 +36,11 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     valid = _column(runs, "launch.timing_valid").eq(True)
     launched = _column(runs, "launch.world_size").notna()
     ended = ~runs["status"].isin(["rejected", "pending"])
+    waited = pd.to_numeric(_column(runs, "core_wait_pct")).astype(float)
+    busy = valid & waited.gt(BUSY_PCT)
     note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
+    note = note.where(~busy, _BUSY)
+    valid &= ~busy
     note = note.where(launched, _NO_LAUNCH).where(~valid & (launched | ended))
     where = {
         "hardware": _hardware(runs),

@@ -46,7 +46,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     for name, label, scale in _figures(comparison):
         if name == "throughput_ratio":
             columns.append(_ratios(comparison))
-            headers.append("ratio")
+            headers.append("throughput ratio")
             definitions.append(_ratio_definition(comparison))
             continue
         columns.append(_spread_texts(comparison, name, scale))
@@ -161,7 +161,8 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
         figures.append(("tokens_per_s", "tokens/s", plain))
     if classified.any():
         figures.append(("samples_per_s", "samples/s", plain))
-    if comparison["throughput_ratio_n"].count() > 1:
+    # The first cell of its settings has ratio 1: alone, it says nothing.
+    if comparison["throughput_ratio"].dropna().ne(1).any():
         figures.append(("throughput_ratio", "ratio", plain))
     figures += [("final_loss", "final loss", plain), ("final_eval_loss", "eval loss", plain)]
     if comparison["final_eval_accuracy_n"].gt(0).any():
@@ -201,8 +202,8 @@ def _ratio_definition(comparison: pd.DataFrame) -> str:
     references = comparison["throughput_ratio_reference"].dropna().unique()
     first = f", {references[0]}" if len(references) == 1 else " of the same settings"
     return (
-        f"ratio: throughput over that of the first cell{first}, geometric mean over pairs of "
-        f"runs with the same seed, with its {CONFIDENCE:.0%} t-interval."
+        f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "
+        f"pairs of runs with the same seed, with its {CONFIDENCE:.0%} t-interval."
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from batchscape.analysis import find_cells, load
+from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.numbers import TIMES
 from batchscape.errors import RecordError
 
@@ -122,3 +122,16 @@ def test_nothing_to_sort_is_refused(build: Any) -> None:
         find_cells(runs.iloc[:0])
     with pytest.raises(RecordError, match="lack columns: status"):
         find_cells(runs.drop(columns="status"))
+
+
+def test_a_setting_that_differs_between_cuts_is_another_experiment(build: Any) -> None:
+    """Else a figure would blame the cut for what the learning rate does."""
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 8, 4), seed=seed, optimizer__learning_rate=0.001)
+        sweep.run((1, 4, 8), seed=seed, optimizer__learning_rate=0.003)
+    cells = find_cells(load(sweep.path).runs)
+    assert cells.contexts == ["optimizer.learning_rate"]
+    assert all("learning rate" in label for label in cells.labels())
+    assert cells.context_of().nunique() == 2
+    assert compare(cells)["throughput_ratio"].eq(1).all()

@@ -26,11 +26,13 @@ def test_rejected_and_oversubscribed(build: Any) -> None:
 
 def test_a_busy_machine(build: Any) -> None:
     sweep = build()
-    for seed, share in enumerate((0.04, 0.1, 0.3)):
+    for seed, share in enumerate((0.04, 0.06, 0.08, 0.3)):
         sweep.run(seed=seed, core_wait=share)
     sweep.run((4, 8, 1), core_wait=0.9)
     assert "in 2 of 3 runs with valid times" in notes_of(sweep)
-    assert "(at most 30 %)" in notes_of(sweep)
+    assert "(at most 8 %)" in notes_of(sweep)
+    excluded = "Times and throughput of 1 run are left out (other work took the core for more than"
+    assert excluded in notes_of(sweep)
 
 
 def test_many_failures_are_counted(build: Any) -> None:

@@ -35,7 +35,11 @@ __all__ = ["cache_folder", "prepare"]
 _FORMAT = 1
 """Version of the prepared arrays; part of the manifest hash."""
 
-_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"}
+_NOT_LIBRARY = {
+    *("site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"),
+    # Generated tables and one large text: in a part of few files they would outweigh the source.
+    *("encodings", "pydoc_data"),
+}
 _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".json", ".csv", ".tex"}
 
 

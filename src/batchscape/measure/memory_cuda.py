@@ -43,13 +43,13 @@ class CudaMemory:
         self._peak_reserved: int | None = None
         self._device_used: int | None = None
         self._left_steady = False
-        torch.cuda.init()
 
     def phase(self, name: str) -> None:
         """Begin a phase; see `MemoryMeter.phase`."""
         check_phase(name)
         if name == self._phase:
             return
+        torch.cuda.init()  # peaks cannot be reset before; once only, later calls do nothing
         self._read()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._phase = name

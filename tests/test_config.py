@@ -113,3 +113,9 @@ def test_any_value_of_a_group_is_accepted_or_refused_with_a_message(value):
     for group in ("batch", "model", "data", "budget", "tracker", "seed"):
         mapping = {"batch": {}, group: value}
         assert refused(mapping).startswith("The configuration breaks these rules:\n  ")
+
+
+def test_what_json_cannot_carry_is_refused(config_of):
+    mapping = plain(config_of)
+    mapping["budget"]["optimizer_steps"] = object()
+    assert "neither a number, a text, a list nor a mapping" in refused(mapping)

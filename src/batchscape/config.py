@@ -403,7 +403,12 @@ class RunConfig:
         """
         try:
             # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
-            return _ADAPTER.validate_json(json.dumps(mapping))
+            text = json.dumps(mapping)
+        except (TypeError, ValueError) as error:
+            msg = f"a setting is neither a number, a text, a list nor a mapping: {error}"
+            raise ConfigError(msg) from None
+        try:
+            return _ADAPTER.validate_json(text)
         except ValidationError as error:
             raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
 

@@ -44,7 +44,7 @@ $(VENV)/.installed: pyproject.toml $(PINS)
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[test,check,bench]'
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[test,check,bench,hf]'
 	touch $@
 
 clean:

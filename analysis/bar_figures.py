@@ -32,7 +32,8 @@ _MEMORY_PHASES = {
 _TIME_PHASES = {
     "data_s": "data",
     "forward_backward_s": "forward + backward",
-    "exchange_optimizer_s": "exchange + optimizer",
+    "exchange_s": "exchange",
+    "optimizer_s": "optimizer",
 }
 _GREY = "#555555"
 _POINT: dict[str, Any] = {

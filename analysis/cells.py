@@ -57,6 +57,7 @@ _NOT_SETTINGS = {
     "engine.precision",
     "evaluation_every_samples",
     "measure.memory",
+    "measure.peak_tflops",
     "rank",
     "reason",
     "run_id",

@@ -37,8 +37,14 @@ QUANTITIES = (
     Quantity("final_eval_accuracy", "loss"),
     Quantity("data_s", "time"),
     Quantity("forward_backward_s", "time"),
-    Quantity("exchange_optimizer_s", "time"),
+    Quantity("exchange_s", "time"),
+    Quantity("optimizer_s", "time"),
+    Quantity("exchange_span_s", "time"),
     Quantity("tokens_per_s_per_device", "time"),
+    Quantity("mfu_pct", "time"),
+    Quantity("model_tflops_per_s_per_device", "time"),
+    Quantity("power_w", "time"),
+    Quantity("energy_j_per_token", "time"),
     Quantity("train_time_s", "time"),
     Quantity("startup_s", "time"),
     Quantity("memory_probe_s", "time"),
@@ -68,7 +74,8 @@ def compare(cells: Cells) -> pd.DataFrame:
     DataFrame
         One row a cell, in the order of `cells.table`: geometry, `status` (with counts where runs
         differ), the varying settings, `n` and `n_completed` (runs), `reason` (of runs that
-        did not complete), `timing_note` (why times of completed runs are left out); for
+        did not complete), `timing_note` (why times of completed runs are left out),
+        `not_invariant` (why decompositions of these runs may train unlike one another); for
         each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
         of the t-interval of the mean) and `_n`; the columns of `throughput_ratios`; `run_ids`
         and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
@@ -77,6 +84,7 @@ def compare(cells: Cells) -> pd.DataFrame:
     runs = cells.runs.assign(
         reason=cells.runs["reason"].where(~done),
         timing_note=cells.runs["timing_note"].where(done),
+        not_invariant=cells.runs.reindex(columns=["not_invariant"])["not_invariant"],
     )
     groups = runs.groupby("cell")
     head = pd.DataFrame(
@@ -86,6 +94,7 @@ def compare(cells: Cells) -> pd.DataFrame:
             "n_completed": groups["status"].agg(lambda status: int(status.eq("completed").sum())),
             "reason": groups["reason"].agg(_distinct, " | "),
             "timing_note": groups["timing_note"].agg(_distinct, " | "),
+            "not_invariant": groups["not_invariant"].agg(_distinct, " | "),
         }
     )
     tail = pd.DataFrame({"run_ids": groups["run_id"].agg(_distinct)})

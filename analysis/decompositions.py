@@ -138,10 +138,8 @@ def _members(cells: Cells) -> pd.DataFrame:
 
 
 def _notes(first: pd.DataFrame) -> pd.Series[str]:
-    dropout = first.reindex(columns=["model.dropout"])["model.dropout"]
-    dropout = pd.to_numeric(dropout).astype(float).fillna(0.0)
-    text = "dropout " + dropout.astype(str) + ": not decomposition-invariant"
-    return text.where(dropout > 0)
+    why = first.reindex(columns=["not_invariant"])["not_invariant"]
+    return why.map(lambda text: f"not decomposition-invariant: {text}", na_action="ignore")
 
 
 def _largest(values: pd.Series[float]) -> float:

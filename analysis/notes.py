@@ -93,6 +93,23 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"times the training waited for a core during more than {_FREE_PCT:g} % of the step "
             f"time (at most {busy.max():.0f} %). Their times are too long by about as much."
         )
+    timed_runs = runs[runs["status"].eq("completed") & runs["timing_valid"]]
+    throttled = timed_runs.reindex(columns=["throttled"])["throttled"].eq(True).sum()
+    if throttled:
+        yield f"Heat or power held the clock of a device down in {_counted(throttled, 'run')}."
+    yield from _starved(timed_runs)
+
+
+def _starved(timed: pd.DataFrame) -> Iterator[str]:
+    parts = timed.reindex(columns=["data_s", "step_time_s"]).apply(pd.to_numeric).astype(float)
+    share = (100 * parts["data_s"] / parts["step_time_s"]).dropna()
+    slow = share[share > _FREE_PCT]
+    if len(slow):
+        yield (
+            f"In {len(slow)} of {_counted(len(share), 'run')} the training waited for samples "
+            f"during more than {_FREE_PCT:g} % of the step time (at most {slow.max():.0f} %); "
+            "loader.workers fetches them ahead."
+        )
 
 
 def _samples(runs: pd.DataFrame) -> Iterator[str]:
@@ -109,9 +126,17 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         if lost:
             runs_lost = _counted(lost, "run")
             yield f"{runs_lost} completed without a finite {what}; figures of it leave them out."
-    dropout = pd.to_numeric(runs.get("model.dropout", pd.Series(dtype=float)))
-    if dropout.gt(0).any():
-        yield "Dropout is not decomposition-invariant: losses of decompositions may differ."
+    for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
+        yield (
+            f"Not decomposition-invariant ({why}): {_counted(count, 'run')}. Decompositions of one "
+            "global batch may train unlike one another."
+        )
+    skipped = pd.to_numeric(completed.get("skipped_optimizer_steps", pd.Series(dtype=float)))
+    if skipped.gt(0).any():
+        yield (
+            f"{skipped.sum():.0f} updates of {_counted(skipped.gt(0).sum(), 'run')} were left out: "
+            "a gradient overflowed in float16."
+        )
 
 
 def _mixtures(runs: pd.DataFrame) -> Iterator[str]:

@@ -52,6 +52,8 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         columns.append(_spread_texts(comparison, name, scale))
         headers.append(f"{label} ({scale.unit})" if scale.unit else label)
         definitions.append(f"{label}: {SUMMARY[name]}.")
+        if name == "mfu_pct":
+            definitions.append(_peaks(cells))
     marks, footnotes = _footnotes(comparison)
     return Grid(
         headers=headers,
@@ -164,10 +166,25 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
     # The first cell of its settings has ratio 1: alone, it says nothing.
     if comparison["throughput_ratio"].dropna().ne(1).any():
         figures.append(("throughput_ratio", "ratio", plain))
+    for name, label in (("mfu_pct", "MFU"), ("energy_j_per_token", "energy a token")):
+        if comparison[f"{name}_n"].gt(0).any():
+            figures.append((name, label, Scale("%" if name == "mfu_pct" else "J", 1.0)))
     figures += [("final_loss", "final loss", plain), ("final_eval_loss", "eval loss", plain)]
     if comparison["final_eval_accuracy_n"].gt(0).any():
         figures.append(("final_eval_accuracy", "eval accuracy", plain))
     return figures
+
+
+def _peaks(cells: Cells) -> str:
+    """Say what the peaks behind MFU are, and what is counted."""
+    known = cells.runs.dropna(subset=["peak_tflops", "peak_source"])
+    pairs = known[["peak_tflops", "peak_source"]].drop_duplicates("peak_source")
+    peaks = "; ".join(f"{tflops:.4g} ({source})" for tflops, source in pairs.to_numpy())
+    return (
+        "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
+        "multiply-add, causal attention in full, recomputation not counted. Peak of a device in "
+        f"10^12 FLOP/s: {peaks}."
+    )
 
 
 def _spread_texts(comparison: pd.DataFrame, name: str, scale: Scale) -> list[str]:
@@ -218,10 +235,16 @@ def _setting_headers(names: Sequence[str]) -> list[str]:
 def _footnotes(comparison: pd.DataFrame) -> tuple[list[list[str]], dict[str, str]]:
     timed = comparison["step_time_s_n"].gt(0)
     texts = []
-    notes = zip(comparison["reason"], comparison["timing_note"], timed, strict=True)
-    for reason, note, some in notes:
+    names = ("reason", "timing_note", "not_invariant")
+    for reason, note, label, some in zip(*(comparison[n] for n in names), timed, strict=True):
         what = "some times left out" if some else "no times"
-        texts.append([reason, None if pd.isna(note) else f"{what}: {note}"])
+        texts.append(
+            [
+                reason,
+                None if pd.isna(note) else f"{what}: {note}",
+                None if pd.isna(label) else f"not decomposition-invariant: {label}",
+            ]
+        )
     return _lettered(texts)
 
 

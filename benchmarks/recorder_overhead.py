@@ -81,7 +81,7 @@ def main() -> None:
                 if recording:
                     clock.begin()
                 loss_sum, targets = training._accumulate(k)
-                training._engine.optimizer_step(1e-3)
+                training._engine.optimizer_step(spec.config.optimizer, 1.0)
                 if recording:
                     clock.end()
                     timed.after(k, loss_sum, targets)

@@ -11,7 +11,7 @@ from batchscape.data import prepare
 from batchscape.geometry import solve
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec
+from batchscape.record.spec import RunSpec, Stage
 
 __all__ = ["make_run", "training_time_s", "write_run"]
 
@@ -24,24 +24,25 @@ def make_run(name: str, optimizer_steps: int, **model: int) -> RunSpec:
         "data": {"name": "stdlib", "sequence_length": 64},
         "optimizer": {"name": "adamw", "learning_rate": 1e-3},
         "schedule": {"name": "constant"},
+        "scaling": {},
         "budget": {"optimizer_steps": optimizer_steps},
         "evaluation": {"samples": 8},
         "engine": {"name": "ddp", "precision": "float32"},
+        "loader": {},
         "checkpoint": {"every_s": None},
-        "measure": {"memory": False},
+        "measure": {"memory": False, "noise_scale_every": None},
         "launcher": {"name": "local", "device": "cpu"},
         "tracker": {"name": "none"},
     }
     config = RunConfig.from_mapping(settings)
+    geometry = solve(data_parallel_size=1, micro_batch_size=8, global_batch_size=8)
     return RunSpec(
         run_id=name,
         trajectory_id=name,
         sweep_name="benchmark",
-        geometry=solve(data_parallel_size=1, micro_batch_size=8, global_batch_size=8),
+        stages=(Stage(8 * optimizer_steps, geometry, config.optimizer),),
         device_type="cpu",
         precision="float32",
-        optimizer_steps=optimizer_steps,
-        samples=8 * optimizer_steps,
         evaluation_every_samples=None,
         data=prepare(config.data),
         config=config,

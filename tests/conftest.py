@@ -21,7 +21,7 @@ from batchscape.launch.child import WORKER, Start
 from batchscape.launch.processes import Forked
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec
+from batchscape.record.spec import RunSpec, Stage
 from batchscape.record.tables import read_table
 
 settings.register_profile("batchscape", deadline=None)
@@ -58,11 +58,13 @@ def make_config(**overrides: Any) -> RunConfig:
         "data": {"name": "stdlib", "sequence_length": 32},
         "optimizer": {"name": "adamw", "learning_rate": 3e-3},
         "schedule": {"name": "cosine", "warmup_samples": 80},
+        "scaling": {},
         "budget": {"optimizer_steps": 20},
         "evaluation": {"samples": 16, "batch_size": 8},
         "engine": {"name": "ddp", "precision": "float64"},
+        "loader": {},
         "checkpoint": {"every_s": None},
-        "measure": {"memory": False},
+        "measure": {"memory": False, "noise_scale_every": None},
         "launcher": {"name": "local", "device": "cpu"},
         "tracker": {"name": "none"},
     }
@@ -89,11 +91,9 @@ def make_spec(geometry: tuple[int, int, int] = (1, 32, 1), **overrides: Any) -> 
         run_id=f"d{ranks}-m{micro}-a{accumulation}",
         trajectory_id="trajectory",
         sweep_name="test",
-        geometry=solved,
+        stages=(Stage(steps * solved.global_batch_size, solved, config.optimizer),),
         device_type="cpu",
         precision=precision,
-        optimizer_steps=steps,
-        samples=steps * solved.global_batch_size,
         evaluation_every_samples=config.evaluation.every_samples,
         data=prepare(config.data),
         config=config,

@@ -18,9 +18,9 @@ def test_own_study_is_found_and_planned(tmp_path, monkeypatch, capsys):
     assert "Folder: outputs/wide_or_deep" in printed
 
 
-def test_the_wide_model_is_about_as_large(config_of):
+def test_the_wide_model_is_about_as_large(spec_of):
     def size(**model):
-        config = config_of(model={"name": "gpt", "n_heads": 4, **model}, data__sequence_length=64)
-        return parameter_count(build_model(config, 256, "float32"))
+        spec = spec_of(model={"name": "gpt", "n_heads": 4, **model}, data__sequence_length=64)
+        return parameter_count(build_model(spec.config, spec.data, "float32"))
 
     assert 0.9 < size(n_layers=1, d_model=180) / size(n_layers=2, d_model=128) < 1.1

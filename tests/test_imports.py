@@ -17,7 +17,7 @@ ROOT = Path(batchscape.__file__).parent
 # errors, geometry <- config <- record, measure, models, data <- engines <- train <- plan, launch
 # <- cli. A part imports from lower layers, and from its own layer only where it is listed.
 LAYERS = (
-    {"errors", "geometry", "config_messages"},
+    {"errors", "geometry", "targets"},
     {"config"},
     {"record", "measure", "models", "data"},
     {"engines"},

@@ -25,7 +25,7 @@ PROMISE = re.compile(
 
 def plan_of(name: str, cores: int = 2) -> Plan:
     def prepare(config: Data) -> DataIdentity:
-        return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256)
+        return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
     grid = compose([f"sweeps={name}"], "batchscape sweep")
     assert grid is not None

@@ -14,7 +14,7 @@ from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import seal
 
@@ -54,6 +54,8 @@ class SweepBuilder:
         concurrent_runs: int = 1,
         core_wait: float = 0.0,
         evaluated: bool = True,
+        ranks: dict[str, Any] | None = None,
+        ramp: tuple[tuple[int, tuple[int, int, int]], ...] = (),
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -66,19 +68,20 @@ class SweepBuilder:
             if name not in {"batch", "launcher", "tracker", "checkpoint", "measure"}
         }
         trajectory["timing_repeat"] = 0
-        trajectory_id = _hash(trajectory, cut.global_batch_size)
+        trajectory_id = _hash(trajectory, *ramp, cut.global_batch_size)
         spec = RunSpec(
             run_id=f"b{cut.global_batch_size}-d{devices}-m{micro}-a{accumulation}-s{seed}-"
             + _hash(trajectory_id, cut, device_type, config.timing_repeat),
             trajectory_id=trajectory_id,
             sweep_name=self.name,
-            geometry=cut,
+            stages=(
+                *(Stage(n, BatchGeometry(1, *cut), config.optimizer) for n, cut in ramp),
+                Stage(optimizer_steps * cut.global_batch_size, cut, config.optimizer),
+            ),
             device_type=device_type,
             precision="float32",
-            optimizer_steps=optimizer_steps,
-            samples=optimizer_steps * cut.global_batch_size,
             evaluation_every_samples=None,
-            data=DataIdentity("0" * 16, "data", 10_000, 500, 256),
+            data=DataIdentity("0" * 16, "data", 10_000, 500, 256, "next_token"),
             config=config,
         )
         folder = self.folder.run(spec.run_id)
@@ -95,7 +98,9 @@ class SweepBuilder:
             _write_launch(folder, devices, device_type, hardware, concurrent_runs)
         _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
-        self._write_rows(folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng)
+        self._write_rows(
+            folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng, ranks
+        )
         if not evaluated:
             folder.lines("evals").unlink()
         if outcome.status.is_sealed:
@@ -163,6 +168,8 @@ class SweepBuilder:
             "data": {"name": "stdlib", "sequence_length": 64},
             "optimizer": {"name": "adamw", "learning_rate": 1e-3},
             "schedule": {"name": "constant"},
+            "scaling": {},
+            "loader": {},
             "budget": {"optimizer_steps": optimizer_steps},
             "evaluation": {},
             "engine": {"name": "ddp"},
@@ -182,6 +189,7 @@ class SweepBuilder:
         loss: Callable[[np.ndarray], np.ndarray] | None,
         core_wait: float,
         rng: np.random.Generator,
+        ranks: dict[str, Any] | None,
     ) -> None:
         cut, length = spec.geometry, spec.config.sequence_length or 1
         step = np.arange(1, done + 1)
@@ -194,14 +202,16 @@ class SweepBuilder:
             curve = curve + rounding * np.sqrt(step) * rng.normal(size=done)
         slow = 0.004 + 0.0011 * cut.micro_batch_size * cut.gradient_accumulation_steps
         forward = slow * (1 + 0.03 * rng.random(done)) * max(1, cut.data_parallel_size / CORES)
-        exchange = (0.001 + 0.002 * (cut.data_parallel_size > 1)) * (1 + 0.1 * rng.random(done))
+        exchange = 0.002 * (cut.data_parallel_size > 1) * (1 + 0.1 * rng.random(done))
+        update = 0.001 * (1 + 0.1 * rng.random(done))
         data = 0.0005 * (1 + 0.1 * rng.random(done))
-        total = forward + exchange + data
+        total = forward + exchange + update + data
         _append(
             folder.lines("steps"),
             optimizer_step=step,
             samples=samples,
             tokens=samples * length,
+            global_batch_size=np.full(done, cut.global_batch_size),
             train_time_s=np.cumsum(total),
             attempt=np.zeros(done, int),
             loss=curve,
@@ -210,11 +220,14 @@ class SweepBuilder:
             step_time_s=total,
             data_s=data,
             forward_backward_s=forward,
-            exchange_optimizer_s=exchange,
+            exchange_s=exchange,
+            optimizer_s=update,
+            exchange_span_s=2 * exchange,
             exchanged_bytes=np.full(done, 1000),
             involuntary_switches=np.zeros(done, int),
             core_wait_s=core_wait * total,
             warmup=step <= 5,
+            skipped=np.zeros(done, bool),
         )
         when = np.unique(np.linspace(0, done, 5).astype(int))
         held_out = 2.45 + 3.1 * np.exp(-when * cut.global_batch_size / 400)
@@ -231,7 +244,7 @@ class SweepBuilder:
             eval_targets=np.full(len(when), 500),
             evaluation_s=np.full(len(when), 0.01),
         )
-        _write_ranks(folder, cut, rng)
+        _write_ranks(folder, cut, rng, **(ranks or {}))
 
 
 def _write_launch(
@@ -271,7 +284,10 @@ def _write_environment(folder: RunFolder) -> None:
     write_json(folder.environment, content)
 
 
-def _write_ranks(folder: RunFolder, cut: BatchGeometry, rng: np.random.Generator) -> None:
+def _write_ranks(
+    folder: RunFolder, cut: BatchGeometry, rng: np.random.Generator, **columns: Any
+) -> None:
+    """Write a row a rank; further columns have one value for all of them."""
     model = 0.005
     activations = 0.0021 * cut.micro_batch_size
     gradients = model + 0.001 * (cut.gradient_accumulation_steps > 1)
@@ -293,6 +309,7 @@ def _write_ranks(folder: RunFolder, cut: BatchGeometry, rng: np.random.Generator
         uss_gib=uss,
         peak_rss_gib=uss + 0.1,
         startup_s=0.3 + 0.0 * ranks,
+        **{name: [value] * len(ranks) for name, value in columns.items()},
     )
 
 

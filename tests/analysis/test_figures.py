@@ -162,7 +162,7 @@ def test_step_times_stack_up_to_the_whole(build: Any) -> None:
     runs = load(sweep.path).runs
     (axes,) = bar_figure(sweep, draw_step_time).axes
     first = [bar for bar in axes.patches if bar.get_y() == axes.patches[0].get_y()]  # type: ignore[attr-defined]  # rectangles
-    parts = ["data_s", "forward_backward_s", "exchange_optimizer_s"]
+    parts = ["data_s", "forward_backward_s", "exchange_s", "optimizer_s"]
     mine = runs[(runs["data_parallel_size"] == 1) & (runs["micro_batch_size"] == 32)]
     mine = mine[mine["status"] == "completed"]
     widths = [bar.get_width() for bar in first]  # type: ignore[attr-defined]  # rectangles

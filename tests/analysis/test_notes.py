@@ -44,18 +44,18 @@ def test_many_failures_are_counted(build: Any) -> None:
     assert "3 more runs are failed" in notes
 
 
-def test_targets_dropout_and_missing_losses(build: Any) -> None:
+def test_targets_labels_and_missing_losses(build: Any) -> None:
     sweep = build()
-    model = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128, "dropout": 0.1}
-    sweep.run(seed=0, model=model, stop_reason="target")
-    sweep.run(seed=1, model=model, loss=lambda step: float("nan") * step)
-    unevaluated = sweep.run(seed=2, model=model, evaluated=False)
+    label = {"not_invariant": "dropout 0.1"}
+    sweep.run(seed=0, ranks=label, stop_reason="target")
+    sweep.run(seed=1, loss=lambda step: float("nan") * step)
+    unevaluated = sweep.run(seed=2, evaluated=False)
     assert unevaluated.parquet("evals").exists()
     notes = notes_of(sweep)
     assert "1 run stopped at a target loss" in notes
     assert "1 run completed without a finite final loss; " in notes
     assert "1 run completed without a finite final eval loss; " in notes
-    assert "Dropout is not decomposition-invariant" in notes
+    assert "Not decomposition-invariant (dropout 0.1): 1 run." in notes
 
 
 def test_mixed_software_in_a_cell(build: Any) -> None:

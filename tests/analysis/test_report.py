@@ -161,13 +161,45 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     assert len(report.decompositions) == 2
 
 
+def test_mfu_names_its_peak(build: Any) -> None:
+    sweep = build()
+    use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
+    sweep.run((1, 32, 1), ranks=use)
+    sweep.run((1, 8, 4), ranks=use)
+    report = write_report([sweep.path], figures=False)
+    row = report.comparison.iloc[0]
+    expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
+    assert row["mfu_pct_mean"] == pytest.approx(expected)
+    page = (report.out / "report.md").read_text()
+    assert "| MFU (%) |" in page
+    assert "0.5 (Some datasheet)" in page
+
+
+def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> None:
+    sweep = build()
+    for geometry in ((1, 32, 1), (1, 8, 4)):
+        sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
+    report = write_report([sweep.path], figures=False)
+    page = (report.out / "report.md").read_text()
+    assert page.count("not decomposition-invariant: BatchNorm") == 2
+    assert "Not decomposition-invariant (BatchNorm): 2 runs." in page
+
+
+def test_ramps_are_told_apart(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),))
+    report = write_report([sweep.path], figures=False)
+    assert report.comparison["ramp"].tolist() == ["8→32", "null"]
+
+
 def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)
     torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
     torn.status.write_text('{"format_ver')
     changed.parquet("steps").write_bytes(b"not parquet")
-    empty.config.write_text('{"format_version": 1}')
+    empty.config.write_text('{"format_version": 2}')
     report = write_report([sweep.path], figures=False)
     assert report.comparison["n"].tolist() == [1]
     page = report.files[0].read_text().replace("\\", "")

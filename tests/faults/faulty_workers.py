@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from batchscape.config import Optimizer
 from batchscape.engines.ddp import DdpEngine
 from batchscape.models import LossModule
 from batchscape.train import worker
@@ -61,10 +62,10 @@ def exploding(run_dir: str, rank: int) -> int:
     real = DdpEngine.optimizer_step
     calls = 0
 
-    def optimizer_step(self: DdpEngine, learning_rate: float) -> Tensor:
+    def optimizer_step(self: DdpEngine, settings: Optimizer, factor: float) -> Tensor:
         nonlocal calls
         calls += 1
-        norm = real(self, learning_rate)
+        norm = real(self, settings, factor)
         if calls == 6:
             with torch.no_grad():
                 next(self.module.parameters()).fill_(float("nan"))

@@ -14,7 +14,7 @@ import psutil
 from batchscape.config import RunConfig
 from batchscape.geometry import solve
 from batchscape.plan.machine import Machine
-from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
 TARGET = "fake_workers:main"
 MACHINE = Machine(cpu_cores=2, cpu_name="a processor")
@@ -44,9 +44,11 @@ def spec_named(
             "data": {"name": "stdlib"},
             "optimizer": {"name": "adamw", "learning_rate": 0.1},
             "schedule": {"name": "constant"},
+            "scaling": {},
             "budget": {"optimizer_steps": 3},
             "evaluation": {},
             "engine": {"name": "ddp"},
+            "loader": {},
             "checkpoint": {},
             "measure": {},
             "launcher": {"name": "local", "device": device_type, **launcher},
@@ -58,13 +60,11 @@ def spec_named(
         run_id=name,
         trajectory_id="t",
         sweep_name="fakes",
-        geometry=geometry,
+        stages=(Stage(3 * geometry.global_batch_size, geometry, config.optimizer),),
         device_type=device_type,
         precision="float32",
-        optimizer_steps=3,
-        samples=3 * geometry.global_batch_size,
         evaluation_every_samples=None,
-        data=DataIdentity("0", "/nowhere", 100, 10, 256),
+        data=DataIdentity("0", "/nowhere", 100, 10, 256, task="next_token"),
         config=config,
     )
 

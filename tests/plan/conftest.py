@@ -24,6 +24,7 @@ def named_data(config: Data) -> DataIdentity:
         train_samples=1437,
         held_out_samples=360,
         classes=256,
+        task="next_token",
     )
 
 

@@ -88,9 +88,11 @@ CONFIG = RunConfig.from_mapping(
         "data": {"name": "stdlib"},
         "optimizer": {"name": "sgd", "learning_rate": 0.1},
         "schedule": {"name": "constant"},
+        "scaling": {},
         "budget": {"samples": 720},
         "evaluation": {},
         "engine": {"name": "ddp"},
+        "loader": {},
         "checkpoint": {},
         "measure": {},
         "launcher": {"name": "local"},
@@ -204,7 +206,7 @@ def test_data_is_prepared_once_and_only_where_needed(
 
     def prepare(config: Data) -> DataIdentity:
         asked.append(config)
-        return DataIdentity(str(config), "nowhere", 10_000, 1000, 256)
+        return DataIdentity(str(config), "nowhere", 10_000, 1000, 256, task="next_token")
 
     lines = ["data.sequence_length=32,64", "seed=range(0,20)", "data.layout=packed,padded"]
     found = make_plan(grid(*lines), two_cores, prepare)
@@ -224,4 +226,4 @@ def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
 def test_an_empty_grid_of_cells_is_one_run(two_cores: Machine) -> None:
     grid = Grid([Cell(CONFIG.to_mapping(), {})], frozenset(), {}, None)
     with pytest.raises(GeometryError, match="too few values"):
-        make_plan(grid, two_cores, lambda _: DataIdentity("x", "y", 1, 1, 1))
+        make_plan(grid, two_cores, lambda _: DataIdentity("x", "y", 1, 1, 1, task="class"))

@@ -193,7 +193,7 @@ def plan_or_message(lines: list[str]) -> None:
     """Every command line has a valid plan, or one message."""
 
     def prepare(_: object) -> DataIdentity:
-        return DataIdentity("content", "nowhere", 1437, 360, 256)
+        return DataIdentity("content", "nowhere", 1437, 360, 256, task="next_token")
 
     message = None
     try:

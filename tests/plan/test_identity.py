@@ -21,7 +21,7 @@ from batchscape.plan.identity import content_hash, name_sweep, rejected_id, run_
 from batchscape.record.spec import DataIdentity
 
 MakePlan = Callable[..., Plan]
-DATA = DataIdentity("0123456789abcdef", "/a/folder", 1000, 100, 256)
+DATA = DataIdentity("0123456789abcdef", "/a/folder", 1000, 100, 256, task="next_token")
 GEOMETRY = BatchGeometry(1, 2, 8, 2)
 SETTINGS: dict[str, Any] = {
     "batch": {"global_batch_size": 32, "data_parallel_size": 2, "micro_batch_size": 8},
@@ -29,9 +29,11 @@ SETTINGS: dict[str, Any] = {
     "data": {"name": "stdlib"},
     "optimizer": {"name": "adamw", "learning_rate": 0.001},
     "schedule": {"name": "cosine", "warmup_samples": 320},
+    "scaling": {},
     "budget": {"samples": 3840},
     "evaluation": {"every_samples": 640},
     "engine": {"name": "ddp"},
+    "loader": {},
     "checkpoint": {},
     "measure": {},
     "launcher": {"name": "local"},

@@ -33,7 +33,7 @@ from batchscape.record.columns import COLUMNS
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.mirror import MirrorState
-from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
 from batchscape.record.wandb_run import AXES, METRICS, NOT_MIRRORED
@@ -78,13 +78,11 @@ class FakeTraining:
             run_id=self.run_id,
             trajectory_id="t1",
             sweep_name="fixed_global_batch",
-            geometry=BatchGeometry(1, 2, 8, 2),
+            stages=(Stage(384, BatchGeometry(1, 2, 8, 2), run_config().optimizer),),
             device_type="cpu",
             precision="float32",
-            optimizer_steps=12,
-            samples=384,
             evaluation_every_samples=EVERY * 32,
-            data=DataIdentity("hash", "/data", 1000, 100, 256),
+            data=DataIdentity("hash", "/data", 1000, 100, 256, task="next_token"),
             config=run_config(),
         ).write(self.folder.config)
         self.status.write(self.folder.status)

@@ -54,10 +54,12 @@ def test_rows_after_a_checkpoint_are_removed(tmp_path):
 def step_row(k, loss, step_time_s, *, warmup=False):
     return {
         "optimizer_step": k, "samples": 4 * k, "tokens": 40 * k, "train_time_s": 0.5 * k,
-        "attempt": 0, "loss": loss, "learning_rate": 0.1, "gradient_norm": 1.0,
+        "attempt": 0, "global_batch_size": 4, "loss": loss, "learning_rate": 0.1,
+        "gradient_norm": 1.0,
         "step_time_s": step_time_s, "data_s": 0.01, "forward_backward_s": 0.3,
-        "exchange_optimizer_s": 0.1, "exchanged_bytes": 8, "involuntary_switches": 1,
-        "core_wait_s": 0.05,
+        "exchange_s": 0.08, "optimizer_s": 0.02, "exchange_span_s": 0.1, "exchanged_bytes": 8,
+        "involuntary_switches": 1,
+        "core_wait_s": 0.05, "skipped": k == 2,
         "warmup": warmup,
     }  # fmt: skip
 
@@ -74,7 +76,9 @@ def run(spec_of, tmp_path):
     lines.close()
     for rank, peak in ((0, 1.5), (1, 2.5)):
         lines = JsonLines(folder.lines("ranks"))
-        lines.append([{"rank": rank, "attempt": 0, "peak_allocated_gib": peak, "startup_s": 0.1}])
+        row = {"rank": rank, "attempt": 0, "peak_allocated_gib": peak, "startup_s": 0.1}
+        row |= {"model_flops_per_sample": 3e12, "peak_tflops": 20.0 + rank, "energy_j": 50.0 + rank}
+        lines.append([{**row, "peak_source": "given", "not_invariant": "dropout 0.1"}])
         lines.close()
     return folder
 
@@ -101,6 +105,60 @@ def test_summary_by_hand(run):
     assert figures["peak_allocated_gib"] == 2.5  # of both ranks
     assert figures["final_eval_loss"] is None
     assert figures["peak_reserved_gib"] is None
+    assert figures["skipped_optimizer_steps"] == 1
+    assert (figures["peak_source"], figures["not_invariant"]) == ("given", "dropout 0.1")
+    # 8 samples a second on two devices: 4 each, of 3 TFLOP, on devices of at least 20 TFLOP/s.
+    assert figures["model_tflops_per_s_per_device"] == pytest.approx(12.0)
+    assert figures["mfu_pct"] == pytest.approx(100 * 12 / 20)
+    assert figures["power_w"] == pytest.approx(101 / 2.0)
+    assert figures["energy_j_per_token"] == pytest.approx(101 / 160)
+
+
+def test_an_unknown_peak_or_energy_of_one_rank_leaves_the_figure_out(run):
+    rows = list(read_json_lines(run.lines("ranks")))
+    rows[1] |= {"peak_tflops": None, "energy_j": None}
+    run.lines("ranks").unlink()
+    lines = JsonLines(run.lines("ranks"))
+    lines.append(rows)
+    lines.close()
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    assert status.summary["model_tflops_per_s_per_device"] == pytest.approx(12.0)
+    for name in ("mfu_pct", "peak_tflops", "power_w", "energy_j_per_token"):
+        assert status.summary[name] is None, name
+
+
+def test_energy_of_a_resumed_run_is_over_the_steps_of_its_attempt(run):
+    rows = list(read_json_lines(run.lines("steps")))
+    for row in rows[3:]:
+        row["attempt"] = 1
+    run.lines("steps").unlink()
+    lines = JsonLines(run.lines("steps"))
+    lines.append(rows)
+    lines.close()
+    ranks = list(read_json_lines(run.lines("ranks")))
+    lines = JsonLines(run.lines("ranks"))
+    lines.append({**row, "attempt": 1, "energy_j": 8.0} for row in ranks)
+    lines.close()
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    assert status.summary["energy_j_per_token"] == pytest.approx(16 / 80)
+    assert status.summary["power_w"] == pytest.approx(16 / 1.0)
+
+
+def test_times_of_a_ramp_are_those_of_its_last_global_batch(run):
+    rows = list(read_json_lines(run.lines("steps")))
+    for row in rows[3:]:
+        row["global_batch_size"] = 8
+    run.lines("steps").unlink()
+    lines = JsonLines(run.lines("steps"))
+    lines.append(rows)
+    lines.close()
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    assert status.summary["step_time_s"] == 0.5  # of 0.5 0.5
+    assert status.summary["step_time_p90_s"] == 0.5
+    assert status.summary["measured_optimizer_steps"] == 4
 
 
 def test_uneven_steps_are_weighted_by_their_targets(run):

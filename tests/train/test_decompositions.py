@@ -137,6 +137,6 @@ def test_gradient_bytes_are_those_declared(curves, trainer):
     from batchscape.models import build_model, parameter_count
 
     spec = trainer.make_spec(data=PACKED)
-    declared = 8 * parameter_count(build_model(spec.config, 256, "float64"))
+    declared = 8 * parameter_count(build_model(spec.config, spec.data, "float64"))
     for table, (ranks, _, _) in zip(curves("float64", PACKED), DECOMPOSITIONS, strict=True):
         assert table["exchanged_bytes"].unique().tolist() == [declared if ranks > 1 else 0]

@@ -32,6 +32,8 @@ from batchscape.record.spec import DataIdentity
 
 __all__ = ["cache_folder", "prepare"]
 
+_PIXELS = 64
+
 _FORMAT = 1
 """Version of the prepared arrays; part of the manifest hash."""
 
@@ -91,6 +93,8 @@ def prepare(config: StandardLibrary | TextFiles | Digits) -> DataIdentity:
         train_samples=sizes["train"],
         held_out_samples=sizes["held_out"],
         classes=classes,
+        task="class" if isinstance(config, Digits) else "next_token",
+        features=_PIXELS if isinstance(config, Digits) else None,
     )
 
 

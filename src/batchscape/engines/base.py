@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+
+from batchscape.config import Optimizer
+from batchscape.measure.clock import StepMarks
 
 __all__ = ["Engine"]
 
@@ -23,9 +25,20 @@ class Engine(Protocol):
     exchanged_bytes: int
     """Gradient bytes that this rank has given to the exchange so far."""
 
-    on_gradients: Callable[[], None]
-    """Called once an optimizer step, when the last local gradient is there; what follows is
-    exposed exchange, clipping and the update."""
+    marks: StepMarks
+    """Told once an optimizer step, as they happen, of the first bucket given to the exchange, of
+    the last local gradient, and of the end of the exchange; a rank that trains alone only tells
+    of the gradient."""
+
+    skipped: Tensor | None
+    """Whether the last optimizer step left the parameters alone, because a gradient overflowed:
+    a scalar on the device, the same on every rank. None where that cannot happen."""
+
+    @property
+    def gradient_scale(self) -> Tensor | float:
+        """Factor of the gradients between backward and optimizer step: 1.0, or with a scaled loss
+        a scalar on the device. Squared norms of micro-gradients are to be divided by its square.
+        """
 
     def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward.
@@ -46,17 +59,24 @@ class Engine(Protocol):
             The sum of the losses of the micro-batch, detached.
         """
 
-    def optimizer_step(self, learning_rate: float) -> Tensor:
+    def optimizer_step(self, settings: Optimizer, factor: float) -> Tensor:
         """Clip the whole gradient, update the parameters, clear the gradients.
+
+        Parameters
+        ----------
+        settings : Optimizer
+            Of the stage; every step may have others of the same kind.
+        factor : float
+            Learning rate over its peak.
 
         Returns
         -------
         Tensor, scalar
-            The norm of the whole gradient before clipping.
+            The norm of the whole gradient before clipping; not finite in a skipped step.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the model and the optimizer."""
+        """Return what a checkpoint holds of the model, the optimizer and the loss scale."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""

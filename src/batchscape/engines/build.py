@@ -21,11 +21,11 @@ def build_engine(spec: RunSpec, device: torch.device) -> Engine:
     device : torch.device
         Of this rank.
     """
-    module = build_model(spec.config, spec.data.classes, spec.precision).to(device)
+    module = build_model(spec.config, spec.data, spec.precision).to(device)
     return DdpEngine(
         module,
         spec.config.engine,
-        spec.config.optimizer,
+        spec.stages[0].optimizer,
         spec.precision,
         spec.geometry.data_parallel_size,
     )

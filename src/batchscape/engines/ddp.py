@@ -2,18 +2,20 @@
 
 # Annotations stay objects here: DDP checks those of its hook by identity.
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from batchscape.config import AdamW, Ddp, Sgd
-from batchscape.engines.optimizers import build_optimizer, clip_gradients
+from batchscape.config import Ddp, Optimizer
+from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
+from batchscape.engines.precision import autocast
+from batchscape.measure.clock import NoMarks, StepMarks
 
 __all__ = ["DdpEngine"]
 
@@ -25,14 +27,18 @@ class DdpEngine:
     divided by the global number of targets, so a sum over micro-steps and ranks is the gradient
     of the whole batch.
 
+    In float16 the loss is scaled up before the backward, so that small gradients stay above the
+    smallest float16, and gradients are scaled down before they are clipped. They are judged once
+    they are summed, so that every rank finds the same overflow and skips the same update.
+
     Parameters
     ----------
     module : nn.Module
         Returns the sum of losses; already on the device.
     config : Ddp
-    optimizer : AdamW or Sgd
+    optimizer : Optimizer
     precision : str
-        `float32`, `bfloat16` or `float64`.
+        `float32`, `bfloat16`, `float16` or `float64`.
     world_size : int
         Data-parallel ranks; a process group exists where it is above 1.
     """
@@ -41,17 +47,20 @@ class DdpEngine:
         self,
         module: nn.Module,
         config: Ddp,
-        optimizer: AdamW | Sgd,
+        optimizer: Optimizer,
         precision: str,
         world_size: int,
     ) -> None:
         self.module = module
         self.exchanged_bytes = 0
-        self.on_gradients: Callable[[], None] = _nothing
-        self._clip_norm = optimizer.gradient_clip_norm
-        self._device_type = next(module.parameters()).device.type
-        self._autocast = precision == "bfloat16"
+        self.marks: StepMarks = NoMarks()
+        self.skipped: Tensor | None = None
+        device = next(module.parameters()).device
+        self._device_type = device.type
+        self._precision = precision
         self._checked = False
+        self._scaler = GradScaler(device.type, enabled=precision == "float16")
+        self._one = torch.ones((), device=device)
         if config.compile:
             module.compile()
         self._wrapped: DistributedDataParallel | None = None
@@ -64,52 +73,77 @@ class DdpEngine:
             self._wrapped.register_comm_hook(self, _sum_over_ranks)
         self._optimizer = build_optimizer(optimizer, module)
 
+    @property
+    def gradient_scale(self) -> Tensor | float:
+        """Factor of the gradients between backward and optimizer step."""
+        return self._scale() if self._scaler.is_enabled() else 1.0
+
     def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
         wrapped = self._wrapped
         with nullcontext() if wrapped is None or last else wrapped.no_sync():
-            with torch.autocast(self._device_type, torch.bfloat16, enabled=self._autocast):
+            with autocast(self._device_type, self._precision):
                 loss: Tensor = (wrapped or self.module)(inputs, targets)[0]
-            (loss * weight).backward()
+            scaled: Tensor = self._scaler.scale(loss * weight)
+            scaled.backward()
         if last and wrapped is None:
-            self.on_gradients()
+            self.marks.gradients_ready()
+        elif last:
+            self.marks.exchange_ends()
         return loss.detach()
 
-    def optimizer_step(self, learning_rate: float) -> Tensor:
+    def optimizer_step(self, settings: Optimizer, factor: float) -> Tensor:
         """Clip the whole gradient, update the parameters, clear the gradients."""
         if not self._checked:
             _check_strides(self.module)
             self._checked = True
-        norm = clip_gradients(self.module, self._clip_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        self._scaler.unscale_(self._optimizer)
+        norm = clip_gradients(self.module, settings.gradient_clip_norm)
+        set_hyperparameters(self._optimizer, settings, factor)
+        self._scaler.step(self._optimizer)
+        if self._scaler.is_enabled():
+            # The scale falls when an update was skipped, and then only; seen without waiting.
+            before = self._scale()
+            self._scaler.update()
+            self.skipped = self._scale() < before
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the model and the optimizer."""
-        return {"model": self.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+        """Return what a checkpoint holds of the model, the optimizer and the loss scale."""
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
         self.module.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
 
     def close(self) -> None:
         """Drop the wrapped model, so that the process group can be ended."""
         # The reducer of a live DDP module joins a gloo thread and may wait for it for ever.
         self._wrapped = None
         self.module = nn.Identity()
-        self.on_gradients = _nothing
+        self.marks = NoMarks()
+
+    def _scale(self) -> Tensor:
+        """Return the scale of the loss as it is on the device; `get_scale` would wait for it."""
+        scale: Tensor = self._scaler.scale(self._one)
+        return scale
 
 
 def _sum_over_ranks(engine: DdpEngine, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sum one bucket over the ranks, count its bytes, and mark the last one."""
+    """Sum one bucket over the ranks, count its bytes, and mark the first and the last one."""
     gradients = bucket.buffer()
     engine.exchanged_bytes += gradients.nbytes
+    if bucket.index() == 0:
+        engine.marks.exchange_begins()
     if bucket.is_last():
-        engine.on_gradients()
+        engine.marks.gradients_ready()
     work = dist.all_reduce(gradients, async_op=True)
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda future: future.value()[0]
@@ -126,7 +160,3 @@ def _check_strides(module: nn.Module) -> None:
                 f"{parameter.stride()}; fused optimizers need them equal"
             )
             raise RuntimeError(msg)
-
-
-def _nothing() -> None:
-    """Stand in where nobody listens."""

@@ -2,38 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from batchscape.config import AdamW as AdamWConfig
+from batchscape.config import Muon as MuonConfig
+from batchscape.config import Optimizer as OptimizerConfig
 from batchscape.config import Sgd as SgdConfig
+from batchscape.errors import ConfigError
 
-__all__ = ["build_optimizer", "clip_gradients"]
+__all__ = ["build_optimizer", "clip_gradients", "hidden_matrices", "set_hyperparameters"]
 
 
-def build_optimizer(config: AdamWConfig | SgdConfig, module: nn.Module) -> Optimizer:
-    """Build the optimizer of a run; only matrices decay."""
+def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
+    """Build the optimizer of a run; only matrices decay.
+
+    SGD and AdamW are PyTorch's fused kernels. Muon is PyTorch's too: its orthogonalisation is in
+    bfloat16 whatever the precision of the run.
+
+    Parameters
+    ----------
+    config : AdamW, Sgd or Muon
+    module : nn.Module
+        Its parameters lie where they are trained.
+
+    Raises
+    ------
+    ConfigError
+        If Muon is asked for, and PyTorch does not ship it or no parameter is for it.
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    if isinstance(config, AdamWConfig):
-        return AdamW(
-            groups,
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.epsilon,
-            fused=True,
+    built: Optimizer
+    if isinstance(config, SgdConfig):
+        built = SGD(
+            _groups(parameters), momentum=config.momentum, nesterov=config.nesterov, fused=True
         )
-    return SGD(
-        groups,
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        fused=True,
-    )
+    elif isinstance(config, AdamWConfig):
+        built = _adamw(config, parameters)
+    else:
+        built = _muon_and_adamw(config, module, parameters)
+    set_hyperparameters(built, config, 1.0)
+    return built
+
+
+def set_hyperparameters(optimizer: Optimizer, settings: OptimizerConfig, factor: float) -> None:
+    """Give an optimizer the settings of a step, its learning rates times a factor."""
+    for group in optimizer.param_groups:
+        rate = settings.learning_rate
+        if isinstance(settings, MuonConfig) and not group["is_muon"]:
+            rate = settings.adamw_learning_rate
+        group["lr"] = rate * factor
+        group["weight_decay"] = settings.weight_decay if group["decays"] else 0.0
+        if "betas" in group and not isinstance(settings, SgdConfig):
+            group["betas"] = (settings.beta1, settings.beta2)
+
+
+def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """Return the trained matrices of hidden layers, which Muon is for.
+
+    These are the parameters of two dimensions, but
+
+    * those of an `nn.Embedding`, hence also a last layer that is tied to it;
+    * those of the last layer: the last module to be registered that has a matrix of its own,
+      unless it lies within an `nn.ModuleList`, as the blocks of a transformer do.
+
+    Convolutions have more dimensions and are left to AdamW, as are vectors. Source: K. Jordan,
+    "Muon: an optimizer for hidden layers in neural networks", 2024.
+    """
+    in_blocks = {
+        id(inner)
+        for blocks in module.modules()
+        if isinstance(blocks, nn.ModuleList)
+        for inner in blocks.modules()
+    }
+    embedded = {
+        id(p)
+        for owner in module.modules()
+        if isinstance(owner, nn.Embedding)
+        for p in owner.parameters()
+    }
+    owners = [
+        (owner, matrices)
+        for owner in module.modules()
+        if not isinstance(owner, nn.Embedding)
+        and (matrices := [p for p in owner.parameters(recurse=False) if p.ndim == 2])
+    ]
+    if owners and id(owners[-1][0]) not in in_blocks:
+        owners.pop()
+    found = {id(p): p for _, matrices in owners for p in matrices if p.requires_grad}
+    return [p for key, p in found.items() if key not in embedded]
 
 
 def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tensor:
@@ -43,3 +104,83 @@ def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tenso
     if largest_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
     return norm
+
+
+def _muon_and_adamw(
+    config: MuonConfig, module: nn.Module, parameters: list[nn.Parameter]
+) -> Optimizer:
+    hidden = hidden_matrices(module)
+    if not hidden:
+        msg = (
+            "optimizer=muon is for matrices of hidden layers, and this model has none (embeddings "
+            "and the last layer are trained by AdamW); use optimizer=adamw"
+        )
+        raise ConfigError(msg)
+    chosen = {id(p) for p in hidden}
+    rest = [p for p in parameters if id(p) not in chosen]
+    return _MuonAndAdamW(_muon(config, hidden), _adamw(config, rest))
+
+
+class _MuonAndAdamW(Optimizer):
+    """Two optimizers that share the parameters of a model, as one."""
+
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
+        self._parts = {"muon": muon, "adamw": adamw}
+        super().__init__([group for part in self._each() for group in part.param_groups], {})
+        self._share_groups()
+
+    def step(self) -> None:  # type: ignore[override]  # no closure: two would call it twice
+        """Update the parameters of both."""
+        for part in self._each():
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state_dict[name])
+        self._share_groups()
+
+    def _each(self) -> Iterator[Optimizer]:
+        yield from self._parts.values()
+
+    def _share_groups(self) -> None:
+        """Show the very groups that the two read their settings from."""
+        self.param_groups = [group for part in self._each() for group in part.param_groups]
+
+
+def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Part the parameters by whether they decay."""
+    return [
+        {"params": [p for p in parameters if p.ndim >= 2], "decays": True, "is_muon": False},
+        {"params": [p for p in parameters if p.ndim < 2], "decays": False, "is_muon": False},
+    ]
+
+
+def _adamw(config: AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    return AdamW(
+        _groups(parameters),
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=True,
+    )
+
+
+def _muon(config: MuonConfig, parameters: list[nn.Parameter]) -> Optimizer:
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        msg = (
+            "optimizer=muon needs torch.optim.Muon, which PyTorch ships since 2.9; this is "
+            f"{torch.__version__}. Use a newer one, or optimizer=adamw"
+        )
+        raise ConfigError(msg)
+    built: Optimizer = muon(
+        [{"params": parameters, "decays": True, "is_muon": True}],
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.newton_schulz_steps,
+    )
+    return built

@@ -1,4 +1,9 @@
-"""The time of an optimizer step and of its parts, without making the device wait."""
+"""The time of an optimizer step and of its parts, without making the device wait.
+
+A step has up to five marks: its begin; the first bucket of gradients given to the exchange; the
+last local gradient; the end of the exchange; its end. A rank that trains alone exchanges nothing:
+its exchange takes no time.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,15 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["CpuClock", "CudaClock", "StepClock", "StepTimes", "build_clock"]
+__all__ = ["CpuClock", "CudaClock", "NoMarks", "StepClock", "StepMarks", "StepTimes", "build_clock"]
 
 
 class StepTimes(NamedTuple):
-    """Seconds of one optimizer step, on one rank."""
+    """Seconds of one optimizer step, on one rank.
+
+    On the CPU the step is the sum of data, forward and backward, exchange and optimizer; on CUDA
+    the same without data, which the host fetches while the device computes.
+    """
 
     step_time_s: float
     """The whole step."""
@@ -19,11 +28,28 @@ class StepTimes(NamedTuple):
     """Fetching samples, on the host."""
     forward_backward_s: float
     """Up to the last local gradient; on the CPU, where the host does both, data excluded."""
-    exchange_optimizer_s: float
-    """After the last local gradient: exchange that backward did not hide, clipping, update."""
+    exchange_s: float
+    """From the last local gradient to the end of the exchange: what backward did not hide."""
+    optimizer_s: float
+    """After the exchange: clipping, update, averaging of weights."""
+    exchange_span_s: float
+    """From the first bucket given to the exchange to its end; backward goes on meanwhile."""
 
 
-class StepClock(Protocol):
+class StepMarks(Protocol):
+    """What an engine tells of a step while it happens."""
+
+    def exchange_begins(self) -> None:
+        """Mark that the first bucket of gradients is given to the exchange."""
+
+    def gradients_ready(self) -> None:
+        """Mark that the last local gradient of the step is there."""
+
+    def exchange_ends(self) -> None:
+        """Mark that the gradients of all ranks are there."""
+
+
+class StepClock(StepMarks, Protocol):
     """Marks the edges of a step; the times are read later."""
 
     def begin(self) -> None:
@@ -32,9 +58,6 @@ class StepClock(Protocol):
     def add_data(self, seconds: float) -> None:
         """Count host time spent on samples in this step."""
 
-    def gradients_ready(self) -> None:
-        """Mark that the last local gradient of the step is there."""
-
     def end(self) -> None:
         """End the step."""
 
@@ -42,35 +65,63 @@ class StepClock(Protocol):
         """Return the times of the oldest `count` steps that were not read yet."""
 
 
+class NoMarks:
+    """Marks that nobody reads."""
+
+    def exchange_begins(self) -> None:
+        """See `StepMarks`."""
+
+    def gradients_ready(self) -> None:
+        """See `StepMarks`."""
+
+    def exchange_ends(self) -> None:
+        """See `StepMarks`."""
+
+
 class CpuClock:
     """Wall clock: on the CPU the host does the work itself."""
 
     def __init__(self) -> None:
         self._steps: list[StepTimes] = []
-        self._begin = self._ready = self._data_s = 0.0
+        self._data_s = self._begin = self._ready = 0.0
+        self._exchange: tuple[float, float] | None = None
 
     def begin(self) -> None:
         """Start a step."""
         self._data_s = 0.0
+        self._exchange = None
         self._begin = self._ready = time.perf_counter()
 
     def add_data(self, seconds: float) -> None:
         """Count host time spent on samples in this step."""
         self._data_s += seconds
 
+    def exchange_begins(self) -> None:
+        """Mark that the first bucket of gradients is given to the exchange."""
+        now = time.perf_counter()
+        self._exchange = (now, now)
+
     def gradients_ready(self) -> None:
         """Mark that the last local gradient of the step is there."""
         self._ready = time.perf_counter()
 
+    def exchange_ends(self) -> None:
+        """Mark that the gradients of all ranks are there."""
+        if self._exchange is not None:
+            self._exchange = (self._exchange[0], time.perf_counter())
+
     def end(self) -> None:
         """End the step."""
         end = time.perf_counter()
+        first, exchanged = self._exchange or (self._ready, self._ready)
         self._steps.append(
             StepTimes(
                 step_time_s=end - self._begin,
                 data_s=self._data_s,
                 forward_backward_s=self._ready - self._begin - self._data_s,
-                exchange_optimizer_s=end - self._ready,
+                exchange_s=exchanged - self._ready,
+                optimizer_s=end - exchanged,
+                exchange_span_s=exchanged - first,
             )
         )
 
@@ -84,53 +135,69 @@ class CudaClock:
     """CUDA events on the current stream; reading waits only for the steps it reads.
 
     The host fetches samples while the device computes, so `data_s` is host time that
-    `forward_backward_s` may contain or hide.
+    `forward_backward_s` may contain or hide. The end of the exchange is an event of the stream
+    that computes, after that stream was told to wait for the exchange.
     """
 
     def __init__(self) -> None:
-        self._open: list[torch.cuda.Event] = []
-        self._steps: list[tuple[list[torch.cuda.Event], float]] = []
+        self._open: dict[str, torch.cuda.Event] = {}
+        self._steps: list[tuple[dict[str, torch.cuda.Event], float]] = []
         self._data_s = 0.0
 
     def begin(self) -> None:
         """Start a step."""
         self._data_s = 0.0
-        self._open = []
-        self._mark()
+        self._open = {}
+        self._mark("begin")
 
     def add_data(self, seconds: float) -> None:
         """Count host time spent on samples in this step."""
         self._data_s += seconds
 
+    def exchange_begins(self) -> None:
+        """Mark that the first bucket of gradients is given to the exchange."""
+        self._mark("first")
+
     def gradients_ready(self) -> None:
         """Mark that the last local gradient of the step is there."""
-        self._mark()
+        self._mark("ready")
+
+    def exchange_ends(self) -> None:
+        """Mark that the gradients of all ranks are there."""
+        self._mark("exchanged")
 
     def end(self) -> None:
         """End the step."""
-        self._mark()
+        self._mark("end")
         self._steps.append((self._open, self._data_s))
 
     def read(self, count: int) -> list[StepTimes]:
         """Return the times of the oldest `count` steps that were not read yet."""
         taken, self._steps = self._steps[:count], self._steps[count:]
-        times = []
-        for (begin, ready, end), data_s in taken:
-            end.synchronize()
-            times.append(
-                StepTimes(
-                    step_time_s=begin.elapsed_time(end) / 1e3,
-                    data_s=data_s,
-                    forward_backward_s=begin.elapsed_time(ready) / 1e3,
-                    exchange_optimizer_s=ready.elapsed_time(end) / 1e3,
-                )
-            )
-        return times
+        return [_cuda_times(events, data_s) for events, data_s in taken]
 
-    def _mark(self) -> None:
+    def _mark(self, name: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._open.append(event)
+        self._open[name] = event
+
+
+def _cuda_times(events: dict[str, torch.cuda.Event], data_s: float) -> StepTimes:
+    begin, ready, end = events["begin"], events["ready"], events["end"]
+    end.synchronize()
+    exchanged = events.get("exchanged", ready)
+    return StepTimes(
+        step_time_s=_seconds(begin, end),
+        data_s=data_s,
+        forward_backward_s=_seconds(begin, ready),
+        exchange_s=_seconds(ready, exchanged),
+        optimizer_s=_seconds(exchanged, end),
+        exchange_span_s=_seconds(events.get("first", exchanged), exchanged),
+    )
+
+
+def _seconds(first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+    return 0.0 if first is second else first.elapsed_time(second) / 1e3
 
 
 def build_clock(device: torch.device) -> StepClock:

@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchscape.config import Gpt, RunConfig
+from batchscape.config import Gpt, Mlp, RunConfig
 from batchscape.models.gpt import GptModel
 from batchscape.models.mlp import MlpModel
+from batchscape.record.spec import DataIdentity
 
 __all__ = ["LossModule", "build_model", "parameter_count"]
-
-_IMAGE_FEATURES = 64
 
 
 class LossModule(nn.Module):
@@ -47,7 +46,7 @@ class LossModule(nn.Module):
         return loss, (flat.argmax(-1) == wanted).sum()
 
 
-def build_model(config: RunConfig, classes: int, precision: str) -> LossModule:
+def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossModule:
     """Build the model of a run on the CPU, the same for every geometry and device.
 
     Parameters are drawn in float32 from `init_seed`, then widened for float64.
@@ -55,8 +54,8 @@ def build_model(config: RunConfig, classes: int, precision: str) -> LossModule:
     Parameters
     ----------
     config : RunConfig
-    classes : int
-        Size of the vocabulary, or number of classes.
+    data : DataIdentity
+        Tells the vocabulary or the classes, and what a sample is.
     precision : str
         `float32`, `bfloat16` (parameters stay float32) or `float64`.
     """
@@ -66,9 +65,11 @@ def build_model(config: RunConfig, classes: int, precision: str) -> LossModule:
         if config.sequence_length is None:
             msg = "a transformer needs sequences"
             raise AssertionError(msg)
-        model = GptModel(config.model, classes, config.sequence_length)
+        model = GptModel(config.model, data.classes, config.sequence_length)
+    elif isinstance(config.model, Mlp) and data.features is not None:
+        model = MlpModel(config.model, data.features, data.classes)
     else:
-        model = MlpModel(config.model, _IMAGE_FEATURES, classes)
+        raise NotImplementedError
     if precision == "float64":
         model = model.double()
     return LossModule(model)

@@ -101,7 +101,7 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
     _refuse_empty(problems, geometries)
     _check_launched(configs, geometries, problems)
 
-    prepared: dict[Data, DataIdentity] = {}
+    prepared: dict[str, DataIdentity] = {}
     planned: dict[str, PlannedCell] = {}
     for cell, config, geometry, problem in zip(
         grid.cells, configs, geometries, problems, strict=True
@@ -110,9 +110,10 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
         if isinstance(geometry, GeometryError):
             outcome = reject(config, str(geometry))
         else:
-            if config.data not in prepared:
-                prepared[config.data] = prepare(config.data)
-            outcome = resolve(config, geometry, prepared[config.data], machine, sweep_name)
+            key = repr(config.data)
+            if key not in prepared:
+                prepared[key] = prepare(config.data)
+            outcome = resolve(config, geometry, prepared[key], machine, sweep_name)
             if problem is not None:
                 outcome = reject(config, problem, geometry=geometry, run_id=outcome.run_id)
         planned.setdefault(outcome.run_id, PlannedCell(outcome, cell.swept))

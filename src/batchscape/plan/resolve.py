@@ -11,7 +11,7 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry, solve
 from batchscape.plan.identity import rejected_id, run_id, trajectory_id
 from batchscape.plan.machine import Machine
-from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
 __all__ = [
     "Rejection",
@@ -150,11 +150,9 @@ def resolve(
         run_id=run_id(config, trajectory, geometry, device_type),
         trajectory_id=trajectory,
         sweep_name=sweep_name,
-        geometry=geometry,
+        stages=(Stage(samples, geometry, config.optimizer),),
         device_type=device_type,
         precision=precision,
-        optimizer_steps=samples // global_batch,
-        samples=samples,
         evaluation_every_samples=config.evaluation.every_samples,
         data=data,
         config=config,

@@ -31,16 +31,30 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "steps": {
         **_PROGRESS,
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "global_batch_size": Column("Int64", "samples of the step, over all ranks"),
         "loss": Column("Float64", "sum of the losses over the global batch / number of targets"),
         "learning_rate": Column("Float64", "learning rate of the step"),
         "gradient_norm": Column("Float64", "norm of the whole gradient before clipping"),
         "step_time_s": Column("Float64", "time of the optimizer step, on rank 0"),
         "data_s": Column("Float64", "part of it spent on fetching samples"),
         "forward_backward_s": Column("Float64", "part of it spent in forward and backward"),
-        "exchange_optimizer_s": Column(
-            "Float64", "part of it: gradient exchange that backward did not hide, clipping, update"
+        "exchange_s": Column("Float64", "part of it: gradient exchange that backward did not hide"),
+        "optimizer_s": Column("Float64", "part of it: clipping, update, averaging of weights"),
+        "exchange_span_s": Column(
+            "Float64", "from the first bucket given to the exchange until all are back; overlaps"
         ),
         "exchanged_bytes": Column("Int64", "gradient bytes that a rank gave to the exchange"),
+        "skipped": Column(
+            "boolean", "whether the update was left out: a gradient overflowed in float16"
+        ),
+        "small_batch_size": Column(
+            "Int64", "samples behind each small gradient of the noise scale; missing: not sampled"
+        ),
+        "small_gradient_square": Column(
+            "Float64", "mean squared norm of the mean gradients of small batches, before clipping"
+        ),
+        "power_w": Column("Float64", "power of rank 0's device, about once a second; CUDA only"),
+        "clock_mhz": Column("Float64", "clock of rank 0's device, about once a second"),
         "involuntary_switches": Column("Int64", "times the system took the core away in the step"),
         "core_wait_s": Column("Float64", "time in the step that rank 0 was ready and had no core"),
         "warmup": Column("boolean", "whether the step stays out of step-time figures"),
@@ -48,7 +62,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "evals": {
         **_PROGRESS,
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
-        "eval_loss": Column("Float64", "sum of the losses over the held-out samples / targets"),
+        "eval_loss": Column(
+            "Float64", "sum of the losses over the held-out samples / targets, of averaged weights "
+            "where evaluation.ema_half_life_tokens is set"
+        ),
+        "raw_eval_loss": Column("Float64", "the same of the weights themselves; missing without"),
         "eval_accuracy": Column("Float64", "share of right classes; missing for language models"),
         "eval_targets": Column("Int64", "targets in the held-out samples"),
         "evaluation_s": Column("Float64", "time of the evaluation"),
@@ -69,6 +87,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
+        "model_flops_per_sample": Column(
+            "Float64", "operations of the model on a sample, forward and backward, counted once each"
+        ),
+        "peak_tflops": Column("Float64", "peak of the device that MFU refers to, 10^12 FLOP/s"),
+        "peak_source": Column("string", "where that peak comes from"),
+        "energy_j": Column("Float64", "energy of the device in measured optimizer steps; CUDA only"),
+        "not_invariant": Column(
+            "string", "why decompositions may train unlike one another; missing where they may not"
+        ),
         "clock_mhz": Column("Float64", "clock of the device right after the last step"),
         "throttled": Column("boolean", "whether heat or power held it down then; CUDA only"),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),

@@ -23,7 +23,7 @@ from pathlib import Path
 
 __all__ = ["FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the layout and of the columns; a reader refuses another one."""
 
 TABLES = ("steps", "evals", "ranks")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import RunConfig
+from pydantic import TypeAdapter
+
+from batchscape.config import Optimizer, RunConfig
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.status import check_version
 
-__all__ = ["DataIdentity", "RunSpec"]
+__all__ = ["DataIdentity", "RunSpec", "Stage"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,30 @@ class DataIdentity:
     held_out_samples: int
     """Samples in the evaluation part."""
     classes: int
-    """Size of the vocabulary, or number of classes."""
+    """Different values of a target: size of the vocabulary, or number of classes."""
+    task: str
+    """What a target is: `next_token`, or `class` (one a sample); custom data may say `other`."""
+    features: int | None = None
+    """Numbers in a sample that is a vector; None for sequences of tokens."""
+    vocabulary: int | None = None
+    """Different tokens of an input sequence, where these are not what is predicted (a text with a
+    class); None: `classes` counts them, or inputs are no tokens."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a training with one global batch; most trainings have one stage."""
+
+    samples: int
+    """Samples of this stage, whole optimizer steps."""
+    geometry: BatchGeometry
+    optimizer: Optimizer
+    """The optimizer's settings once scaling rules were applied for this global batch."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of this stage."""
+        return self.samples // self.geometry.global_batch_size
 
 
 @dataclass(frozen=True)
@@ -39,27 +65,36 @@ class RunSpec:
     run_id: str
     trajectory_id: str
     sweep_name: str
-    geometry: BatchGeometry
+    stages: tuple[Stage, ...]
+    """In their order; all have the same data-parallel ranks."""
     device_type: str
     """`cpu` or `cuda`."""
     precision: str
-    """`float32`, `bfloat16` or `float64`."""
-    optimizer_steps: int
-    """Budget in optimizer steps."""
-    samples: int
-    """Budget in samples."""
+    """`float32`, `bfloat16`, `float16` or `float64`."""
     evaluation_every_samples: int | None
     """Samples between evaluations; None: only at both ends."""
     data: DataIdentity
     config: RunConfig
+    source_hash: str | None = None
+    """Names the content of model code and weights that are not part of this package."""
+
+    @property
+    def geometry(self) -> BatchGeometry:
+        """Geometry of the last stage, which names the run."""
+        return self.stages[-1].geometry
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Budget in optimizer steps."""
+        return sum(stage.optimizer_steps for stage in self.stages)
+
+    @property
+    def samples(self) -> int:
+        """Budget in samples."""
+        return sum(stage.samples for stage in self.stages)
 
     def write(self, path: Path) -> None:
         """Write `config.json`."""
-        geometry = {
-            **asdict(self.geometry),
-            "data_parallel_size": self.geometry.data_parallel_size,
-            "global_batch_size": self.geometry.global_batch_size,
-        }
         write_json(
             path,
             {
@@ -67,7 +102,7 @@ class RunSpec:
                 "run_id": self.run_id,
                 "trajectory_id": self.trajectory_id,
                 "sweep_name": self.sweep_name,
-                "geometry": geometry,
+                "geometry": _plain_geometry(self.geometry),
                 "resolved": {
                     "device_type": self.device_type,
                     "precision": self.precision,
@@ -76,6 +111,15 @@ class RunSpec:
                     "evaluation_every_samples": self.evaluation_every_samples,
                     "init_seed": self.config.resolved_init_seed,
                     "data_seed": self.config.resolved_data_seed,
+                    "source_hash": self.source_hash,
+                    "stages": [
+                        {
+                            "samples": stage.samples,
+                            "geometry": _plain_geometry(stage.geometry),
+                            "optimizer": _OPTIMIZER.dump_python(stage.optimizer, mode="json"),
+                        }
+                        for stage in self.stages
+                    ],
                 },
                 "data": asdict(self.data),
                 "config": self.config.to_mapping(),
@@ -101,20 +145,36 @@ class RunSpec:
 
     @classmethod
     def _from_content(cls, content: dict[str, Any]) -> RunSpec:
-        geometry = dict(content["geometry"])
-        for derived in ("data_parallel_size", "global_batch_size"):
-            geometry.pop(derived)
         resolved = content["resolved"]
         return cls(
             run_id=content["run_id"],
             trajectory_id=content["trajectory_id"],
             sweep_name=content["sweep_name"],
-            geometry=BatchGeometry(**geometry),
+            stages=tuple(
+                Stage(
+                    samples=stage["samples"],
+                    geometry=_geometry(stage["geometry"]),
+                    optimizer=_OPTIMIZER.validate_json(json.dumps(stage["optimizer"])),
+                )
+                for stage in resolved["stages"]
+            ),
             device_type=resolved["device_type"],
             precision=resolved["precision"],
-            optimizer_steps=resolved["optimizer_steps"],
-            samples=resolved["samples"],
             evaluation_every_samples=resolved["evaluation_every_samples"],
             data=DataIdentity(**content["data"]),
             config=RunConfig.from_mapping(content["config"]),
+            source_hash=resolved["source_hash"],
         )
+
+
+_OPTIMIZER: TypeAdapter[Optimizer] = TypeAdapter(Optimizer)
+
+_DERIVED = ("data_parallel_size", "global_batch_size")
+
+
+def _plain_geometry(geometry: BatchGeometry) -> dict[str, int]:
+    return {**asdict(geometry), **{name: getattr(geometry, name) for name in _DERIVED}}
+
+
+def _geometry(plain: dict[str, int]) -> BatchGeometry:
+    return BatchGeometry(**{name: n for name, n in plain.items() if name not in _DERIVED})

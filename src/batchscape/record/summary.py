@@ -21,15 +21,26 @@ SUMMARY: dict[str, str] = {
     "final_eval_accuracy": "held-out accuracy of the last evaluation; classification only",
     "train_time_s": "time in optimizer steps, evaluation and checkpoints excluded",
     "measured_optimizer_steps": "optimizer steps behind the time figures (warm-up excluded)",
-    "step_time_s": "median time of a measured optimizer step",
+    "step_time_s": "median time of a measured optimizer step of the last global batch",
     "step_time_p10_s": "10th percentile of the same",
     "step_time_p90_s": "90th percentile of the same",
-    "data_s": "median time on data, a measured optimizer step",
+    "data_s": "median time of waiting for samples, a measured optimizer step",
     "forward_backward_s": "median time in forward and backward",
-    "exchange_optimizer_s": "median time of exposed exchange, clipping and update",
+    "exchange_s": "median time of gradient exchange that backward did not hide",
+    "optimizer_s": "median time of clipping, update and averaging of weights",
+    "exchange_span_s": "median time from the first bucket exchanged until all are back",
     "tokens_per_s": "tokens over time, all devices, all measured optimizer steps",
     "samples_per_s": "samples over time, all devices, all measured optimizer steps",
     "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
+    "model_tflops_per_s_per_device": "operations of the model a second and device, in 10^12",
+    "mfu_pct": "the same over peak_tflops, in percent",
+    "peak_tflops": "peak of a device that mfu_pct refers to, minimum over ranks",
+    "peak_source": "where that peak comes from",
+    "power_w": "energy over time of measured optimizer steps, sum over devices; CUDA only",
+    "energy_j_per_token": "the same energy over their tokens, all devices; CUDA only",
+    "skipped_optimizer_steps": "updates left out, a gradient having overflowed in float16",
+    "gradient_noise_scale": "tr(S)/|G|^2 in samples, over all its samples of the run",
+    "not_invariant": "why decompositions may train unlike one another; null where they may not",
     "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
     "involuntary_switches": "times the system took the core away, all measured optimizer steps",
     "core_wait_pct": "share of the measured step time in which rank 0 was ready and had no core",
@@ -101,6 +112,9 @@ def summarise(
         figures["clock_mhz"] = _number(latest["clock_mhz"].min())
         throttled = latest["throttled"].dropna()
         figures["throttled"] = bool(throttled.any()) if len(throttled) else None
+        labels = latest["not_invariant"].dropna()
+        figures["not_invariant"] = str(labels.iloc[0]) if len(labels) else None
+        figures |= _hardware_use(steps, latest, figures["samples_per_s"])
     return figures
 
 
@@ -122,24 +136,53 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     measured = steps[~steps["warmup"].astype(bool)]
     if measured.empty:
         return {"measured_optimizer_steps": 0}
+    # Steps of another global batch take another time: a ramp's last stage names the run.
+    last = measured[measured["global_batch_size"] == measured["global_batch_size"].iloc[-1]]
     total_s = float(measured["step_time_s"].sum())
     increments = steps[["tokens", "samples"]].diff().fillna(steps[["tokens", "samples"]])
     done = increments.loc[measured.index].sum()
     return {
         "measured_optimizer_steps": len(measured),
-        "step_time_s": _number(measured["step_time_s"].median()),
-        "step_time_p10_s": _number(measured["step_time_s"].quantile(0.1)),
-        "step_time_p90_s": _number(measured["step_time_s"].quantile(0.9)),
-        "data_s": _number(measured["data_s"].median()),
-        "forward_backward_s": _number(measured["forward_backward_s"].median()),
-        "exchange_optimizer_s": _number(measured["exchange_optimizer_s"].median()),
+        "step_time_s": _number(last["step_time_s"].median()),
+        "step_time_p10_s": _number(last["step_time_s"].quantile(0.1)),
+        "step_time_p90_s": _number(last["step_time_s"].quantile(0.9)),
+        "data_s": _number(last["data_s"].median()),
+        "forward_backward_s": _number(last["forward_backward_s"].median()),
+        "exchange_s": _number(last["exchange_s"].median()),
+        "optimizer_s": _number(last["optimizer_s"].median()),
+        "exchange_span_s": _number(last["exchange_span_s"].median()),
         "tokens_per_s": float(done["tokens"]) / total_s,
         "samples_per_s": float(done["samples"]) / total_s,
         "tokens_per_s_per_device": float(done["tokens"]) / total_s / data_parallel_size,
-        "exchanged_bytes": _number(measured["exchanged_bytes"].median()),
+        "exchanged_bytes": _number(last["exchanged_bytes"].median()),
+        "skipped_optimizer_steps": int(steps["skipped"].sum()),
         "involuntary_switches": int(measured["involuntary_switches"].sum()),
         "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
     }
+
+
+def _hardware_use(
+    steps: pd.DataFrame, ranks: pd.DataFrame, samples_per_s: float | None
+) -> dict[str, Any]:
+    """Compute what the devices attained, and what it took; `ranks` are those of one attempt."""
+    figures: dict[str, Any] = {"peak_tflops": _number(ranks["peak_tflops"].min(skipna=False))}
+    sources = ranks["peak_source"].dropna().unique()
+    figures["peak_source"] = "; ".join(sources) if len(sources) else None
+    flops = _number(ranks["model_flops_per_sample"].max())
+    if flops is not None and samples_per_s is not None:
+        attained = flops * samples_per_s / len(ranks) / 1e12
+        figures["model_tflops_per_s_per_device"] = attained
+        if figures["peak_tflops"]:
+            figures["mfu_pct"] = 100 * attained / figures["peak_tflops"]
+    energy_j = _number(ranks["energy_j"].sum(skipna=False))
+    attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]
+    measured = attempt[~attempt["warmup"].astype(bool)]
+    if energy_j is not None and len(measured):
+        # Energy is counted by attempt, so its steps are those of the same attempt.
+        tokens = steps["tokens"].diff().fillna(steps["tokens"]).loc[measured.index].sum()
+        figures["power_w"] = energy_j / float(measured["step_time_s"].sum())
+        figures["energy_j_per_token"] = energy_j / float(tokens)
+    return figures
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

@@ -210,7 +210,10 @@ def _run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
             "global_batch_size",
         )
     }
-    for name, value in (config["resolved"] or {}).items():
+    resolved = dict(config["resolved"] or {})
+    batches = [str(s["geometry"]["global_batch_size"]) for s in resolved.pop("stages", [])]
+    row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
+    for name, value in resolved.items():
         # What was planned must not pass for what was done.
         row[f"planned_{name}" if name in SUMMARY else name] = value
     if folder.launch.exists():

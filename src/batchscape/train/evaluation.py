@@ -10,7 +10,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from batchscape.config import Digits, Evaluation, RunConfig
+from batchscape.config import Evaluation
 from batchscape.data.datasets import Dataset
 from batchscape.data.order import SampleOrder
 from batchscape.train.batches import to_device
@@ -32,12 +32,13 @@ class EvaluationResult(NamedTuple):
 def evaluate(
     module: nn.Module,
     dataset: Dataset,
-    config: RunConfig,
+    config: Evaluation,
     precision: str,
     *,
     device: torch.device,
     rank: int,
     world_size: int,
+    classifies: bool,
 ) -> EvaluationResult:
     """Evaluate the same held-out samples every time; the batches are dealt to the ranks in turn.
 
@@ -47,7 +48,7 @@ def evaluate(
     training is compiled to.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    batches = _batches(config.evaluation, dataset.num_samples)
+    batches = _batches(config, dataset.num_samples)
     module.eval()
     with (
         torch.no_grad(),
@@ -62,7 +63,6 @@ def evaluate(
     if world_size > 1:
         dist.all_reduce(sums)
     loss_sum, right_sum, count = sums.tolist()
-    classifies = isinstance(config.data, Digits)
     return EvaluationResult(
         eval_loss=loss_sum / count,
         eval_accuracy=right_sum / count if classifies else None,

@@ -26,8 +26,9 @@ from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
 from batchscape.train.evaluation import evaluate
 from batchscape.train.recorder import StepRecorder, Verdict
-from batchscape.train.schedule import learning_rate_at, midpoint
+from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
+from batchscape.train.timeline import Timeline
 
 __all__ = ["Outcome", "Training"]
 
@@ -70,13 +71,13 @@ class Training:
         self._folder = folder
         self._rank = rank
         self._world_size = spec.geometry.data_parallel_size
-        self._global_batch_size = spec.geometry.global_batch_size
+        self._timeline = Timeline(spec.stages)
         self._device = device
         self._attempt = attempt
         self._held_out = open_dataset(spec.config, spec.data, "held_out")
         self._dataset = open_dataset(spec.config, spec.data, "train")
         self._stream = SampleStream(
-            self._dataset, spec.config.resolved_data_seed, spec.geometry, rank
+            self._dataset, spec.config.resolved_data_seed, self._timeline, rank
         )
         self.recorder: StepRecorder
         self._engine: Engine
@@ -101,7 +102,7 @@ class Training:
         for k in range(optimizer_steps):
             self._accumulate(k, most_micro_steps=2)
             phase("first_optimizer_step" if k == 0 else "steady")
-            self._engine.optimizer_step(0.0)
+            self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
             phase("steady")
         self._engine.close()
         del self._engine
@@ -217,7 +218,7 @@ class Training:
     def _build(self, clock: StepClock) -> None:
         self._engine = build_engine(self.spec, self._device)
         self._clock = clock
-        self._engine.on_gradients = clock.gradients_ready
+        self._engine.marks = clock
         # Ranks draw their own dropout; the parameters are already the same everywhere.
         torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
 
@@ -248,27 +249,27 @@ class Training:
 
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
-        config, batch = self.spec.config, self._global_batch_size
-        learning_rate = learning_rate_at(
-            config.schedule, config.optimizer.learning_rate, midpoint(k, batch), self.spec.samples
-        )
+        planned = self._timeline.step(k)
+        optimizer = planned.stage.optimizer
+        factor = schedule_factor(self.spec.config.schedule, planned.midpoint, self.spec.samples)
         before = self._engine.exchanged_bytes
         self.recorder.begin()
         self._clock.begin()
         loss_sum, targets = self._accumulate(k)
         if k == 0:
             self._phase("first_optimizer_step")
-        norm = self._engine.optimizer_step(learning_rate)
+        norm = self._engine.optimizer_step(optimizer, factor)
         self._clock.end()
         if k == 0:
             self._phase("steady")
         self.recorder.add(
             optimizer_step=k + 1,
-            samples=(k + 1) * batch,
+            samples=planned.samples_after,
+            global_batch_size=planned.stage.geometry.global_batch_size,
             targets=targets,
             loss_sum=loss_sum,
             gradient_norm=norm,
-            learning_rate=learning_rate,
+            learning_rate=optimizer.learning_rate * factor,
             exchanged_bytes=self._engine.exchanged_bytes - before,
         )
 
@@ -281,25 +282,26 @@ class Training:
         if self.done == self.spec.optimizer_steps:
             return True
         every = self.spec.evaluation_every_samples
-        return every is not None and self.done * self._global_batch_size % every == 0
+        return every is not None and self._timeline.samples_before(self.done) % every == 0
 
     def _evaluate(self) -> float:
         began = time.perf_counter()
         result = evaluate(
             self._engine.module,
             self._held_out,
-            self.spec.config,
+            self.spec.config.evaluation,
             self.spec.precision,
             device=self._device,
             rank=self._rank,
             world_size=self._world_size,
+            classifies=self.spec.data.task == "class",
         )
         elapsed_s = time.perf_counter() - began
         self.evaluation_s += elapsed_s
         if self._evals is not None:
             row = {
                 "optimizer_step": self.done,
-                "samples": self.done * self._global_batch_size,
+                "samples": self._timeline.samples_before(self.done),
                 "tokens": self.recorder.tokens,
                 "train_time_s": self.recorder.train_time_s,
                 "attempt": self._attempt,

@@ -135,6 +135,7 @@ class StepRecorder:
         *,
         optimizer_step: int,
         samples: int,
+        global_batch_size: int,
         targets: int,
         loss_sum: Tensor,
         gradient_norm: Tensor,
@@ -147,6 +148,8 @@ class StepRecorder:
         ----------
         optimizer_step, samples : int
             Done so far, this step included.
+        global_batch_size : int
+            Samples of this step.
         targets : int
             Of the global batch of this step.
         loss_sum : Tensor, scalar
@@ -165,6 +168,7 @@ class StepRecorder:
             {
                 "optimizer_step": optimizer_step,
                 "samples": samples,
+                "global_batch_size": global_batch_size,
                 "tokens": self.tokens,
                 "attempt": self._attempt,
                 "learning_rate": learning_rate,

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from batchscape.data.datasets import Dataset
 from batchscape.data.order import SampleOrder
-from batchscape.geometry import BatchGeometry
+from batchscape.measure.noise_scale import is_sampled, small_batch_size
+from batchscape.train.timeline import PlannedStep, Timeline
 
 __all__ = ["SampleStream", "StepSamples"]
 
@@ -21,7 +22,8 @@ class StepSamples(NamedTuple):
     """Samples of one optimizer step."""
 
     indices: NDArray[np.int64]
-    """Of this rank, shape (gradient_accumulation_steps, micro_batch_size)."""
+    """Of this rank, shape (gradient_accumulation_steps, micro_batch_size); where a single
+    micro-batch is cut for the noise scale, shape (parts, micro_batch_size / parts)."""
     targets: int
     """Loss-bearing targets of the whole global batch, known without asking other ranks."""
 
@@ -29,8 +31,9 @@ class StepSamples(NamedTuple):
 class SampleStream:
     """Cuts the seeded stream of samples by the geometry.
 
-    Position k*B + a*D*M + r*M + m of the stream is sample m of micro-step a of rank r in
-    optimizer step k, so that the set of samples of a step does not depend on the decomposition.
+    A step of global batch B that begins at position p takes for sample m of micro-step a of rank r
+    position p + a*D*M + r*M + m of the stream, so that the set of samples of a step does not depend
+    on the decomposition.
 
     Parameters
     ----------
@@ -38,35 +41,64 @@ class SampleStream:
         Counts the targets.
     seed : int
         Of the order.
-    geometry : BatchGeometry
+    timeline : Timeline
+        Says where each step begins, and its geometry.
     rank : int
         Data-parallel rank.
+    noise_scale_every : int or None
+        Optimizer steps between two in which a single micro-batch is cut into equal parts, so that
+        there are gradients of two sizes; the samples of the step stay the same.
     """
 
-    def __init__(self, dataset: Dataset, seed: int, geometry: BatchGeometry, rank: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        seed: int,
+        timeline: Timeline,
+        rank: int,
+        noise_scale_every: int | None = None,
+    ) -> None:
         self._dataset = dataset
         self._order = SampleOrder(dataset.num_samples, seed)
-        self._geometry = geometry
+        self._timeline = timeline
         self._rank = rank
+        self._noise_scale_every = noise_scale_every
         self._first = 0
-        self._block: NDArray[np.int64] = np.empty((0, geometry.global_batch_size), dtype=np.int64)
+        self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
-    def step(self, optimizer_step: int) -> StepSamples:
-        """Return the samples of an optimizer step (counted from 0); any step, in any order."""
-        if not self._first <= optimizer_step < self._first + len(self._block):
-            self._shuffle_from(optimizer_step)
-        samples = self._block[optimizer_step - self._first]
-        geometry = self._geometry
-        cut = samples.reshape(
-            geometry.gradient_accumulation_steps,
-            geometry.data_parallel_size,
-            geometry.micro_batch_size,
-        )
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
+        """Return the samples of an optimizer step; any step, in any order.
+
+        Parameters
+        ----------
+        optimizer_step : int
+            From 0.
+        sampling : bool
+            Whether to cut a single micro-batch where the noise is sampled.
+        """
+        planned = self._timeline.step(optimizer_step)
+        geometry = planned.stage.geometry
+        samples = self._samples(planned)
+        small = self.small_batch_size(optimizer_step) if sampling else None
+        cut = samples.reshape(-1, geometry.data_parallel_size, small or geometry.micro_batch_size)
         return StepSamples(cut[:, self._rank], self._dataset.count_targets(samples))
 
-    def _shuffle_from(self, optimizer_step: int) -> None:
-        batch = self._geometry.global_batch_size
-        steps = max(1, _AHEAD // batch)
-        positions = np.arange(steps * batch, dtype=np.int64) + optimizer_step * batch
-        self._block = self._order.indices(positions).reshape(steps, batch)
-        self._first = optimizer_step
+    def small_batch_size(self, optimizer_step: int) -> int | None:
+        """Return the samples behind each gradient that the noise of a step is sampled from.
+
+        None where it is not sampled: it is not the turn of this step (counted from 0), or its only
+        micro-batch cannot be cut.
+        """
+        if not is_sampled(optimizer_step, self._noise_scale_every):
+            return None
+        return small_batch_size(self._timeline.step(optimizer_step).stage.geometry)
+
+    def _samples(self, planned: PlannedStep) -> NDArray[np.int64]:
+        size = planned.stage.geometry.global_batch_size
+        begin = planned.first_sample - self._first
+        if begin < 0 or begin + size > len(self._block):
+            ahead = max(size, _AHEAD // size * size)
+            positions = np.arange(ahead, dtype=np.int64) + planned.first_sample
+            self._block = self._order.indices(positions)
+            self._first, begin = planned.first_sample, 0
+        return self._block[begin : begin + size]

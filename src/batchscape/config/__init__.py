@@ -1,0 +1,100 @@
+"""Every setting of one run, with its unit and scope, validated once before anything launches.
+
+`RunConfig.from_mapping` takes the plain mapping that Hydra composed (or that a test wrote) and
+either returns a validated configuration or raises `ConfigError` with one line per problem.
+The scope of a setting is what it changes:
+
+* *trajectory*: it decides the loss curve, and is part of `trajectory_id`;
+* *run*: it decides memory and time but not the loss curve, and is part of `run_id`;
+* *display*: it changes neither, and an identical run is not repeated because of it.
+"""
+
+from batchscape.config.batch import (
+    Batch,
+    Budget,
+    Evaluation,
+    RampStage,
+)
+from batchscape.config.data import (
+    CustomData,
+    Data,
+    Digits,
+    Documents,
+    StandardLibrary,
+    TextFiles,
+    TokenFiles,
+)
+from batchscape.config.execution import (
+    Checkpoint,
+    Ddp,
+    Engine,
+    Launcher,
+    Loader,
+    Local,
+    Measure,
+    NoTracker,
+    Tracker,
+    WandbTracker,
+)
+from batchscape.config.model import (
+    CustomModel,
+    Gpt,
+    Llama,
+    Mlp,
+    Model,
+    Transformers,
+)
+from batchscape.config.optimizer import (
+    AdamW,
+    Constant,
+    Cosine,
+    Muon,
+    Optimizer,
+    Scaling,
+    Schedule,
+    Sgd,
+    WarmupStableDecay,
+)
+from batchscape.config.run import (
+    RunConfig,
+)
+
+__all__ = [
+    "AdamW",
+    "Batch",
+    "Budget",
+    "Checkpoint",
+    "Constant",
+    "Cosine",
+    "CustomData",
+    "CustomModel",
+    "Data",
+    "Ddp",
+    "Digits",
+    "Documents",
+    "Engine",
+    "Evaluation",
+    "Gpt",
+    "Launcher",
+    "Llama",
+    "Loader",
+    "Local",
+    "Measure",
+    "Mlp",
+    "Model",
+    "Muon",
+    "NoTracker",
+    "Optimizer",
+    "RampStage",
+    "RunConfig",
+    "Scaling",
+    "Schedule",
+    "Sgd",
+    "StandardLibrary",
+    "TextFiles",
+    "TokenFiles",
+    "Tracker",
+    "Transformers",
+    "WandbTracker",
+    "WarmupStableDecay",
+]

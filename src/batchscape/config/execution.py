@@ -1,0 +1,130 @@
+"""How a run is executed, measured, launched and mirrored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.types import STRICT, Count, NonNegative, Positive, Seed
+
+__all__ = [
+    "Checkpoint",
+    "Ddp",
+    "Engine",
+    "Launcher",
+    "Loader",
+    "Local",
+    "Measure",
+    "NoTracker",
+    "Tracker",
+    "WandbTracker",
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Ddp:
+    """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
+
+    name: Literal["ddp"]
+    precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """Arithmetic: `bfloat16` and `float16` are autocast over float32 parameters, `float16` with a
+    scaled loss; `auto` is bfloat16 where the accelerator computes it natively and float32
+    elsewhere. Scope: trajectory."""
+    float32_matmul: Literal["highest", "high"] = "highest"
+    """Products of float32 matrices: in float32, or `high`: in TF32 where the device has it.
+    Scope: trajectory."""
+    compile: bool = False
+    """Compile the model; the time it takes is recorded apart. Scope: trajectory."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of each block and compute the rest anew in the backward. Scope: run."""
+    bucket_cap_mb: Positive = 25.0
+    """Size of a gradient bucket, in MiB. Scope: run."""
+
+
+Engine = Ddp
+
+
+@dataclass(frozen=True, config=STRICT)
+class Loader:
+    """Who fetches the samples of a rank, and how far ahead."""
+
+    workers: NonNegative = 0
+    """Processes beside each rank that fetch samples; 0: the rank itself does. Scope: run."""
+    prefetch: Count = 2
+    """Micro-batches that each worker is ahead. Scope: run."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Checkpoint:
+    """When the state of a run is written, so that it can go on after an interruption."""
+
+    every_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 120.0
+    """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
+    when interrupted. Scope: display."""
+    keep_last: Count = 2
+    """Checkpoints kept. Scope: display."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Measure:
+    """What is measured beside the loss."""
+
+    warmup_optimizer_steps: NonNegative = 5
+    """First optimizer steps that stay out of step-time figures. Scope: display."""
+    memory: bool = True
+    """Measure peak memory; on CPU this is a short probe before training. Scope: run."""
+    noise_scale_every: Count | None = 20
+    """Optimizer steps between two samples of the gradient noise scale; null: none. Scope: run."""
+    peak_tflops: Positive | None = None
+    """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, or on a CPU
+    what a large matrix product attains. Scope: display."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Local:
+    """Runs on this machine."""
+
+    name: Literal["local"]
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes CUDA devices where there are any. Its outcome is part of a run. Scope: run."""
+    concurrent_runs: Count = 1
+    """Runs at the same time; above 1 their times stay out of comparisons. Scope: display."""
+    max_ranks_per_core: Count = 2
+    """CPU ranks a core at most; above 1 a run may be oversubscribed, and its times stay out of
+    comparisons. Wider runs are rejected. Scope: display."""
+    max_ranks_per_device: Count = 1
+    """The same for CUDA devices; ranks that share one exchange through gloo. Scope: display."""
+    timeout_s: Positive | None = None
+    """Longest time a run may take; null: no limit. Scope: display."""
+    order_seed: Seed = 0
+    """Seed of the order in which runs are launched. Scope: display."""
+
+
+Launcher = Local
+
+
+@dataclass(frozen=True, config=STRICT)
+class WandbTracker:
+    """Weights & Biases, mirrored from the run folders by a process of its own."""
+
+    name: Literal["wandb"]
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """`auto` is online with an API key and offline without. Scope: display."""
+    project: str = "batchscape"
+    """Project that the runs go to. Scope: display."""
+    entity: str | None = None
+    """User or team; null: the key's default. Scope: display."""
+    tags: list[str] = Field(default_factory=list)
+    """Tags of every run. Scope: display."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class NoTracker:
+    """The run folders alone."""
+
+    name: Literal["none"]
+
+
+Tracker = Annotated[WandbTracker | NoTracker, Field(discriminator="name")]

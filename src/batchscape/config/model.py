@@ -1,0 +1,141 @@
+"""What is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.types import STRICT, Count, Fraction, Positive
+
+__all__ = [
+    "CustomModel",
+    "Gpt",
+    "Llama",
+    "Mlp",
+    "Model",
+    "Transformers",
+]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Gpt:
+    """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
+
+    name: Literal["gpt"]
+    n_layers: Count
+    """Transformer blocks. Scope: trajectory."""
+    n_heads: Count
+    """Attention heads; must divide `d_model`. Scope: trajectory."""
+    d_model: Count
+    """Width of the residual stream. Scope: trajectory."""
+    vocabulary_size: Count | None = None
+    """Rows of the embedding, at least the data's vocabulary; null: the data's. Scope:
+    trajectory."""
+    dropout: Fraction = 0.0
+    """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
+
+    def __post_init__(self) -> None:
+        """Check the rule that no single field can state."""
+        if self.d_model % self.n_heads:
+            msg = (
+                f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
+                f"{self.d_model % self.n_heads}"
+            )
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Llama:
+    """A decoder-only transformer in the style of Llama.
+
+    RMSNorm, rotary positions, SwiGLU, grouped key-value heads, untied embeddings, no biases.
+    """
+
+    name: Literal["llama"]
+    n_layers: Count
+    """Transformer blocks. Scope: trajectory."""
+    n_heads: Count
+    """Query heads; must divide `d_model`. Scope: trajectory."""
+    n_kv_heads: Count
+    """Key and value heads; must divide `n_heads`. Scope: trajectory."""
+    d_model: Count
+    """Width of the residual stream. Scope: trajectory."""
+    d_ff: Count
+    """Width of the feed-forward layer. Scope: trajectory."""
+    rope_base: Positive = 10000.0
+    """Base of the wavelengths of the rotary positions. Scope: trajectory."""
+    vocabulary_size: Count | None = None
+    """Rows of the embedding, at least the data's vocabulary; null: the data's. Scope:
+    trajectory."""
+    tie_embeddings: bool = False
+    """Whether the last layer is the embedding's transpose. Scope: trajectory."""
+
+    def __post_init__(self) -> None:
+        """Check the rules that no single field can state."""
+        for name, value, divisor_name, divisor in (
+            ("d_model", self.d_model, "n_heads", self.n_heads),
+            ("n_heads", self.n_heads, "n_kv_heads", self.n_kv_heads),
+        ):
+            if value % divisor:
+                msg = f"{divisor_name} must divide {name}: {value} % {divisor} = {value % divisor}"
+                raise ValueError(msg)
+        if self.d_model // self.n_heads % 2:
+            width = self.d_model // self.n_heads
+            msg = f"rotary positions need an even d_model / n_heads; got {width}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Transformers:
+    """A model of Hugging Face `transformers`, from a local folder or from settings alone.
+
+    A causal language model, or a sequence classifier where the data have labels.
+    """
+
+    name: Literal["transformers"]
+    path: str | None = None
+    """Folder with a `config.json`, as `save_pretrained` writes it. Scope: trajectory (its
+    content)."""
+    pretrained: bool = False
+    """Start from the weights in the folder instead of random ones. Scope: trajectory."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Entries of the model's configuration, over those of the folder; without a folder,
+    `model_type` among them. Scope: trajectory."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Implementation of attention. Scope: trajectory."""
+
+    def __post_init__(self) -> None:
+        """Check the rules that no single field can state."""
+        if self.path is None and "model_type" not in self.settings:
+            msg = "give model.path, or model.settings with a model_type such as gpt2 or llama"
+            raise ValueError(msg)
+        if self.pretrained and self.path is None:
+            msg = "pretrained=true needs model.path, a folder with weights"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, config=STRICT)
+class CustomModel:
+    """A module of your own: `_target_` is called with the arguments and returns it."""
+
+    name: Literal["custom"]
+    target: Annotated[str, Field(alias="_target_")]
+    """Import path of a callable, `package.module.name`. Scope: trajectory (and its source)."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Its keyword arguments. Scope: trajectory."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Mlp:
+    """A multi-layer perceptron with GELU, for classification."""
+
+    name: Literal["mlp"]
+    hidden_sizes: list[Count]
+    """Width of each hidden layer. Scope: trajectory."""
+    dropout: Fraction = 0.0
+    """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
+
+
+Model = Annotated[Gpt | Llama | Mlp | Transformers | CustomModel, Field(discriminator="name")]

@@ -1,0 +1,139 @@
+"""All settings of one run, validated together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.batch import Batch, Budget, Evaluation
+from batchscape.config.data import CustomData, Data, Digits, Documents, StandardLibrary, TextFiles
+from batchscape.config.execution import Checkpoint, Engine, Launcher, Loader, Measure, Tracker
+from batchscape.config.messages import explain
+from batchscape.config.model import CustomModel, Mlp, Model, Transformers
+from batchscape.config.optimizer import Optimizer, Scaling, Schedule
+from batchscape.config.types import STRICT, NonNegative, Seed
+from batchscape.errors import ConfigError
+
+__all__ = ["RunConfig"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class RunConfig:
+    """All settings of one run."""
+
+    batch: Batch
+    model: Model
+    data: Data
+    optimizer: Optimizer
+    schedule: Schedule
+    scaling: Scaling
+    budget: Budget
+    evaluation: Evaluation
+    engine: Engine
+    loader: Loader
+    checkpoint: Checkpoint
+    measure: Measure
+    launcher: Launcher
+    tracker: Tracker
+    seed: Seed = 0
+    """Sets `init_seed` and `data_seed` where they are null. Scope: trajectory."""
+    init_seed: Seed | None = None
+    """Seed of the initial parameters. Scope: trajectory."""
+    data_seed: Seed | None = None
+    """Seed of the sample order. Scope: trajectory."""
+    timing_repeat: NonNegative = 0
+    """Distinguishes repeats of one and the same run, for timing. Scope: run."""
+    sweep_name: str | None = None
+    """Name of the sweep; null: from the sweep file or the swept settings. Scope: display."""
+    sweep_dir: str | None = None
+    """Folder of the sweep; null: `outputs/<sweep_name>`. Scope: display."""
+
+    def __post_init__(self) -> None:
+        """Check the rules between groups."""
+        if problem := _mismatch(self.model, self.data):
+            raise ValueError(problem)
+        if self.budget.tokens is not None and not self.is_packed:
+            msg = (
+                f"budget.tokens={self.budget.tokens} needs packed text, where every sample has "
+                f"sequence_length tokens; give budget.samples instead"
+            )
+            raise ValueError(msg)
+        if self.batch.ramp and self.batch.global_batch_size is self.batch.global_batch_tokens:
+            msg = "batch.ramp leads up to a global batch: give batch.global_batch_size"
+            raise ValueError(msg)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
+        """Validate a plain nested mapping.
+
+        Parameters
+        ----------
+        mapping : mapping
+            Keys and values as in `conf/`, interpolations already resolved.
+
+        Returns
+        -------
+        RunConfig
+
+        Raises
+        ------
+        ConfigError
+            With one line a problem: where, the rule, the value, and what would work.
+        """
+        try:
+            # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
+            text = json.dumps(mapping)
+        except (TypeError, ValueError) as error:
+            msg = f"a setting is neither a number, a text, a list nor a mapping: {error}"
+            raise ConfigError(msg) from None
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return a plain nested dictionary that `from_mapping` accepts and JSON can carry."""
+        plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", by_alias=True)
+        return plain
+
+    @property
+    def resolved_init_seed(self) -> int:
+        """Seed of the initial parameters."""
+        return self.seed if self.init_seed is None else self.init_seed
+
+    @property
+    def resolved_data_seed(self) -> int:
+        """Seed of the sample order."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Tokens a sample at most; None where samples are not sequences."""
+        return None if isinstance(self.data, Digits) else self.data.sequence_length
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether every sample has `sequence_length` tokens."""
+        if isinstance(self.data, StandardLibrary | TextFiles | Documents):
+            return self.data.layout == "packed"
+        return self.sequence_length is not None
+
+
+def _mismatch(model: Model, data: Data) -> str | None:
+    """Say why data cannot feed a model; None where they can, or where only a run can tell."""
+    if isinstance(model, CustomModel) or isinstance(data, CustomData):
+        return None
+    if isinstance(data, Digits):
+        fits, wanted = isinstance(model, Mlp), "model=mlp"
+    elif isinstance(data, Documents) and data.label_field is not None:
+        fits, wanted = isinstance(model, Transformers), "model=transformers (a sequence classifier)"
+    else:
+        fits, wanted = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
+    return None if fits else f"data={data.name} cannot feed model={model.name}; use {wanted}"
+
+
+_ADAPTER = TypeAdapter(RunConfig)

@@ -1,0 +1,87 @@
+"""What a pass over a large file has found, remembered while the file stays as it is.
+
+Hashing ten gigabytes takes longer than planning a sweep should. A file whose path, size and time
+of modification are those of an earlier pass is taken to have the same content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from batchscape.data.store import cache_folder
+from batchscape.errors import ConfigError, RecordError
+from batchscape.record.files import read_json, write_json
+
+__all__ = ["file_sha256", "remembered"]
+
+_SETTLED_S = 2.0
+"""A file that was modified within this time before the pass may be modified again without its time
+showing it: clocks of file systems are coarse (up to 2 s on FAT)."""
+
+
+def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `find` finds in a file, or what it found before.
+
+    Parameters
+    ----------
+    path : Path
+    kind : str
+        Names what is looked for; another kind is another memory.
+    find : callable
+        Reads the file; returns what JSON can carry.
+
+    Raises
+    ------
+    ConfigError
+        If the file changes while it is read.
+    """
+    path = path.resolve()
+    name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
+    memory = cache_folder() / "fingerprints" / f"{name}.json"
+    before = _state(path)
+    with suppress(RecordError):  # there is none yet, or it is torn: the pass writes it
+        known = read_json(memory)
+        if known.get("file") == before:
+            found: dict[str, Any] = known["found"]
+            return found
+    began = time.time()
+    found = find()
+    if _state(path) != before:
+        msg = f"{path} was changed while it was read; start again when it is complete"
+        raise ConfigError(msg)
+    if began - before["mtime_ns"] / 1e9 > _SETTLED_S:
+        with suppress(OSError):  # then it is found again the next time
+            write_json(memory, {"file": before, "kind": kind, "found": found})
+    return found
+
+
+def file_sha256(path: Path, advance: Callable[[int], object] = int) -> str:
+    """Return the SHA-256 of a file, as hexadecimal digits; each content is read once.
+
+    Parameters
+    ----------
+    path : Path
+    advance : callable
+        Told how many more bytes were read.
+    """
+
+    def find() -> dict[str, Any]:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+                advance(len(block))
+        return {"sha256": digest.hexdigest()}
+
+    return str(remembered(path, "sha256", find)["sha256"])
+
+
+def _state(path: Path) -> dict[str, Any]:
+    status = os.stat(path)  # noqa: PTH116  (fields of one call)
+    return {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}

@@ -1,0 +1,39 @@
+"""A bar on a terminal while data are read for the first time; nothing anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["reading"]
+
+
+@contextmanager
+def reading(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
+    """Show how much has been read.
+
+    Parameters
+    ----------
+    what : str
+        Stands before the bar.
+    total_bytes : int
+
+    Yields
+    ------
+    callable
+        To be told how many more bytes were read.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,127 @@
+"""Gradients of small batches, whose norms tell the noise of the gradient.
+
+Every micro-step on every rank computes the gradient of a small part of the global batch, for free.
+Hooks on the parameters see it before it is accumulated and before it is exchanged. Its norm, set
+against that of the whole gradient, gives the gradient noise scale (`record/noise_scale.py`): micro-
+steps against the accumulated gradient and ranks against the exchanged one are the same thing here.
+
+Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from batchscape.geometry import BatchGeometry
+
+__all__ = ["GradientSquares", "NoiseSample", "is_sampled", "small_batch_size"]
+
+_MOST_PARTS = 7
+"""Micro-steps that a single one is cut into at most; more would make the step a slow one."""
+
+
+class NoiseSample(NamedTuple):
+    """What one optimizer step tells about the noise, on one rank."""
+
+    small_batch_size: int
+    """Samples behind each small gradient."""
+    small_gradients: int
+    """Small gradients in the step, over all ranks: n."""
+    square_sum: Tensor
+    """Sum of the squared norms of this rank's, a scalar.
+
+    The n summands of the whole gradient are each the mean gradient of a small batch over n. The
+    mean square of those means is thus n times this sum over all ranks."""
+
+
+def is_sampled(optimizer_step: int, every: int | None) -> bool:
+    """Return whether the noise is sampled in an optimizer step (counted from 0).
+
+    Parameters
+    ----------
+    optimizer_step : int
+    every : int or None
+        `measure.noise_scale_every`; None: never.
+    """
+    return every is not None and (optimizer_step + 1) % every == 0
+
+
+def small_batch_size(geometry: BatchGeometry) -> int | None:
+    """Return the samples behind each small gradient of a sampled optimizer step.
+
+    That is the micro-batch, where there are several. A single one is cut into the fewest equal
+    parts, at most 7: a formula for unequal parts would have no whole number of samples to name.
+
+    Parameters
+    ----------
+    geometry : BatchGeometry
+
+    Returns
+    -------
+    int or None
+        None where the step cannot be sampled: its one micro-batch has no such parts.
+    """
+    size = geometry.micro_batch_size
+    if geometry.global_batch_size > size:
+        return size
+    parts = (n for n in range(2, _MOST_PARTS + 1) if size % n == 0)
+    return next((size // n for n in parts), None)
+
+
+class GradientSquares:
+    """Sums the squared norms of the gradients that backward passes bring, while it is entered.
+
+    A hook fires once a parameter and backward pass, with the gradient of that pass alone, tied
+    uses added up. It takes one norm and keeps no gradient: a reference to one would make autograd
+    copy it instead of taking it over.
+
+    Parameters
+    ----------
+    module : Module
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._hooks: list[RemovableHandle] = []
+        self._norms: list[Tensor] = []
+
+    def __enter__(self) -> GradientSquares:
+        self._norms = []
+        self._hooks = [p.register_hook(self._add) for p in self._parameters]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def total(self, gradient_scale: float) -> Tensor:
+        """Return the sum of the squared norms.
+
+        Norms, not squares, are taken in the gradients' own precision: a scaled gradient does not
+        overflow, and thousands of tensors are added in float64 at the price of one small tensor.
+
+        Parameters
+        ----------
+        gradient_scale : float
+            What the loss was multiplied by beside its weight.
+
+        Returns
+        -------
+        Tensor, scalar
+            float64, on the device of the gradients; the host does not wait for it.
+        """
+        return torch.stack(self._norms).double().div_(gradient_scale).square_().sum()
+
+    def _add(self, gradient: Tensor) -> None:
+        self._norms.append(torch.linalg.vector_norm(gradient))

@@ -1,0 +1,103 @@
+"""What a model is made of beside this package: the user's code, a folder of configuration, weights.
+
+Plans name runs by it, so nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from batchscape.config import CustomModel, RunConfig, Transformers
+from batchscape.errors import ConfigError
+from batchscape.record.files import sha256_of
+from batchscape.targets import source_hash
+
+__all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files"]
+
+CONFIG_NAME = "config.json"
+"""File of a `transformers` folder that says what the model is."""
+
+_WEIGHTS_NAME = "model.safetensors"
+_INDEX_NAME = "model.safetensors.index.json"
+
+
+def model_source_hash(config: RunConfig) -> str | None:
+    """Name the content of model code and weights that are not part of this package.
+
+    Parameters
+    ----------
+    config : RunConfig
+
+    Returns
+    -------
+    str or None
+        First 16 digits of a SHA-256: of the source of a custom model, or of the `config.json` and,
+        where they are used, the weights of a `transformers` folder. None where the settings and
+        this package say all.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such code, folder or file.
+    """
+    if isinstance(config.model, CustomModel):
+        return source_hash(config.model.target)
+    if not isinstance(config.model, Transformers) or config.model.path is None:
+        return None
+    folder = Path(config.model.path)
+    files = [config_file(folder)]
+    if config.model.pretrained:
+        files += weight_files(folder)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0{sha256_of(file)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def config_file(folder: Path) -> Path:
+    """Return the `config.json` of a `transformers` folder.
+
+    Raises
+    ------
+    ConfigError
+        If it is not there.
+    """
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        msg = (
+            f"model.path={folder}: there is no {file.name} in this folder; model.path is a local "
+            "folder as save_pretrained writes it, and names of models on a hub are not looked up"
+        )
+        raise ConfigError(msg)
+    return file
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the weight files of a `transformers` folder: one, or an index and its shards.
+
+    Raises
+    ------
+    ConfigError
+        If they are not there, or not all of them.
+    """
+    if (folder / _WEIGHTS_NAME).is_file():
+        return [folder / _WEIGHTS_NAME]
+    index = folder / _INDEX_NAME
+    if not index.is_file():
+        msg = (
+            f"model.pretrained=true needs weights as {_WEIGHTS_NAME} or {_INDEX_NAME} in {folder}; "
+            "save_pretrained writes them"
+        )
+        raise ConfigError(msg)
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        msg = f"{index} is damaged: it has no weight_map of tensors to files"
+        raise ConfigError(msg) from None
+    shards = [folder / name for name in names]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        msg = f"{index} names files that are not there: {', '.join(missing)}"
+        raise ConfigError(msg)
+    return [index, *shards]

@@ -1,0 +1,160 @@
+"""From batch, budget and scaling rules to the stages of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError, GeometryError
+from batchscape.geometry import BatchGeometry, solve
+from batchscape.plan.scaling import scaled
+from batchscape.record.spec import Stage
+
+__all__ = ["check_evaluations", "make_stages", "solve_geometries"]
+
+_LIMIT = 2**63
+
+
+def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
+    """Return the geometry of every stage, the one that the batch settings determine last.
+
+    Stages of a ramp have the ranks of the last one; what is given of micro-batch and accumulation
+    holds in each, and the rest is derived.
+
+    Raises
+    ------
+    GeometryError
+        If there is none; it names the stage.
+    """
+    batch = config.batch
+    last = solve(
+        nodes=batch.nodes,
+        devices_per_node=batch.devices_per_node,
+        data_parallel_size=batch.data_parallel_size,
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+        global_batch_size=batch.global_batch_size,
+        global_batch_tokens=batch.global_batch_tokens,
+        sequence_length=config.sequence_length if batch.global_batch_tokens else None,
+    )
+    solved = []
+    for number, stage in enumerate(batch.ramp, start=1):
+        try:
+            geometry = solve(
+                nodes=last.nodes,
+                data_parallel_size=last.data_parallel_size,
+                micro_batch_size=batch.micro_batch_size,
+                gradient_accumulation_steps=batch.gradient_accumulation_steps,
+                global_batch_size=stage.global_batch_size,
+            )
+        except GeometryError as error:
+            msg = f"{_named(number, config)}: {error}"
+            raise GeometryError(msg, error.nearest) from None
+        solved.append(geometry)
+    return (*solved, last)
+
+
+def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple[Stage, ...]:
+    """Cut the budget into stages, each with the optimizer's settings for its global batch.
+
+    Neighbours that are alike are one stage, so that equal trainings have equal stages.
+
+    Parameters
+    ----------
+    config : RunConfig
+    geometries : sequence of BatchGeometry
+        As `solve_geometries` gave them.
+
+    Raises
+    ------
+    ConfigError
+        If a stage is not made of whole optimizer steps, or none are left for the last one.
+    """
+    ramp = config.batch.ramp
+    for number, (stage, geometry) in enumerate(zip(ramp, geometries, strict=False), start=1):
+        _check_whole(f"{_named(number, config)}: samples", stage.samples, geometry)
+    sizes = [stage.samples for stage in ramp]
+    last = _samples_of_last(config, geometries)
+    _check_whole("the rest of the budget, after batch.ramp,", last, geometries[-1])
+    stages: list[Stage] = []
+    for samples, geometry in zip([*sizes, last], geometries, strict=True):
+        optimizer = scaled(config.optimizer, config.scaling, geometry.global_batch_size)
+        if stages and (stages[-1].geometry, stages[-1].optimizer) == (geometry, optimizer):
+            samples += stages.pop().samples  # noqa: PLW2901  (the two are one stage)
+        stages.append(Stage(samples, geometry, optimizer))
+    if (total := sum(stage.samples for stage in stages)) >= _LIMIT:
+        msg = f"a budget must be below 2**63 samples, as positions are 64-bit; given {total}"
+        raise ConfigError(msg)
+    return tuple(stages)
+
+
+def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> None:
+    """Check that evaluations fall between optimizer steps, in every stage.
+
+    Parameters
+    ----------
+    every_samples : int or None
+        Samples between evaluations.
+    stages : sequence of Stage
+
+    Raises
+    ------
+    ConfigError
+        With the first evaluation that falls within a step.
+    """
+    if every_samples is None:
+        return
+    begin = 0
+    for stage in stages:
+        size, end = stage.geometry.global_batch_size, begin + stage.samples
+        first = (begin // every_samples + 1) * every_samples
+        # When two that follow each other fall between steps, so do all others.
+        for due in (first, first + every_samples):
+            if due <= end and (due - begin) % size:
+                msg = (
+                    f"evaluation.every_samples={every_samples} is due after {due} samples, within "
+                    f"an optimizer step: the stage of global batch {size} begins after {begin}. "
+                    "Choose a common multiple of the global batches, and stages that are "
+                    "multiples of it"
+                )
+                raise ConfigError(msg)
+        begin = end
+
+
+def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> int:
+    """Return what the budget leaves for the last stage."""
+    budget, ramp = config.budget, config.batch.ramp
+    if budget.optimizer_steps is not None:
+        before = sum(
+            stage.samples // geometry.global_batch_size
+            for stage, geometry in zip(ramp, geometries, strict=False)
+        )
+        left = (budget.optimizer_steps - before) * geometries[-1].global_batch_size
+    elif budget.tokens is not None:
+        left = budget.tokens // (config.sequence_length or 1) - sum(s.samples for s in ramp)
+    elif budget.samples is not None:
+        left = budget.samples - sum(stage.samples for stage in ramp)
+    else:
+        msg = "a budget has exactly one size"
+        raise AssertionError(msg)
+    if left <= 0:
+        msg = (
+            f"batch.ramp must end before the budget does: its stages have "
+            f"{sum(stage.samples for stage in ramp)} samples, which leaves none for the global "
+            f"batch of {geometries[-1].global_batch_size}; enlarge the budget, or shorten the ramp"
+        )
+        raise ConfigError(msg)
+    return left
+
+
+def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
+    size = geometry.global_batch_size
+    if samples % size:
+        below = samples // size * size
+        nearest = " or ".join(str(near) for near in (below, below + size) if near)
+        msg = f"{what} must be a multiple of the global batch {size}; given {samples}; use {nearest}"
+        raise ConfigError(msg)
+
+
+def _named(number: int, config: RunConfig) -> str:
+    return f"batch.ramp, stage {number} of {len(config.batch.ramp)}"

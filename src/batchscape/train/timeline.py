@@ -1,0 +1,64 @@
+"""Which samples an optimizer step takes, where the global batch may change on the way."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from batchscape.record.spec import Stage
+
+__all__ = ["PlannedStep", "Timeline"]
+
+
+class PlannedStep(NamedTuple):
+    """Place of one optimizer step in the stream of samples."""
+
+    stage: Stage
+    first_sample: int
+    """Position of its first sample."""
+
+    @property
+    def samples_after(self) -> int:
+        """Samples seen once the step is done."""
+        return self.first_sample + self.stage.geometry.global_batch_size
+
+    @property
+    def midpoint(self) -> float:
+        """Middle of its samples, where schedules are read.
+
+        The left edge would give large batches a learning rate of the past, and their first step
+        none at all during a warm-up.
+        """
+        return self.first_sample + self.stage.geometry.global_batch_size / 2
+
+
+class Timeline:
+    """Optimizer steps of a training, in its stages.
+
+    Step k of a stage with global batch B that begins at sample p and step j takes the positions
+    [p + (k - j) B, p + (k - j + 1) B).
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = tuple(stages)
+        steps = accumulate(stage.optimizer_steps for stage in stages)
+        samples = accumulate(stage.samples for stage in stages)
+        self._first_steps = [0, *steps]
+        self._first_samples = [0, *samples]
+
+    def step(self, k: int) -> PlannedStep:
+        """Return the place of optimizer step k, counted from 0."""
+        index = min(bisect_right(self._first_steps, k) - 1, len(self._stages) - 1)
+        stage = self._stages[index]
+        ahead = (k - self._first_steps[index]) * stage.geometry.global_batch_size
+        return PlannedStep(stage, self._first_samples[index] + ahead)
+
+    def samples_before(self, k: int) -> int:
+        """Return the samples seen before optimizer step k."""
+        return self.step(k).first_sample

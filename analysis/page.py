@@ -36,6 +36,10 @@ FIGURES: dict[str, str] = {
         "step times of runs. Medians of parts need not add up to the median of the whole."
     ),
     "throughput": "Throughput over all devices: bars are means, points are runs.",
+    "noise_scale": (
+        "Gradient noise scale against training samples, in windows of equal numbers of samples; "
+        "shaded: its interval, cut at the panel's edge where it has no upper end."
+    ),
 }
 """Figures by file name, with their captions."""
 
@@ -49,6 +53,7 @@ def page(
     memory_methods: Sequence[str],
     comparison: Grid,
     decompositions: Grid | None,
+    noise_scale: Grid | None,
     notes: Sequence[str],
     figures: Sequence[str],
 ) -> str:
@@ -63,6 +68,8 @@ def page(
         What `tables.comparison_grid` chose.
     decompositions : Grid or None
         Likewise; None where no two cells share a trajectory.
+    noise_scale : Grid or None
+        Likewise; None where it was not sampled.
     notes : sequence of str
         As `find_notes` returns them.
     figures : sequence of str
@@ -85,6 +92,8 @@ def page(
             to_markdown(decompositions),
             _files("decompositions"),
         ]
+    if noise_scale is not None:
+        sections += ["## Gradient noise scale", to_markdown(noise_scale), _files("noise_scale")]
     if figures:
         sections.append("## Figures")
         sections += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]

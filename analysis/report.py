@@ -22,6 +22,8 @@ from .curves import loss_curves
 from .decompositions import compare_decompositions
 from .grids import Grid, show
 from .loss_figures import draw_loss
+from .noise_scale import cell_noise_scales, noise_scale_curves
+from .noise_views import draw_noise_scale, noise_scale_grid, noise_scale_table
 from .notes import find_notes
 from .page import FIGURES, page
 from .style import looks, paper_style, save
@@ -29,7 +31,7 @@ from .tables import comparison_grid, decomposition_grid, write_table
 
 __all__ = ["Report", "write_report"]
 
-_TABLES = ("comparison", "decompositions", "runs")
+_TABLES = ("comparison", "decompositions", "noise_scale", "runs")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def write_report(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         comparison=grids["comparison"],
         decompositions=grids.get("decompositions"),
+        noise_scale=grids.get("noise_scale"),
         notes=notes,
         figures=list(drawn),
     )
@@ -150,6 +153,11 @@ def _tables(cells: Cells, tables: Tables) -> list[_Shown]:
         grid = decomposition_grid(decompositions, cells)
         title = "Do decompositions train alike?"
         shown.append(_Shown(title, "decompositions", decompositions, grid))
+    estimates = cell_noise_scales(cells, tables.steps)
+    if len(estimates):
+        table = noise_scale_table(cells, estimates)
+        grid = noise_scale_grid(table, cells)
+        shown.append(_Shown("Gradient noise scale", "noise_scale", table, grid))
     return shown
 
 
@@ -166,6 +174,7 @@ def _write_figures(cells: Cells, tables: Tables, folder: Path) -> dict[str, list
             "memory": draw_memory(cells, look),
             "step_time": draw_step_time(cells, look),
             "throughput": draw_throughput(cells, look),
+            "noise_scale": draw_noise_scale(cells, noise_scale_curves(cells, tables.steps), look),
         }
         return {
             name: save(figure, folder, name) for name, figure in drawn.items() if figure is not None

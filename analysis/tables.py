@@ -15,9 +15,17 @@ from .comparison import CONFIDENCE
 from .grids import Grid, to_latex, to_markdown
 from .numbers import MISSING, TIMES, Scale, memory_scale, significant, time_scale, with_spread
 
-__all__ = ["comparison_grid", "decomposition_grid", "write_table"]
+__all__ = [
+    "GEOMETRY_HEADER",
+    "comparison_grid",
+    "decomposition_grid",
+    "geometry_texts",
+    "setting_headers",
+    "write_table",
+]
 
-_GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
+GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
+"""Header of a column of geometries."""
 
 
 def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
@@ -37,7 +45,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     columns: list[Iterable[str]] = [geometry_texts(comparison)]
     columns += [comparison[name].fillna(MISSING) for name in cells.shown]
     columns += [comparison["status"], _counts(comparison)]
-    headers = [_GEOMETRY_HEADER, *_setting_headers(cells.shown), "status", "n"]
+    headers = [GEOMETRY_HEADER, *setting_headers(cells.shown), "status", "n"]
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
         "means ± standard deviations over the completed runs only: over runs for memory and "
@@ -98,9 +106,9 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     marks, footnotes = _lettered([[note] for note in table["note"]])
     return Grid(
         headers=[
-            _GEOMETRY_HEADER,
+            GEOMETRY_HEADER,
             "against",
-            *_setting_headers(settings),
+            *setting_headers(settings),
             "seeds",
             "paired steps",
             *figures.values(),
@@ -224,7 +232,8 @@ def _ratio_definition(comparison: pd.DataFrame) -> str:
     )
 
 
-def _setting_headers(names: Sequence[str]) -> list[str]:
+def setting_headers(names: Sequence[str]) -> list[str]:
+    """Shorten the keys of settings, but for those that would then be the same."""
     labels = [setting_label(name) for name in names]
     repeated = Counter(labels)
     return [

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from rich.progress import track
 from scipy import stats
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from batchscape.config import RunConfig
 from batchscape.data import prepare
@@ -153,7 +153,7 @@ class Notes(TrainerCallback):
 def train_hugging_face(spec: RunSpec, logging_steps: int) -> tuple[list[float], list[float]]:
     """Return the losses that were logged, and when each step ended."""
     geometry = spec.geometry
-    peer = build_model(spec.config, spec.data, spec.precision).hugging_face
+    peer = build_model(spec.config, spec.data, spec.precision).model.network
     notes = Notes()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -179,6 +179,7 @@ def train_hugging_face(spec: RunSpec, logging_steps: int) -> tuple[list[float], 
             dataloader_pin_memory=spec.device_type == "cuda",
         )
         trainer = InOrder(model=peer, args=arguments, train_dataset=Samples(spec))
+        trainer.remove_callback(PrinterCallback)
         trainer.add_callback(notes)
         trainer.train()
     return notes.losses, notes.ended

@@ -19,7 +19,14 @@ OPTIONS = sorted(
 COMPANIONS = {
     "data/digits": ["model=mlp"],
     "model/mlp": ["data=digits"],
-    "data/text": ["data.path=some/text.txt"],
+}
+GIVEN = {
+    # What an option leaves to its user (`???`).
+    "data/text": {"path": "some/text.txt"},
+    "data/tokens": {"path": "some/train.bin"},
+    "data/documents": {"path": "some/documents.jsonl"},
+    "data/custom": {"_target_": "my_data.Data"},
+    "model/custom": {"_target_": "my_models.Model"},
 }
 SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")
 
@@ -57,12 +64,10 @@ def scope_of(owner: Any, name: str) -> str:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option_composes_and_validates(option: str) -> None:
     group, _, name = option.partition("/")
-    config = composed(f"{group}={name}", *COMPANIONS.get(option, []))
-    content = content_of(option)
-    chosen = config.to_mapping()[group]
-    if option == "data/text":
-        content["path"] = "some/text.txt"
-    assert chosen == content
+    given = GIVEN.get(option, {})
+    settings = [f"{group}.{key}={value}" for key, value in given.items()]
+    config = composed(f"{group}={name}", *COMPANIONS.get(option, []), *settings)
+    assert config.to_mapping()[group] == content_of(option) | given
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -76,11 +81,12 @@ def test_every_setting_is_visible_with_its_scope(option: str) -> None:
             match = SETTING.fullmatch(line)
             assert match, line
             seen[match[1]] = match[2]
-    assert list(seen) == [field.name for field in fields(owner)], "all, in the dataclass's order"
+    written = {owner.__pydantic_fields__[f.name].alias or f.name: f.name for f in fields(owner)}
+    assert list(seen) == list(written), "all, in the dataclass's order"
     for name, comment in seen.items():
         if name != "name":
             assert comment, f"{name} has no comment"
-            assert comment.rpartition("; ")[2] == scope_of(owner, name), name
+            assert comment.rpartition("; ")[2] == scope_of(owner, written[name]), name
 
 
 def test_every_group_has_its_settings_and_every_setting_its_group() -> None:

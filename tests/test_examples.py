@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 from batchscape.cli import main
 from batchscape.models import build_model, parameter_count
+from batchscape.record.tables import load
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_study"
 
@@ -24,3 +27,33 @@ def test_the_wide_model_is_about_as_large(spec_of):
         return parameter_count(build_model(spec.config, spec.data, "float32"))
 
     assert 0.9 < size(n_layers=1, d_model=180) / size(n_layers=2, d_model=128) < 1.1
+
+
+OWN_MODEL = Path(__file__).parents[1] / "examples" / "own_model"
+
+
+def test_own_model_and_data_are_planned_and_trained(tmp_path, monkeypatch, capsys):
+    """As the page says, from the example's folder; two of its runs, a tenth as long."""
+    folder = tmp_path / "own_model"
+    shutil.copytree(OWN_MODEL, folder)
+    monkeypatch.chdir(folder)
+    study = ["--config-dir", ".", "sweeps=own_model", "tracker=none"]
+    assert main(["plan", *study]) == 0
+    assert "Runs: 12." in capsys.readouterr().out
+    short = ["budget.samples=1280", "seed=0", "batch.gradient_accumulation_steps=1,16"]
+    assert main(["sweep", *study, *short, "model.arguments.width=16", "sweep_name=short"]) == 0
+    assert main(["report", "outputs/short"]) == 0
+    runs = load(Path("outputs/short")).runs
+    assert runs["status"].tolist() == ["completed"] * 2
+    assert runs["not_invariant"].isna().all()
+    assert runs["final_eval_accuracy"].isna().all(), "there is nothing to classify"
+    # More updates on the same samples learn more, here; and something is learned at all.
+    by_batch = runs.set_index("global_batch_size")["final_eval_loss"]
+    assert by_batch[8] < by_batch[128] < 1.0
+
+
+def test_the_page_shows_the_example():
+    page = (Path(__file__).parents[1] / "docs" / "own_model.md").read_text()
+    code = (OWN_MODEL / "my_work.py").read_text()
+    for line in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0].splitlines():
+        assert line.strip() in code or line.startswith("#") or "def " in line, line

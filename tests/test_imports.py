@@ -15,7 +15,7 @@ import batchscape
 ROOT = Path(batchscape.__file__).parent
 
 # errors, geometry <- config <- record, measure, models, data <- engines <- train <- plan, launch
-# <- cli. A part imports from lower layers, and from its own layer only where it is listed.
+# <- doctor <- cli. A part imports from lower layers, and from its own layer only where it is listed.
 LAYERS = (
     {"errors", "geometry", "targets"},
     {"config"},
@@ -23,6 +23,7 @@ LAYERS = (
     {"engines"},
     {"train"},
     {"plan", "launch"},
+    {"doctor"},
     {"cli", "compose", "__main__"},
 )
 WITHIN_A_LAYER = {

@@ -30,6 +30,8 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape plan     show what a sweep would run, and run nothing
   batchscape status   how far the runs of a sweep are
   batchscape report   tables and figures of finished sweeps
+  batchscape sync     upload runs that Weights & Biases does not have yet
+  batchscape doctor   what this machine has, what is missing, and how to repair it
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
 batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
@@ -213,12 +215,76 @@ def _status(arguments: list[str]) -> int:
     return 0
 
 
+def _sync(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape sync",
+        description="Upload every ended run that Weights & Biases does not have yet: written "
+        "offline, run without a tracker, or gone on with since. A second call uploads nothing. "
+        "Exit code: 0; 1 if a run was not uploaded; 2 if none can be (no key, no network).",
+        epilog="Example: batchscape sync outputs/fixed_global_batch",
+    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    new = "of runs that W&B has not seen; default: their own settings"
+    parser.add_argument("--project", help=f"project {new}")
+    parser.add_argument("--entity", help=f"user or team {new}")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=600.0,
+        help="longest time that one run may take; default: 600",
+    )
+    parsed = parser.parse_args(arguments)
+    from batchscape.record.sync import sync
+
+    done = sync(
+        parsed.dirs,
+        _console(),
+        project=parsed.project,
+        entity=parsed.entity,
+        timeout_s=parsed.timeout,
+    )
+    return 0 if done else 1
+
+
+def _doctor(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape doctor",
+        description="Show what this machine has, what is missing or broken, and how to repair it. "
+        "Exit code: 0; 1 if something is missing that the default sweep needs.",
+        epilog="Example: batchscape doctor --json",
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("outputs"), help="where sweeps go; default: outputs"
+    )
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parsed = parser.parse_args(arguments)
+    from batchscape.doctor import examine
+
+    examination = examine(parsed.dir)
+    if parsed.json:
+        sys.stdout.write(examination.as_json() + "\n")
+    else:
+        _console().print(examination.as_table())
+    return 0 if examination.is_fit else 1
+
+
+def _seconds(text: str) -> float:
+    """Read a positive number; argparse turns the ValueError into its own message."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError
+    return seconds
+
+
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "run": _run,
     "plan": _plan,
     "status": _status,
     "report": _report,
+    "sync": _sync,
+    "doctor": _doctor,
 }
 
 

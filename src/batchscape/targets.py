@@ -16,7 +16,9 @@ from batchscape.errors import ConfigError
 __all__ = ["call_target", "source_hash"]
 
 
-def call_target(path: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  (the user's own)
+def call_target(
+    path: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None
+) -> Any:  # noqa: ANN401  (the user's own)
     """Call what an import path names.
 
     Modules are found where Python finds them, and in the working directory.
@@ -27,6 +29,8 @@ def call_target(path: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
         `package.module.name` of a callable.
     arguments : mapping
         Its keyword arguments.
+    offered : mapping or None
+        Further ones, given where its signature names them and `arguments` do not.
 
     Raises
     ------
@@ -51,7 +55,12 @@ def call_target(path: str, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
         msg = f"_target_={path}: module {module_name} has no {name!r}; it has {known}"
         raise ConfigError(msg)
     try:
-        inspect.signature(called).bind(**arguments)
+        signature = inspect.signature(called)
+        named = {
+            name: value for name, value in (offered or {}).items() if name in signature.parameters
+        }
+        arguments = {**named, **arguments}
+        signature.bind(**arguments)
     except TypeError as error:
         given = ", ".join(arguments) or "none"
         msg = f"_target_={path} does not take these arguments ({error}); given {given}"

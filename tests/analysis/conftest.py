@@ -56,6 +56,7 @@ class SweepBuilder:
         evaluated: bool = True,
         ranks: dict[str, Any] | None = None,
         ramp: tuple[tuple[int, tuple[int, int, int]], ...] = (),
+        noise: tuple[float, float] | None = None,
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -99,7 +100,7 @@ class SweepBuilder:
         _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
         self._write_rows(
-            folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng, ranks
+            folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng, ranks, noise
         )
         if not evaluated:
             folder.lines("evals").unlink()
@@ -190,14 +191,15 @@ class SweepBuilder:
         core_wait: float,
         rng: np.random.Generator,
         ranks: dict[str, Any] | None,
+        noise: tuple[float, float] | None,
     ) -> None:
         cut, length = spec.geometry, spec.config.sequence_length or 1
         step = np.arange(1, done + 1)
         samples = step * cut.global_batch_size
         # Equal for all decompositions of one trajectory but for what stands for rounding.
         shared = np.random.default_rng(int(spec.trajectory_id, 16))
-        noise = shared.normal(0, 0.4 / np.sqrt(cut.global_batch_size), done)
-        curve = 2.4 + 3.1 * np.exp(-samples / 400) + noise if loss is None else loss(step)
+        jitter = shared.normal(0, 0.4 / np.sqrt(cut.global_batch_size), done)
+        curve = 2.4 + 3.1 * np.exp(-samples / 400) + jitter if loss is None else loss(step)
         if (cut.data_parallel_size, cut.gradient_accumulation_steps) != (1, 1):
             curve = curve + rounding * np.sqrt(step) * rng.normal(size=done)
         slow = 0.004 + 0.0011 * cut.micro_batch_size * cut.gradient_accumulation_steps
@@ -216,7 +218,7 @@ class SweepBuilder:
             attempt=np.zeros(done, int),
             loss=curve,
             learning_rate=np.full(done, 1e-3),
-            gradient_norm=np.ones(done),
+            **_gradients(cut, done, noise, rng),
             step_time_s=total,
             data_s=data,
             forward_backward_s=forward,
@@ -245,6 +247,28 @@ class SweepBuilder:
             evaluation_s=np.full(len(when), 0.01),
         )
         _write_ranks(folder, cut, rng, **(ranks or {}))
+
+
+def _gradients(
+    cut: BatchGeometry, done: int, noise: tuple[float, float] | None, rng: np.random.Generator
+) -> dict[str, Any]:
+    """Norms with tr(S) and |G|^2 as given, sampled in every fifth step; none sampled without."""
+    if noise is None:
+        return {"gradient_norm": np.ones(done)}
+    trace, signal = noise
+    square = {
+        size: signal + trace / size * (1 + 0.05 * rng.normal(size=done))
+        for size in (cut.global_batch_size, cut.micro_batch_size)
+    }
+    sampled = np.arange(1, done + 1) % 5 == 0
+    small = square[cut.micro_batch_size]
+    return {
+        "gradient_norm": np.sqrt(square[cut.global_batch_size]),
+        "small_batch_size": [cut.micro_batch_size if here else None for here in sampled],
+        "small_gradient_square": [
+            x if here else None for x, here in zip(small.tolist(), sampled, strict=True)
+        ],
+    }
 
 
 def _write_launch(

@@ -8,15 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
-from batchscape.config import Ddp
+from batchscape.config import AdamW, Ddp
 from batchscape.engines.ddp import DdpEngine
+from batchscape.engines.optimizers import build_optimizer
 from batchscape.models import build_model
 
 
-def engine_of(config, world_size=1):
-    module = build_model(config, 256, "float64")
-    return DdpEngine(module, config.engine, config.optimizer, "float64", world_size)
+def engine_of(spec, world_size=1):
+    module = build_model(spec.config, spec.data, spec.precision)
+    config = spec.config
+    return DdpEngine(module, config.engine, config.optimizer, spec.precision, world_size)
+
+
+SETTINGS = AdamW(name="adamw", learning_rate=0.01)
 
 
 def batch(count=8):
@@ -25,11 +31,11 @@ def batch(count=8):
 
 
 @pytest.mark.parametrize("clip", [None, 0.5, 1e3])
-def test_steps_equal_a_plain_loop_over_the_whole_batch(config_of, clip):
+def test_steps_equal_a_plain_loop_over_the_whole_batch(spec_of, clip):
     """Four weighted micro-steps a step, against one mean loss and PyTorch's own calls."""
-    config = config_of(optimizer__gradient_clip_norm=clip)
-    engine = engine_of(config)
-    plain = build_model(config, 256, "float64")
+    spec = spec_of(optimizer__gradient_clip_norm=clip)
+    engine = engine_of(spec)
+    plain = build_model(spec.config, spec.data, "float64")
     matrices = [p for p in plain.parameters() if p.ndim >= 2]
     vectors = [p for p in plain.parameters() if p.ndim < 2]
     reference = torch.optim.AdamW(
@@ -41,20 +47,20 @@ def test_steps_equal_a_plain_loop_over_the_whole_batch(config_of, clip):
     )
     inputs, targets = batch()
     for k in range(4):
-        learning_rate = 0.01 / (k + 1)
+        factor = 1 / (k + 1)
         losses = [
             engine.micro_step(
                 inputs[2 * a : 2 * a + 2], targets[2 * a : 2 * a + 2], 1 / 256, last=a == 3
             )
             for a in range(4)
         ]
-        norm = engine.optimizer_step(learning_rate)
+        norm = engine.optimizer_step(spec.config.optimizer, factor)
         mean = plain(inputs, targets)[0] / targets.numel()
         mean.backward()
         largest = float("inf") if clip is None else clip
         plain_norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), largest)
         for group in reference.param_groups:
-            group["lr"] = learning_rate
+            group["lr"] = spec.config.optimizer.learning_rate * factor
         reference.step()
         reference.zero_grad()
         assert sum(losses) / 256 == pytest.approx(mean.item(), rel=1e-12)
@@ -63,37 +69,73 @@ def test_steps_equal_a_plain_loop_over_the_whole_batch(config_of, clip):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_gradients_of_another_layout_are_refused(config_of):
-    engine = engine_of(config_of())
+def test_gradients_of_another_layout_are_refused(spec_of):
+    engine = engine_of(spec_of())
     inputs, targets = batch()
     engine.micro_step(inputs, targets, 1.0, last=True)
     weight = engine.module.model.tokens.weight
     weight.grad = weight.grad.T.contiguous().T
     with pytest.raises(RuntimeError, match=r"gradient of model\.tokens\.weight has strides"):
-        engine.optimizer_step(0.1)
+        engine.optimizer_step(SETTINGS, 1.0)
 
 
-def test_gradients_ready_is_told_once_a_step(config_of):
-    engine = engine_of(config_of())
-    told = []
-    engine.on_gradients = lambda: told.append(True)
+class Told:
+    """Marks that remember their order."""
+
+    def __init__(self):
+        self.order = []
+
+    def exchange_begins(self):
+        self.order.append("exchange begins")
+
+    def gradients_ready(self):
+        self.order.append("gradients ready")
+
+    def exchange_ends(self):
+        self.order.append("exchange ends")
+
+
+def test_a_rank_that_trains_alone_tells_of_its_gradients_only(spec_of):
+    engine = engine_of(spec_of())
+    engine.marks = told = Told()
     inputs, targets = batch()
     for last in (False, False, True):
         engine.micro_step(inputs, targets, 1.0, last=last)
-    assert told == [True]
+    assert told.order == ["gradients ready"]
 
 
-def test_state_round_trip(config_of):
-    config = config_of()
-    first, second = engine_of(config), engine_of(config)
+def test_an_exchange_is_told_of_once_a_step_and_in_order(spec_of, tmp_path):
+    """In a group of one, whatever the number of buckets."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    try:
+        engine = engine_of(spec_of(engine__bucket_cap_mb=0.01), world_size=2)
+        engine.marks = told = Told()
+        inputs, targets = batch()
+        for _ in range(2):  # DDP builds its buckets anew after the first step
+            for last in (False, False, True):
+                engine.micro_step(inputs, targets, 1.0, last=last)
+            engine.optimizer_step(SETTINGS, 1.0)
+        engine.close()
+    finally:
+        dist.destroy_process_group()
+    assert told.order == ["exchange begins", "gradients ready", "exchange ends"] * 2
+
+
+@pytest.mark.parametrize("precision", ["float64", "float16"])
+def test_state_round_trip(spec_of, precision):
+    spec = spec_of(engine__precision=precision)
+    first, second = engine_of(spec), engine_of(spec)
     inputs, targets = batch()
-    for _ in range(3):
-        first.micro_step(inputs, targets, 1 / 256, last=True)
-        first.optimizer_step(0.01)
+    for weight in (1 / 256, 1e30, 1 / 256):  # the second overflows in float16
+        first.micro_step(inputs, targets, weight, last=True)
+        first.optimizer_step(SETTINGS, 1.0)
     second.restore(copy.deepcopy(first.state()))  # as through a file
     for engine in (first, second):
         engine.micro_step(inputs, targets, 1 / 256, last=True)
-        engine.optimizer_step(0.01)
+        assert engine.gradient_scale == (2**15 if precision == "float16" else 1.0)
+        engine.optimizer_step(SETTINGS, 1.0)
     for mine, theirs in zip(first.module.parameters(), second.module.parameters(), strict=True):
         assert (mine == theirs).all()
 
@@ -118,6 +160,92 @@ def test_bfloat16_follows_float32_smoothly(trainer, steps, tmp_path):
     difference = losses["bfloat16"] - losses["float32"]
     assert 0 < difference.abs().max() < 5e-2
     assert abs(difference.tail(20).mean()) < 1e-2
+
+
+def test_float16_equals_a_loss_scaled_by_hand(spec_of):
+    """Scales are powers of two: scaling and unscaling by hand gives the very same update."""
+    spec = spec_of(engine__precision="float16", optimizer__gradient_clip_norm=0.5)
+    engine = engine_of(spec)
+    plain = build_model(spec.config, spec.data, "float16")
+    reference = build_optimizer(spec.config.optimizer, plain)
+    inputs, targets = batch()
+    for _ in range(3):
+        engine.micro_step(inputs, targets, 1 / 256, last=True)
+        norm = engine.optimizer_step(spec.config.optimizer, 1.0)
+        with torch.autocast("cpu", torch.float16):
+            loss = plain(inputs, targets)[0]
+        (loss / 256 * 2**16).backward()
+        for parameter in plain.parameters():
+            parameter.grad /= 2**16
+        plain_norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        reference.step()
+        reference.zero_grad()
+        assert norm == plain_norm
+        assert not engine.skipped
+    for mine, theirs in zip(engine.module.parameters(), plain.parameters(), strict=True):
+        assert (mine == theirs).all()
+
+
+def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of):
+    engine = engine_of(spec_of(engine__precision="float16"))
+    inputs, targets = batch()
+    before = copy.deepcopy(engine.module.state_dict())
+    engine.micro_step(inputs, targets, 1e30, last=True)
+    assert engine.gradient_scale == 2**16
+    norm = engine.optimizer_step(SETTINGS, 1.0)
+    assert engine.skipped
+    assert not norm.isfinite()
+    assert engine.gradient_scale == 2**15
+    after = engine.module.state_dict()
+    assert all((after[name] == before[name]).all() for name in before)
+    engine.micro_step(inputs, targets, 1 / 256, last=True)
+    assert engine.optimizer_step(SETTINGS, 1.0).isfinite()
+    assert not engine.skipped
+    assert any((after[name] != before[name]).any() for name in before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_other_precisions_scale_nothing(spec_of, precision):
+    engine = engine_of(spec_of(engine__precision=precision))
+    inputs, targets = batch()
+    engine.micro_step(inputs, targets, 1 / 256, last=True)
+    assert engine.gradient_scale == 1.0
+    engine.optimizer_step(SETTINGS, 1.0)
+    assert engine.skipped is None
+
+
+def test_float16_decompositions_agree(trainer, steps, tmp_path):
+    """Within rounding of 11 bits: an eighth of what bfloat16, with 8 bits, is granted."""
+    tables = []
+    for geometry in [(1, 32, 1), (2, 8, 2)]:
+        spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=30)
+        tables.append(steps(trainer.train(spec, tmp_path)))
+    losses = np.array([table["loss"] for table in tables], dtype=float)
+    assert losses[0, -1] < losses[0, 0] - 0.5, "nothing was learned: the curves could not differ"
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=5e-2 / 8)
+    assert not any(table["skipped"].any() for table in tables)
+
+
+def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome, tmp_path):
+    """Two ranks of which one overflows train like one rank that does."""
+    tables = []
+    for geometry in [(2, 16, 1), (1, 32, 1)]:
+        spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=12)
+        folder = trainer.train(spec, tmp_path, target="precision_workers:overflowing")
+        assert outcome(folder)["status"] == "completed"
+        tables.append(steps(folder))
+    for table in tables:
+        assert table["optimizer_step"][table["skipped"]].tolist() == [4]
+        assert not np.isfinite(table["gradient_norm"].astype(float)[3])
+    two, one = (table["loss"].astype(float) for table in tables)
+    np.testing.assert_allclose(two, one, rtol=0, atol=5e-2 / 8)
+
+
+@pytest.mark.parametrize("asked", ["highest", "high"])
+def test_products_of_float32_matrices_are_as_asked(trainer, tmp_path, asked):
+    spec = trainer.make_spec(engine__float32_matmul=asked, budget__optimizer_steps=1)
+    folder = trainer.train(spec, tmp_path, target="precision_workers:telling")
+    assert f"float32 products: {asked}\n" in folder.log.read_text()
 
 
 @pytest.mark.slow

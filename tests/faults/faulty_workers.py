@@ -48,8 +48,8 @@ def permuted(run_dir: str, rank: int) -> int:
     generator = np.random.default_rng(int(os.environ["PERMUTATION"]))
     real = SampleStream.step
 
-    def step(self: SampleStream, optimizer_step: int) -> StepSamples:
-        samples = real(self, optimizer_step)
+    def step(self: SampleStream, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
+        samples = real(self, optimizer_step, sampling=sampling)
         shuffled = generator.permutation(samples.indices.ravel())
         return samples._replace(indices=shuffled.reshape(samples.indices.shape))
 

@@ -332,6 +332,29 @@ def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
     assert sweep.status("device-d3").status is Status.PENDING
 
 
+def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
+    devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
+    machine = Machine(cpu_cores=4, cpu_name="x", cuda_devices=devices)
+    specs = [
+        spec_named(f"device-d{n}", device_type="cuda", max_ranks_per_device=3) for n in (1, 2, 5, 7)
+    ]
+    result = sweep.run(*specs, machine=machine)
+    shared = sweep.launch("device-d5")
+    assert (shared["devices"], shared["oversubscribed"]) == ([0, 2], True)
+    assert not shared["timing_valid"]
+    assert shared["timing_invalid_reason"] == (
+        "5 ranks share 2 CUDA devices; 5 ranks share 4 cores"
+    )
+    logged = sweep.folder.run("device-d5").log.read_text().splitlines()
+    assert [json.loads(line)["visible"] for line in logged] == ["GPU-0,GPU-2"] * 5
+    # Nothing is shared that need not be.
+    own = sweep.launch("device-d2")
+    assert (own["devices"], own["oversubscribed"], own["timing_valid"]) == ([0, 2], False, True)
+    (refused,) = result.failed
+    assert refused.run_id == "device-d7"
+    assert "at most 6 ranks fit" in str(refused.reason)
+
+
 @pytest.mark.parametrize("concurrent", [1, 2, 3])
 def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int) -> None:
     machine = Machine(cpu_cores=3, cpu_name="x")

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch.nn import functional
 
 from batchscape.config import Gpt
+from batchscape.errors import ConfigError
 from batchscape.models import build_model, parameter_count
 from batchscape.models.gpt import GptModel
+
+GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
+LLAMA = {
+    "name": "llama",
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "d_model": 32,
+    "d_ff": 48,
+}
 
 
 def reference_forward(model, tokens, n_heads):
@@ -69,9 +82,10 @@ def test_gpt2_sizes(n_layers, n_heads, d_model, published):
         assert parameter_count(GptModel(config, 50257, 1024)) == published
 
 
-def test_short_context_attention_in_bfloat16_is_computed_in_float32(config_of):
-    config = config_of(data__sequence_length=32)
-    module = build_model(config, 256, "bfloat16")
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_short_context_attention_in_bfloat16_is_computed_in_float32(config_of, text, model):
+    config = config_of(data__sequence_length=32, model=model)
+    module = build_model(config, text, "bfloat16")
     tokens = torch.randint(256, (2, 33))
     exact, _ = module(tokens[:, :-1], tokens[:, 1:])
     with torch.autocast("cpu", torch.bfloat16):
@@ -80,8 +94,8 @@ def test_short_context_attention_in_bfloat16_is_computed_in_float32(config_of):
     torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
 
 
-def test_loss_is_a_sum_over_real_targets(config_of):
-    module = build_model(config_of(), 256, "float64")
+def test_loss_is_a_sum_over_real_targets(config_of, text):
+    module = build_model(config_of(), text, "float64")
     tokens = torch.randint(256, (4, 33))
     inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
     targets[1, 5:] = -100
@@ -95,10 +109,40 @@ def test_loss_is_a_sum_over_real_targets(config_of):
     assert right == (logits.argmax(-1) == targets).sum()
 
 
-def test_parameters_depend_on_the_init_seed_alone(config_of):
-    first = build_model(config_of(seed=1, data_seed=5), 256, "float64").state_dict()
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_parameters_depend_on_the_init_seed_alone(config_of, text, model):
+    first = build_model(config_of(seed=1, data_seed=5, model=model), text, "float64").state_dict()
     torch.rand(7)
-    again = build_model(config_of(init_seed=1), 256, "float32").state_dict()
-    other = build_model(config_of(seed=2), 256, "float32").state_dict()
+    again = build_model(config_of(init_seed=1, model=model), text, "float32").state_dict()
+    other = build_model(config_of(seed=2, model=model), text, "float32").state_dict()
     assert all((first[name].float() == again[name]).all() for name in first)
     assert (other["model.tokens.weight"] != again["model.tokens.weight"]).any()
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])
+def test_a_larger_vocabulary_is_taken_and_a_smaller_one_refused(config_of, text, model):
+    module = build_model(config_of(model=model | {"vocabulary_size": 300}), text, "float32")
+    assert module.model(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 8, 300)
+    with pytest.raises(ConfigError, match="at least the data's vocabulary, 256; given 255"):
+        build_model(config_of(model=model | {"vocabulary_size": 255}), text, "float32")
+
+
+def test_models_refuse_data_that_they_cannot_read(config_of, text, labelled, vectors):
+    with pytest.raises(ConfigError, match="model=gpt predicts the next token"):
+        build_model(config_of(), labelled, "float32")
+    with pytest.raises(ConfigError, match="model=llama predicts the next token"):
+        build_model(config_of(model=LLAMA), vectors, "float32")
+    mlp = {"name": "mlp", "hidden_sizes": [4]}
+    config = config_of(model=mlp, data={"name": "digits"})
+    with pytest.raises(ConfigError, match="model=mlp needs samples that are vectors"):
+        build_model(config, text, "float32")
+    config = config_of(data={"name": "custom", "_target_": "mine.Data"})
+    with pytest.raises(ConfigError, match=r"needs data\.sequence_length"):
+        build_model(config, text, "float32")
+
+
+def test_a_plan_asks_for_sources_without_torch():
+    code = "import sys, batchscape.models.source, batchscape.models.vocabulary\n"
+    code += "print({'torch', 'transformers', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -133,7 +133,7 @@ def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
     assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 2]
     assert {spec.device_type for spec in found.specs} == {"cuda"}
     (rejected,) = found.rejections
-    assert "data_parallel_size=4, CUDA devices here: 2" in rejected.reason
+    assert "launcher.max_ranks_per_device = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
 
 
 def test_one_machine(plan: MakePlan) -> None:

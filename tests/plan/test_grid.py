@@ -95,6 +95,19 @@ def test_lists_and_strings_in_a_sweep_file_mean_the_same(tmp_path: Path) -> None
     assert cells[0] == cells[1]
 
 
+def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path: Path) -> None:
+    (tmp_path / "sweeps").mkdir()
+    ramps = [[], [{"samples": 8, "global_batch_size": 4}, {"samples": 9, "global_batch_size": 3}]]
+    (tmp_path / "sweeps" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        f"hydra: {{sweeper: {{params: {{batch.ramp: {json.dumps(ramps)}, seed: [0, 1]}}}}}}\n"
+    )
+    found = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
+    assert found is not None
+    seen = [(cell.settings["batch"]["ramp"], cell.settings["seed"]) for cell in found.cells]
+    assert seen == [(ramps[0], 0), (ramps[0], 1), (ramps[1], 0), (ramps[1], 1)]
+
+
 def test_command_line_replaces_the_axis_of_the_same_key(grid: MakeGrid) -> None:
     replaced = grid("sweeps=fixed_global_batch", "seed=7,8", "batch.micro_batch_size=16")
     assert {cell.settings["seed"] for cell in replaced.cells} == {7, 8}

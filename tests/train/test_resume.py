@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import time
 
 import pandas as pd
 import pytest
+
+from batchscape.geometry import BatchGeometry
+from batchscape.record.spec import Stage
+from batchscape.record.tables import read_table
 
 GEOMETRIES = [(1, 16, 2), (2, 8, 2)]
 MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
@@ -96,6 +101,40 @@ def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
         undisturbed(geometry, **settings(**LONG)),
         check_exact=True,
     )
+
+
+def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
+    """With an average of the weights, which the checkpoint holds too."""
+    plain = trainer.make_spec(
+        (2, 8, 2),
+        **settings(
+            optimizer={"name": "muon", "learning_rate": 0.01},
+            evaluation__every_samples=None,
+            evaluation__ema_half_life_tokens=2000.0,
+        ),
+    )
+    # One step of 16, then 32, then 64: killed in the second stage, at home in the third.
+    grown = dataclasses.replace(plain.config.optimizer, learning_rate=0.02, beta2=0.9)
+    spec = dataclasses.replace(
+        plain,
+        stages=(
+            Stage(16, BatchGeometry(1, 2, 8, 1), plain.config.optimizer),
+            Stage(20 * 32, BatchGeometry(1, 2, 8, 2), plain.config.optimizer),
+            Stage(4 * 64, BatchGeometry(1, 2, 8, 4), grown),
+        ),
+    )
+    folder = kill_past_checkpoint(trainer, spec, tmp_path)
+    assert 1 <= checkpointed_step(folder) < 1 + 20 - 3
+    trainer.train(spec, tmp_path, attempt=1)
+    whole = trainer.train(spec, tmp_path / "undisturbed")
+    rows = steps(folder)
+    assert rows["attempt"].unique().tolist() == [0, 1]
+    assert rows["global_batch_size"].tolist() == [16] + [32] * 20 + [64] * 4
+    pd.testing.assert_frame_equal(rows[MEASURED], steps(whole)[MEASURED], check_exact=True)
+    losses = ["samples", "eval_loss", "raw_eval_loss"]
+    evals, expected = (read_table(f, "evals")[losses] for f in (folder, whole))
+    pd.testing.assert_frame_equal(evals, expected, check_exact=True)
+    assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
 
 
 def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path):

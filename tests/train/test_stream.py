@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from batchscape.config import AdamW
 from batchscape.data.order import SampleOrder
 from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.record.spec import Stage
 from batchscape.train.stream import SampleStream
+from batchscape.train.timeline import Timeline
+
+ADAMW = AdamW(name="adamw", learning_rate=0.1)
 
 
 class UnevenSamples:
@@ -23,11 +30,16 @@ class UnevenSamples:
         return sum(index % 7 + 1 for index in indices.ravel().tolist())
 
 
-def rank_streams(num_samples: int, seed: int, geometry: BatchGeometry) -> list[SampleStream]:
+def rank_streams(
+    num_samples: int, seed: int, geometry: BatchGeometry, *ramp: tuple[int, BatchGeometry]
+) -> list[SampleStream]:
+    """Return the streams of all ranks; stages of a ramp are (optimizer steps, geometry)."""
     dataset = UnevenSamples(num_samples)
+    stages = [Stage(steps * cut.global_batch_size, cut, ADAMW) for steps, cut in ramp]
+    timeline = Timeline([*stages, Stage(2**40 * geometry.global_batch_size, geometry, ADAMW)])
     # A stream asks for nothing else of a dataset.
     return [
-        SampleStream(dataset, seed, geometry, rank)  # type: ignore[arg-type]  # no batches needed
+        SampleStream(dataset, seed, timeline, rank)  # type: ignore[arg-type]  # no batches needed
         for rank in range(geometry.data_parallel_size)
     ]
 
@@ -117,3 +129,35 @@ def test_the_stream_does_not_depend_on_the_global_batch() -> None:
         read.append(np.concatenate([in_stream_order(streams, k) for k in range(count)]))
     assert np.array_equal(read[0], read[1])
     assert np.array_equal(read[0], read[2])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(1, 4)), max_size=3),
+    st.sampled_from([1, 2, 3]),
+    sizes,
+    st.integers(0, 2**64 - 1),
+    st.randoms(use_true_random=False),
+)
+def test_a_ramp_reads_the_stream_without_gap(
+    stages: list[tuple[int, int, int]],
+    ranks: int,
+    num_samples: int,
+    seed: int,
+    shuffler: random.Random,
+) -> None:
+    """Every step takes the next contiguous positions, over ranks and micro-steps, in any order."""
+    ramp = [(steps, BatchGeometry(1, ranks, micro, more)) for steps, micro, more in stages]
+    ramp = [(steps, cut) for steps, cut in ramp if steps]
+    last = BatchGeometry(1, ranks, 5, 2)
+    streams = rank_streams(num_samples, seed, last, *ramp)
+    sizes = [cut.global_batch_size for steps, cut in ramp for _ in range(steps)]
+    sizes += [last.global_batch_size] * 4
+    edges = np.cumsum([0, *sizes])
+    order = SampleOrder(num_samples, seed)
+    visited = list(range(len(sizes)))
+    shuffler.shuffle(visited)
+    for k in visited:
+        expected = order.indices(np.arange(edges[k], edges[k + 1]))
+        assert np.array_equal(in_stream_order(streams, k), expected)
+        targets = sum(index % 7 + 1 for index in expected.tolist())
+        assert {stream.step(k).targets for stream in streams} == {targets}

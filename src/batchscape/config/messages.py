@@ -32,7 +32,7 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
         if problem["type"] in _UNKNOWN and keys[-1] in groups and owner is root:
             message = "settings stand one level too deep; is `# @package _global_` the first line?"
         elif problem["type"] in _UNKNOWN:
-            known = [] if owner is None else [field.name for field in fields(owner)]
+            known = [] if owner is None else _written(owner)
             message = "unknown setting" + _suggest(keys[-1], known + list(groups) * (owner is root))
         elif problem["type"] == "missing":
             message = "a value is needed"
@@ -61,6 +61,12 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
         hint = get_type_hints(owner).get(str(part)) if owner is not None else None
         inner = [c for c in (hint, *get_args(hint)) if isinstance(c, type) and is_dataclass(c)]
     return keys, owner
+
+
+def _written(owner: type) -> list[str]:
+    """Return the names of settings as a user writes them."""
+    infos = getattr(owner, "__pydantic_fields__", {})
+    return [getattr(infos.get(f.name), "alias", None) or f.name for f in fields(owner)]
 
 
 def _tags(member: type) -> tuple[object, ...]:

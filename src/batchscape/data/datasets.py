@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchscape.config import Digits, RunConfig
-from batchscape.errors import RecordError
+from batchscape.config import CustomData, Digits, Documents, RunConfig, TokenFiles
+from batchscape.data.custom import make_custom
+from batchscape.data.store import load_array
+from batchscape.data.tokens import segments
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["IGNORED", "Dataset", "ImageDataset", "TextDataset", "open_dataset"]
+__all__ = [
+    "IGNORED",
+    "NO_TOKEN",
+    "Dataset",
+    "ImageDataset",
+    "Indices",
+    "LabelledDataset",
+    "TextDataset",
+    "TokenDataset",
+    "open_dataset",
+]
 
 IGNORED = -100
 """Target that bears no loss: padding."""
 
+NO_TOKEN = -1
+"""Input behind the end of a text with a class."""
+
 Part = Literal["train", "held_out"]
+Kind = Literal["bytes", "tokens"]
 Indices = NDArray[np.int64]
 
 
@@ -36,16 +52,18 @@ class Dataset(Protocol):
 
 
 class TextDataset:
-    """Bytes of a text as next-byte prediction.
+    """A text as next-token prediction.
 
     A batch is two int64 tensors of shape (samples, sequence_length). Short samples are padded
     with zeros, their missing targets with `IGNORED`.
     """
 
-    def __init__(self, folder: Path, part: Part, sequence_length: int) -> None:
-        self._bytes = _array(folder, f"{part}_bytes")
-        self._offsets: Indices = _array(folder, f"{part}_offsets")
-        self._lengths: Indices = _array(folder, f"{part}_lengths")
+    def __init__(
+        self, folder: Path, part: Part, sequence_length: int, kind: Kind = "bytes"
+    ) -> None:
+        self._stream = load_array(folder, f"{part}_{kind}")
+        self._offsets: Indices = load_array(folder, f"{part}_offsets")
+        self._lengths: Indices = load_array(folder, f"{part}_lengths")
         self._window = np.arange(sequence_length + 1)
         self._full = bool((self._lengths == sequence_length).all())
         self.num_samples = len(self._offsets)
@@ -58,14 +76,75 @@ class TextDataset:
         """Return inputs and targets, each of shape (samples, sequence_length)."""
         positions = self._offsets[indices, None] + self._window
         if self._full:
-            tokens = torch.from_numpy(self._bytes[positions].astype(np.int64))
-            return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+            tokens = torch.from_numpy(self._stream[positions].astype(np.int64))
+            return _shifted(tokens)
         real = self._window <= self._lengths[indices, None]
-        gathered = self._bytes[np.minimum(positions, len(self._bytes) - 1)]
+        gathered = self._stream[np.minimum(positions, len(self._stream) - 1)]
         tokens = torch.from_numpy(np.where(real, gathered, 0).astype(np.int64))
         targets = tokens[:, 1:].clone()
         targets[torch.from_numpy(~real[:, 1:])] = IGNORED
         return tokens[:, :-1].contiguous(), targets
+
+
+class LabelledDataset:
+    """Texts with a class.
+
+    A batch is an int64 tensor of shape (samples, sequence_length), `NO_TOKEN` behind the end of
+    each text, and an int64 one of shape (samples,).
+    """
+
+    def __init__(
+        self, folder: Path, part: Part, sequence_length: int, kind: Kind = "bytes"
+    ) -> None:
+        self._stream = load_array(folder, f"{part}_{kind}")
+        self._offsets: Indices = load_array(folder, f"{part}_offsets")
+        self._lengths: Indices = load_array(folder, f"{part}_lengths")
+        self._labels: Indices = load_array(folder, f"{part}_labels")
+        self._window = np.arange(sequence_length)
+        self.num_samples = len(self._labels)
+
+    def count_targets(self, indices: Indices) -> int:
+        """Return the number of samples: each has one target."""
+        return len(indices)
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return texts of shape (samples, sequence_length) and labels of shape (samples,)."""
+        positions = self._offsets[indices, None] + self._window
+        gathered = self._stream[np.minimum(positions, len(self._stream) - 1)].astype(np.int64)
+        real = self._window < self._lengths[indices, None]
+        texts = torch.from_numpy(np.where(real, gathered, NO_TOKEN))
+        return texts, torch.from_numpy(self._labels[indices])
+
+
+class TokenDataset:
+    """Token files as next-token prediction, mapped into memory.
+
+    A batch is two int64 tensors of shape (samples, sequence_length), always full.
+    """
+
+    def __init__(self, folder: Path, part: Part, sequence_length: int) -> None:
+        parts = [s for s in segments(folder, part) if s.samples(sequence_length)]
+        self._files = [segment.file.map() for segment in parts]
+        self._begins = [segment.begin for segment in parts]
+        self._sequence_length = sequence_length
+        # Samples up to the end of each file.
+        self._ends = np.cumsum([segment.samples(sequence_length) for segment in parts])
+        self.num_samples = int(self._ends[-1])
+
+    def count_targets(self, indices: Indices) -> int:
+        """Return the number of targets: every sample is full."""
+        return len(indices) * self._sequence_length
+
+    def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets, each of shape (samples, sequence_length)."""
+        length = self._sequence_length
+        tokens = np.empty((len(indices), length + 1), dtype=np.int64)
+        files = np.searchsorted(self._ends, indices, side="right")
+        firsts = np.concatenate(([0], self._ends[:-1]))[files]
+        for row, (file, sample) in enumerate(zip(files, indices - firsts, strict=True)):
+            begin = self._begins[file] + int(sample) * length
+            tokens[row] = self._files[file][begin : begin + length + 1]
+        return _shifted(torch.from_numpy(tokens))
 
 
 class ImageDataset:
@@ -75,8 +154,8 @@ class ImageDataset:
     """
 
     def __init__(self, folder: Path, part: Part) -> None:
-        self._images = _array(folder, f"{part}_images")
-        self._labels = _array(folder, f"{part}_labels")
+        self._images = load_array(folder, f"{part}_images")
+        self._labels = load_array(folder, f"{part}_labels")
         self.num_samples = len(self._labels)
 
     def count_targets(self, indices: Indices) -> int:
@@ -95,18 +174,21 @@ def open_dataset(config: RunConfig, identity: DataIdentity, part: Part) -> Datas
     ------
     RecordError
         If the prepared arrays are gone; planning the run again makes them.
+    ConfigError
+        If data of the user's own cannot be made.
     """
-    folder = Path(identity.folder)
-    if isinstance(config.data, Digits):
+    folder, data = Path(identity.folder), config.data
+    if isinstance(data, CustomData):
+        return make_custom(data, part)
+    if isinstance(data, Digits):
         return ImageDataset(folder, part)
-    return TextDataset(folder, part, config.data.sequence_length)
+    if isinstance(data, TokenFiles):
+        return TokenDataset(folder, part, data.sequence_length)
+    kind: Kind = "bytes" if data.tokenizer is None else "tokens"
+    if isinstance(data, Documents) and data.label_field is not None:
+        return LabelledDataset(folder, part, data.sequence_length, kind)
+    return TextDataset(folder, part, data.sequence_length, kind)
 
 
-def _array(folder: Path, name: str) -> NDArray[Any]:
-    path = folder / f"{name}.npy"
-    try:
-        mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        msg = f"the prepared data {path} cannot be read ({error}); the same command makes it anew"
-        raise RecordError(msg) from None
-    return mapped
+def _shifted(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from batchscape.data.store import cache_folder
+from batchscape.data.cache import cache_folder
 from batchscape.errors import ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 
@@ -61,13 +61,13 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
     return found
 
 
-def file_sha256(path: Path, advance: Callable[[int], object] = int) -> str:
+def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> str:
     """Return the SHA-256 of a file, as hexadecimal digits; each content is read once.
 
     Parameters
     ----------
     path : Path
-    advance : callable
+    advance : callable, optional
         Told how many more bytes were read.
     """
 
@@ -76,7 +76,8 @@ def file_sha256(path: Path, advance: Callable[[int], object] = int) -> str:
         with path.open("rb") as file:
             while block := file.read(1 << 24):
                 digest.update(block)
-                advance(len(block))
+                if advance is not None:
+                    advance(len(block))
         return {"sha256": digest.hexdigest()}
 
     return str(remembered(path, "sha256", find)["sha256"])

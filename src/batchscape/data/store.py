@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,10 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchscape.data.cache import cache_folder
+from batchscape.data.fingerprints import file_sha256
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, sha256_of, write_json
 
-__all__ = ["PARTS", "Built", "Stored", "cache_folder", "keep", "load_array", "manifest_hash"]
+__all__ = ["PARTS", "Built", "Stored", "keep", "load_array", "manifest_hash"]
 
 PARTS = ("train", "held_out")
 
@@ -53,12 +54,6 @@ class Stored:
     train_samples: int
     held_out_samples: int
     facts: Mapping[str, Any]
-
-
-def cache_folder() -> Path:
-    """Return the folder that holds prepared data: `$XDG_CACHE_HOME/batchscape/data`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "batchscape" / "data"
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:
@@ -114,9 +109,6 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
 
 def _whole(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a folder whose arrays are those that were written; else None."""
-    # The arrays' digests are remembered by a module that needs to know the cache.
-    from batchscape.data.fingerprints import file_sha256
-
     try:
         content = read_json(folder / "manifest.json")
         for file, digest in content["arrays"].items():
@@ -127,9 +119,7 @@ def _whole(folder: Path) -> dict[str, Any] | None:
     return content if {"samples", "facts"} <= set(content) else None
 
 
-def _store(
-    name: str, folder: Path, manifest: Mapping[str, Any], built: Built
-) -> dict[str, Any]:
+def _store(name: str, folder: Path, manifest: Mapping[str, Any], built: Built) -> dict[str, Any]:
     """Write the arrays into a folder that appears at once."""
     for part in PARTS:
         if built.samples[part] == 0:

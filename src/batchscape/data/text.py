@@ -1,59 +1,121 @@
-"""Cutting a stream of bytes into samples."""
+"""Text files as samples of next-token prediction."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["split_blocks", "split_packed"]
+from batchscape.config import StandardLibrary, TextFiles
+from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.cutting import split_blocks, split_documents, split_packed
+from batchscape.data.progress import reading
+from batchscape.data.sources import text_sources
+from batchscape.data.store import PARTS, Built, keep
+from batchscape.record.spec import DataIdentity
 
-Split = tuple[NDArray[np.int64], NDArray[np.int64]]
+__all__ = ["prepare_text"]
+
+Arrays = dict[str, NDArray[Any]]
 
 
-def split_packed(stream: NDArray[np.uint8], sequence_length: int) -> Split:
-    """Cut a stream into full samples; a sample shares its last byte with the next one's first.
+def prepare_text(config: StandardLibrary | TextFiles) -> DataIdentity:
+    """Read the files, cut them into samples, and keep the arrays.
 
-    Parameters
-    ----------
-    stream : uint8 array, shape (n,)
-    sequence_length : int
-        Targets a sample.
-
-    Returns
-    -------
-    offsets, lengths : int64 arrays, shape ((n - 1) // sequence_length,)
-        First byte and number of targets of each sample; a shorter rest of the stream is unused.
+    Raises
+    ------
+    ConfigError
+        If there is no text at the path, or too little of it for one sample in each part.
     """
-    samples = max(0, (len(stream) - 1) // sequence_length)
-    offsets = np.arange(samples, dtype=np.int64) * sequence_length
-    return offsets, np.full(samples, sequence_length, dtype=np.int64)
+    parts: dict[str, list[bytes]] = {part: [] for part in PARTS}
+    files: list[tuple[str, str]] = []
+    for name, content, part in text_sources(config):
+        files.append((f"{part}:{name}", hashlib.sha256(content).hexdigest()))
+        parts[part].append(content)
+    manifest: dict[str, Any] = {
+        "files": files,
+        "sequence_length": config.sequence_length,
+        "layout": config.layout,
+    }
+    if config.tokenizer is not None:
+        manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
+
+    def build() -> Built:
+        if config.tokenizer is None:
+            return _built(_of_bytes(parts, config), ByteCoder.vocabulary)
+        coder = FolderCoder(config.tokenizer)
+        return _built(_of_tokens(parts, config, coder), coder.vocabulary)
+
+    stored = keep(config.name, manifest, build)
+    return DataIdentity(
+        manifest_hash=stored.manifest_hash,
+        folder=stored.folder,
+        train_samples=stored.train_samples,
+        held_out_samples=stored.held_out_samples,
+        classes=stored.facts["vocabulary"],
+        task="next_token",
+    )
 
 
-def split_blocks(stream: NDArray[np.uint8], sequence_length: int) -> Split:
-    """Cut a stream at its blank lines; a longer block is continued in further samples.
+def _built(arrays: Arrays, vocabulary: int) -> Built:
+    samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
+    return Built(arrays, samples, {"vocabulary": vocabulary})
 
-    Every byte of a block but its first is the target of exactly one sample.
 
-    Parameters
-    ----------
-    stream : uint8 array, shape (n,)
-    sequence_length : int
-        Targets a sample at most.
+def _of_bytes(parts: dict[str, list[bytes]], config: StandardLibrary | TextFiles) -> Arrays:
+    split = split_packed if config.layout == "packed" else split_blocks
+    arrays: Arrays = {}
+    for part, contents in parts.items():
+        stream = np.frombuffer(b"\n\n".join(contents), dtype=np.uint8)
+        offsets, lengths = split(stream, config.sequence_length)
+        arrays |= {
+            f"{part}_bytes": stream,
+            f"{part}_offsets": offsets,
+            f"{part}_lengths": lengths,
+        }
+    return arrays
 
-    Returns
-    -------
-    offsets, lengths : int64 arrays, shape (samples,)
-        First byte and number of targets (at least 1) of each sample.
-    """
-    newline = stream == ord("\n")
-    # A block starts after a run of blank lines and ends with the newline before the next run.
-    blank = np.flatnonzero(newline[1:] & newline[:-1]) + 1
-    edges = np.concatenate(([-1], blank, [len(stream)]))
-    starts, ends = edges[:-1] + 1, edges[1:]
-    targets = ends - starts - 1
-    starts, targets = starts[targets >= 1], targets[targets >= 1]
-    pieces = -(-targets // sequence_length)
-    piece = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offsets = np.repeat(starts, pieces) + piece * sequence_length
-    lengths = np.minimum(sequence_length, np.repeat(targets, pieces) - piece * sequence_length)
-    return offsets.astype(np.int64), lengths.astype(np.int64)
+
+def _of_tokens(
+    parts: dict[str, list[bytes]], config: StandardLibrary | TextFiles, coder: Coder
+) -> Arrays:
+    """Encode files, or where they are padded their blocks between blank lines, one by one."""
+    arrays: Arrays = {}
+    total = sum(len(content) for contents in parts.values() for content in contents)
+    with reading("tokenizing", total) as advance:
+        for part, contents in parts.items():
+            texts = iter(contents) if config.layout == "packed" else _blocks(contents)
+            encoded: list[NDArray[Any]] = []
+            while several := list(islice(texts, 256)):
+                encoded += coder.encode(several)
+                advance(sum(map(len, several)))
+            if config.layout == "packed":
+                stream = join(encoded, coder.separator)
+                offsets, lengths = split_packed(stream, config.sequence_length)
+            else:
+                stream = join(encoded, coder.separator[:0])
+                sizes = np.array([len(block) for block in encoded], dtype=np.int64)
+                offsets, lengths = split_documents(sizes, config.sequence_length)
+            arrays |= {
+                f"{part}_tokens": stream,
+                f"{part}_offsets": offsets,
+                f"{part}_lengths": lengths,
+            }
+    return arrays
+
+
+def join(tokens: Sequence[NDArray[Any]], separator: NDArray[Any]) -> NDArray[Any]:
+    """Return tokens one after the other, with a separator between each two."""
+    joined = [part for one in tokens for part in (separator, one)]
+    return np.concatenate(joined[1:]) if joined else separator[:0]
+
+
+def _blocks(contents: Sequence[bytes]) -> Iterator[bytes]:
+    text = b"\n\n".join(contents)
+    offsets, lengths = split_blocks(np.frombuffer(text, dtype=np.uint8), len(text) + 1)
+    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        yield text[offset : offset + length + 1]

@@ -36,8 +36,10 @@ class Engine(Protocol):
 
     @property
     def gradient_scale(self) -> Tensor | float:
-        """Factor of the gradients between backward and optimizer step: 1.0, or with a scaled loss
-        a scalar on the device. Squared norms of micro-gradients are to be divided by its square.
+        """Factor of the gradients between backward and optimizer step.
+
+        1.0, or with a scaled loss a scalar on the device. The squared norm of a micro-gradient is
+        to be divided by its square.
         """
 
     def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from batchscape.engines.base import Engine
 from batchscape.engines.ddp import DdpEngine
 from batchscape.models import build_model
+from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import RunSpec
 
 __all__ = ["build_engine"]
@@ -20,8 +21,15 @@ def build_engine(spec: RunSpec, device: torch.device) -> Engine:
     spec : RunSpec
     device : torch.device
         Of this rank.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not fit the data, cannot be built, or has no blocks to recompute.
     """
     module = build_model(spec.config, spec.data, spec.precision).to(device)
+    if spec.config.engine.activation_checkpointing:
+        checkpoint_activations(module)
     return DdpEngine(
         module,
         spec.config.engine,

@@ -62,7 +62,9 @@ class DdpEngine:
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
         self._one = torch.ones((), device=device)
         if config.compile:
-            module.compile()
+            # Micro-steps have few sizes (those of the stages, and parts of one where the noise is
+            # sampled), each worth code of its own: one code for all would be slower in every step.
+            module.compile(dynamic=False)
         self._wrapped: DistributedDataParallel | None = None
         if world_size > 1:
             self._wrapped = DistributedDataParallel(

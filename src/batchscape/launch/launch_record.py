@@ -21,10 +21,13 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
     names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
-    oversubscribed = lease.oversubscribed or lease.ranks > machine.cpu_cores
     why = []
-    if oversubscribed:
+    if lease.oversubscribed and spec.device_type == "cuda":
+        noun = "CUDA device" if len(lease.devices) == 1 else "CUDA devices"
+        why.append(f"{lease.ranks} ranks share {len(lease.devices)} {noun}")
+    if lease.ranks > machine.cpu_cores:
         why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
+    oversubscribed = bool(why)
     if concurrent > 1:
         why.append(f"up to {concurrent} runs share the machine")
     if others:

@@ -86,7 +86,7 @@ class Mirroring:
         """Say where W&B has the runs of the sweep; None where it has none."""
         if self._tracker is None:
             return None
-        from batchscape.record.mirror import describe_standing
+        from batchscape.record.mirror_state import describe_standing
 
         return describe_standing(self._sweep)
 

@@ -123,7 +123,10 @@ class Session:
         while queue and len(self._active) < queue[0].config.launcher.concurrent_runs:
             spec = queue[0]
             launcher = spec.config.launcher
-            per_device = launcher.max_ranks_per_core if spec.device_type == "cpu" else 1
+            per_device = {
+                "cpu": launcher.max_ranks_per_core,
+                "cuda": launcher.max_ranks_per_device,
+            }[spec.device_type]
             pool = self._pools[spec.device_type]
             try:
                 lease = pool.lease(spec.geometry.data_parallel_size, per_device)

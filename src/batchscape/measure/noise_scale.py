@@ -105,15 +105,15 @@ class GradientSquares:
             hook.remove()
         self._hooks = []
 
-    def total(self, gradient_scale: float) -> Tensor:
+    def total(self, gradient_scale: Tensor | float) -> Tensor:
         """Return the sum of the squared norms.
 
-        Norms, not squares, are taken in the gradients' own precision: a scaled gradient does not
-        overflow, and thousands of tensors are added in float64 at the price of one small tensor.
+        Norms are taken in the gradients' own precision and squared and added in float64, so that
+        thousands of tensors lose nothing, at the price of one small tensor.
 
         Parameters
         ----------
-        gradient_scale : float
+        gradient_scale : float or Tensor, scalar
             What the loss was multiplied by beside its weight.
 
         Returns

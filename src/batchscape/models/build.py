@@ -6,20 +6,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchscape.config import Gpt, Mlp, RunConfig
+from batchscape.config import CustomModel, Gpt, Mlp, RunConfig, Transformers
+from batchscape.errors import ConfigError
+from batchscape.models.custom import build_custom
 from batchscape.models.gpt import GptModel
+from batchscape.models.hugging_face import build_hugging_face
+from batchscape.models.llama import LlamaModel
 from batchscape.models.mlp import MlpModel
+from batchscape.models.vocabulary import vocabulary_size
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["LossModule", "build_model", "parameter_count"]
+
+_IGNORED = -100
+"""Target that bears no loss."""
 
 
 class LossModule(nn.Module):
     """A model and its loss, so that the wrapper of an engine sees one forward.
 
-    The loss is the sum of the cross-entropies over the targets that are not padding: whoever
-    sums over micro-steps and ranks divides once, by the global number of targets (never a mean
-    of means).
+    The loss is the sum of the losses over the targets that bear one: whoever sums over
+    micro-steps and ranks divides once, by the global number of targets (never a mean of means).
+    A model may bring a `loss_sum(outputs, targets)` and a `count_right(outputs, targets)` of its
+    own. Else the loss is the cross-entropy over the last dimension of the outputs, and right is
+    where the largest of them is the target's.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,18 +42,23 @@ class LossModule(nn.Module):
         Parameters
         ----------
         inputs : Tensor, shape (samples, ...)
-        targets : Tensor, shape (samples,) or (samples, length)
-            Class indices; negative ones are padding and bear no loss.
+        targets : Tensor, shape (samples, ...)
+            For the default loss class indices, of the shape of the outputs without their last
+            dimension; -100 is padding and bears no loss.
+
+        Raises
+        ------
+        ConfigError
+            If outputs and targets do not fit each other, or a loss is no scalar.
         """
-        logits = self.model(inputs)
-        flat, wanted = logits.flatten(0, -2), targets.flatten()
-        # Autocast gives bfloat16 logits; their exponentials are summed in float32.
-        if flat.dtype == torch.bfloat16:
-            flat = flat.float()
-        loss = functional.cross_entropy(flat, wanted, ignore_index=-100, reduction="sum")
+        outputs = self.model(inputs)
+        loss: Tensor = getattr(self.model, "loss_sum", _cross_entropy_sum)(outputs, targets)
+        _check_scalar("loss_sum", loss)
         if self.training:
             return loss, loss.new_zeros(())
-        return loss, (flat.argmax(-1) == wanted).sum()
+        right: Tensor = getattr(self.model, "count_right", _largest_is_target)(outputs, targets)
+        _check_scalar("count_right", right)
+        return loss, right
 
 
 def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossModule:
@@ -57,19 +72,15 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
     data : DataIdentity
         Tells the vocabulary or the classes, and what a sample is.
     precision : str
-        `float32`, `bfloat16` (parameters stay float32) or `float64`.
+        `float32`, `bfloat16` or `float16` (parameters stay float32), or `float64`.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not fit the data, or cannot be built.
     """
     torch.manual_seed(config.resolved_init_seed)
-    model: nn.Module
-    if isinstance(config.model, Gpt):
-        if config.sequence_length is None:
-            msg = "a transformer needs sequences"
-            raise AssertionError(msg)
-        model = GptModel(config.model, data.classes, config.sequence_length)
-    elif isinstance(config.model, Mlp) and data.features is not None:
-        model = MlpModel(config.model, data.features, data.classes)
-    else:
-        raise NotImplementedError
+    model = _build(config, data)
     if precision == "float64":
         model = model.double()
     return LossModule(model)
@@ -78,3 +89,58 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
 def parameter_count(module: nn.Module) -> int:
     """Return the number of parameters, tied ones once."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
+    model = config.model
+    if isinstance(model, CustomModel):
+        return build_custom(model, data)
+    if isinstance(model, Transformers):
+        return build_hugging_face(model, data, config.sequence_length)
+    if isinstance(model, Mlp):
+        if data.features is None:
+            msg = "model=mlp needs samples that are vectors; these data are sequences of tokens"
+            raise ConfigError(msg)
+        return MlpModel(model, data.features, data.classes)
+    if data.features is not None or data.task == "class":
+        msg = (
+            f"model={model.name} predicts the next token of a sequence; these data ask for a class"
+        )
+        raise ConfigError(msg)
+    if config.sequence_length is None:
+        msg = f"model={model.name} needs data.sequence_length, the tokens of a sample"
+        raise ConfigError(msg)
+    rows = vocabulary_size(model, data)
+    if isinstance(model, Gpt):
+        return GptModel(model, rows, config.sequence_length)
+    return LlamaModel(model, rows, config.sequence_length)
+
+
+def _cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        msg = (
+            "the default loss wants outputs of the shape of the targets and one dimension more, "
+            f"the classes; got {shape} for targets of {tuple(targets.shape)}; give the model a "
+            "loss_sum(outputs, targets), or data that fit it"
+        )
+        raise ConfigError(msg)
+    flat = outputs.flatten(0, -2)
+    # Autocast gives logits of half the width; their exponentials are summed in float32.
+    if flat.dtype in {torch.bfloat16, torch.float16}:
+        flat = flat.float()
+    return functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
+
+
+def _largest_is_target(outputs: Tensor, targets: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+        # A loss of the model's own, for outputs in which nothing is right or wrong.
+        return torch.zeros((), device=targets.device)
+    return (outputs.argmax(-1) == targets).sum()
+
+
+def _check_scalar(name: str, value: object) -> None:
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        msg = f"the model's {name} must return a scalar tensor; it returned {got}"
+        raise ConfigError(msg)

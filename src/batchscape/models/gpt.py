@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from batchscape.config import Gpt
+from batchscape.models.attention import causal_attention
 
 __all__ = ["GptModel"]
-
-_SHORT_CONTEXT = 128
-"""Context up to which the CPU's bfloat16 flash backward is far slower than the float32 one."""
 
 
 class _Attention(nn.Module):
@@ -29,15 +26,7 @@ class _Attention(nn.Module):
         qkv = self.qkv(x).view(samples, length, 3, self.n_heads, width // self.n_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        if x.device.type == "cpu" and q.dtype == torch.bfloat16 and length <= _SHORT_CONTEXT:
-            with torch.autocast("cpu", enabled=False):
-                mixed = functional.scaled_dot_product_attention(
-                    q.float(), k.float(), v.float(), dropout_p=dropout, is_causal=True
-                )
-        else:
-            mixed = functional.scaled_dot_product_attention(
-                q, k, v, dropout_p=dropout, is_causal=True
-            )
+        mixed = causal_attention(q, k, v, dropout)
         joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
         return joined
 
@@ -60,16 +49,16 @@ class _Block(nn.Module):
 
 
 class GptModel(nn.Module):
-    """Token ids of shape (samples, length) to logits of shape (samples, length, classes).
+    """Token ids of shape (samples, length) to logits of shape (samples, length, vocabulary).
 
     Initialisation follows GPT-2 (Radford et al. 2019, section 2.3, and its released code):
     normal with standard deviation 0.02, projections into the residual stream scaled by
     1/sqrt(2 n_layers), biases zero.
     """
 
-    def __init__(self, config: Gpt, classes: int, sequence_length: int) -> None:
+    def __init__(self, config: Gpt, vocabulary: int, sequence_length: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(classes, config.d_model)
+        self.tokens = nn.Embedding(vocabulary, config.d_model)
         self.positions = nn.Embedding(sequence_length, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))

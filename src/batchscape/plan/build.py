@@ -11,6 +11,7 @@ from typing import Any
 from batchscape.config import Data, RunConfig
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
+from batchscape.models.source import model_source_hash
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
@@ -20,8 +21,8 @@ from batchscape.plan.resolve import (
     placement_problem,
     reject,
     resolve,
-    solve_geometry,
 )
+from batchscape.plan.stages import solve_geometries
 from batchscape.record.spec import DataIdentity, RunSpec
 
 __all__ = ["Plan", "PlannedCell", "Prepare", "make_plan"]
@@ -90,32 +91,42 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
         configs[0], sweep_file=grid.sweep_file, swept_keys=grid.axis_keys, fixed=grid.fixed
     )
     solved = {(config.batch, config.sequence_length): config for config in configs}
-    by_batch = {batch: _geometry(config) for batch, config in solved.items()}
+    by_batch = {batch: _geometries(config) for batch, config in solved.items()}
     geometries = [by_batch[config.batch, config.sequence_length] for config in configs]
     problems = [
-        str(geometry)
-        if isinstance(geometry, GeometryError)
-        else placement_problem(geometry, config, machine)
-        for config, geometry in zip(configs, geometries, strict=True)
+        str(stages)
+        if isinstance(stages, GeometryError)
+        else placement_problem(stages[-1], config, machine)
+        for config, stages in zip(configs, geometries, strict=True)
     ]
     _refuse_empty(problems, geometries)
     _check_launched(configs, geometries, problems)
 
     prepared: dict[str, DataIdentity] = {}
+    hashed: dict[str, str | None] = {}
     planned: dict[str, PlannedCell] = {}
-    for cell, config, geometry, problem in zip(
+    for cell, config, stages, problem in zip(
         grid.cells, configs, geometries, problems, strict=True
     ):
         outcome: RunSpec | Rejection
-        if isinstance(geometry, GeometryError):
-            outcome = reject(config, str(geometry))
+        if isinstance(stages, GeometryError):
+            outcome = reject(config, str(stages))
         else:
-            key = repr(config.data)
-            if key not in prepared:
-                prepared[key] = prepare(config.data)
-            outcome = resolve(config, geometry, prepared[key], machine, sweep_name)
+            data, model = repr(config.data), repr(config.model)
+            if data not in prepared:
+                prepared[data] = prepare(config.data)
+            if model not in hashed:
+                hashed[model] = model_source_hash(config)
+            outcome = resolve(
+                config,
+                stages,
+                prepared[data],
+                source_hash=hashed[model],
+                machine=machine,
+                sweep_name=sweep_name,
+            )
             if problem is not None:
-                outcome = reject(config, problem, geometry=geometry, run_id=outcome.run_id)
+                outcome = reject(config, problem, geometry=stages[-1], run_id=outcome.run_id)
         planned.setdefault(outcome.run_id, PlannedCell(outcome, cell.swept))
     return Plan(sweep_name, sweep_dir, tuple(planned.values()), len(configs) - len(planned))
 
@@ -159,15 +170,15 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
                 raise ConfigError(msg)
 
 
-def _geometry(config: RunConfig) -> BatchGeometry | GeometryError:
+def _geometries(config: RunConfig) -> tuple[BatchGeometry, ...] | GeometryError:
     try:
-        return solve_geometry(config)
+        return solve_geometries(config)
     except GeometryError as error:
         return error
 
 
 def _refuse_empty(
-    problems: Sequence[str | None], geometries: Sequence[BatchGeometry | GeometryError]
+    problems: Sequence[str | None], geometries: Sequence[tuple[BatchGeometry, ...] | GeometryError]
 ) -> None:
     """A sweep that would launch nothing is a mistake, not an empty result."""
     if None in problems:
@@ -185,14 +196,14 @@ def _refuse_empty(
 
 def _check_launched(
     configs: Sequence[RunConfig],
-    geometries: Sequence[BatchGeometry | GeometryError],
+    geometries: Sequence[tuple[BatchGeometry, ...] | GeometryError],
     problems: Sequence[str | None],
 ) -> None:
     """Check what depends on all global batches that are launched together."""
     launched = [
-        (config, geometry.global_batch_size)
-        for config, geometry, problem in zip(configs, geometries, problems, strict=True)
-        if problem is None and not isinstance(geometry, GeometryError)
+        (config, stages[-1].global_batch_size)
+        for config, stages, problem in zip(configs, geometries, problems, strict=True)
+        if problem is None and not isinstance(stages, GeometryError) and not config.batch.ramp
     ]
     global_batches = {size for _, size in launched}
     checked = set()

@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import RunConfig
+from batchscape.config import Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
-from batchscape.geometry import BatchGeometry
-from batchscape.record.spec import DataIdentity
+from batchscape.models.vocabulary import vocabulary_size
+from batchscape.record.spec import DataIdentity, Stage
 
 __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
 
 _DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_name", "tracker"}
 """Groups and settings that change neither a loss curve nor a memory or time."""
-_RUN = {"measure.memory"}
-"""Settings of those groups that are part of a run: one that was not measured never will be."""
+_RUN = {"measure.memory", "measure.noise_scale_every"}
+"""Settings of those groups that are part of a run: what was not measured never will be."""
 
 
 def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
@@ -36,38 +36,54 @@ def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything t
 def trajectory_id(
     config: RunConfig,
     data: DataIdentity,
+    stages: Sequence[Stage],
     *,
-    global_batch_size: int,
-    samples: int,
     precision: str,
+    source_hash: str | None,
 ) -> str:
     """Name what determines a loss curve: everything but the decomposition.
+
+    Settings that were resolved count as resolved, so that a training has one name however it was
+    asked for: a scaling rule by the optimizer's settings that it gave, a ramp by its stages.
 
     Parameters
     ----------
     config : RunConfig
     data : DataIdentity
-        Its manifest hash stands for the data settings: same hash, same samples.
-    global_batch_size, samples : int
-        Resolved global batch and budget.
+        Stands for the data settings: same content, same samples.
+    stages : sequence of Stage
+        Samples, global batches and optimizer settings; their geometries do not count.
     precision : str
         Resolved precision.
+    source_hash : str or None
+        Stands for model code and weights that are not part of this package.
+
+    Raises
+    ------
+    ConfigError
+        If the model has no room for the vocabulary of the data.
     """
     settings = config.to_mapping()
-    schedule = settings["schedule"]
+    named = {**asdict(data), "folder": None}
+    model, schedule = settings["model"], settings["schedule"]
+    if isinstance(config.model, Gpt | Llama):
+        model = {**model, "vocabulary_size": vocabulary_size(config.model, data)}
     if "decay_samples" in schedule and schedule["decay_samples"] is None:
-        schedule = {**schedule, "decay_samples": samples}
+        schedule = {**schedule, "decay_samples": sum(stage.samples for stage in stages)}
     content = {
-        "data": data.manifest_hash,
-        "model": settings["model"],
-        "optimizer": settings["optimizer"],
+        "data": {name: value for name, value in named.items() if value is not None},
+        "model": {name: value for name, value in model.items() if name != "path"},
+        "source": source_hash,
+        "stages": [
+            [stage.samples, stage.geometry.global_batch_size, asdict(stage.optimizer)]
+            for stage in stages
+        ],
         "schedule": schedule,
         "evaluation": settings["evaluation"],
         "engine": config.engine.name,
         "compile": config.engine.compile,
         "precision": precision,
-        "global_batch_size": global_batch_size,
-        "samples": samples,
+        "float32_matmul": config.engine.float32_matmul,
         "target_loss": config.budget.target_loss,
         "init_seed": config.resolved_init_seed,
         "data_seed": config.resolved_data_seed,
@@ -75,16 +91,20 @@ def trajectory_id(
     return content_hash(content, 16)
 
 
-def run_id(config: RunConfig, trajectory: str, geometry: BatchGeometry, device_type: str) -> str:
+def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_type: str) -> str:
     """Name a run: a trajectory, on one layout of devices, measured once."""
     content = {
         "trajectory_id": trajectory,
-        "geometry": astuple(geometry),
+        "geometries": [astuple(stage.geometry) for stage in stages],
         "device_type": device_type,
         "timing_repeat": config.timing_repeat,
         "bucket_cap_mb": config.engine.bucket_cap_mb,
+        "activation_checkpointing": config.engine.activation_checkpointing,
+        "loader": asdict(config.loader),
         "measure_memory": config.measure.memory,
+        "noise_scale_every": config.measure.noise_scale_every,
     }
+    geometry = stages[-1].geometry
     return "-".join(
         (
             f"b{geometry.global_batch_size}",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from batchscape.config import Cosine, RunConfig
+from batchscape.config import Constant, Cosine, RunConfig
 from batchscape.errors import ConfigError
-from batchscape.geometry import BatchGeometry, solve
+from batchscape.geometry import BatchGeometry
 from batchscape.plan.identity import rejected_id, run_id, trajectory_id
 from batchscape.plan.machine import Machine
-from batchscape.record.spec import DataIdentity, RunSpec, Stage
+from batchscape.plan.stages import check_evaluations, make_stages
+from batchscape.record.spec import DataIdentity, RunSpec
 
 __all__ = [
     "Rejection",
@@ -19,14 +20,11 @@ __all__ = [
     "placement_problem",
     "reject",
     "resolve",
-    "solve_geometry",
 ]
 
 _NATIVE_BFLOAT16 = (8, 0)
 """Compute capability from which tensor cores take bfloat16. Source: CUDA C++ Programming Guide,
 table "Feature Support per Compute Capability"."""
-
-_LIMIT = 2**63
 
 
 @dataclass(frozen=True)
@@ -41,27 +39,6 @@ class Rejection:
     """The rule, the values, and what would work."""
 
 
-def solve_geometry(config: RunConfig) -> BatchGeometry:
-    """Return the geometry that the batch settings determine.
-
-    Raises
-    ------
-    GeometryError
-        If there is none.
-    """
-    batch = config.batch
-    return solve(
-        nodes=batch.nodes,
-        devices_per_node=batch.devices_per_node,
-        data_parallel_size=batch.data_parallel_size,
-        micro_batch_size=batch.micro_batch_size,
-        gradient_accumulation_steps=batch.gradient_accumulation_steps,
-        global_batch_size=batch.global_batch_size,
-        global_batch_tokens=batch.global_batch_tokens,
-        sequence_length=config.sequence_length if batch.global_batch_tokens else None,
-    )
-
-
 def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machine) -> str | None:
     """Say why a machine cannot hold a geometry; None where it can."""
     if geometry.nodes > 1:
@@ -70,18 +47,15 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
     device_type = machine.device_type(config.launcher)
     devices = machine.devices(device_type)
     if device_type == "cuda":
-        if ranks <= devices:
-            return None
-        return (
-            f"a rank needs a CUDA device of its own; data_parallel_size={ranks}, "
-            f"CUDA devices here: {devices}"
-        )
-    per_core = config.launcher.max_ranks_per_core
-    if ranks <= devices * per_core:
+        name, setting = "CUDA devices", "max_ranks_per_device"
+    else:
+        name, setting = "cores", "max_ranks_per_core"
+    each: int = getattr(config.launcher, setting)
+    if ranks <= devices * each:
         return None
     return (
-        f"data_parallel_size may be at most cores x launcher.max_ranks_per_core = "
-        f"{devices} x {per_core} = {devices * per_core}; data_parallel_size={ranks}"
+        f"data_parallel_size may be at most {name} x launcher.{setting} = "
+        f"{devices} x {each} = {devices * each}; data_parallel_size={ranks}"
     )
 
 
@@ -102,8 +76,10 @@ def reject(
 
 def resolve(
     config: RunConfig,
-    geometry: BatchGeometry,
+    geometries: Sequence[BatchGeometry],
     data: DataIdentity,
+    *,
+    source_hash: str | None,
     machine: Machine,
     sweep_name: str,
 ) -> RunSpec:
@@ -112,10 +88,12 @@ def resolve(
     Parameters
     ----------
     config : RunConfig
-    geometry : BatchGeometry
-        As `solve_geometry` gave it.
+    geometries : sequence of BatchGeometry
+        One a stage, as `stages.solve_geometries` gave them.
     data : DataIdentity
         The prepared data.
+    source_hash : str or None
+        Names model code and weights that are not part of this package.
     machine : Machine
         Decides device type and precision.
     sweep_name : str
@@ -127,15 +105,12 @@ def resolve(
     Raises
     ------
     ConfigError
-        If budget, schedule or evaluation break a rule.
+        If budget, ramp, scaling rules, schedule or evaluation break a rule.
     """
     device_type = machine.device_type(config.launcher)
-    global_batch = geometry.global_batch_size
-    samples = _budget_samples(config, global_batch)
-    if samples >= _LIMIT:
-        msg = f"a budget must be below 2**63 samples, as positions are 64-bit; given {samples}"
-        raise ConfigError(msg)
-    _check_schedule(config, samples)
+    stages = make_stages(config, geometries)
+    check_evaluations(config.evaluation.every_samples, stages)
+    _check_schedule(config, sum(stage.samples for stage in stages))
     if config.evaluation.samples > data.held_out_samples:
         msg = (
             f"evaluation.samples may be at most the held-out samples; given "
@@ -143,26 +118,26 @@ def resolve(
         )
         raise ConfigError(msg)
     precision = _precision(config, device_type, machine)
-    trajectory = trajectory_id(
-        config, data, global_batch_size=global_batch, samples=samples, precision=precision
-    )
+    trajectory = trajectory_id(config, data, stages, precision=precision, source_hash=source_hash)
     return RunSpec(
-        run_id=run_id(config, trajectory, geometry, device_type),
+        run_id=run_id(config, trajectory, stages, device_type),
         trajectory_id=trajectory,
         sweep_name=sweep_name,
-        stages=(Stage(samples, geometry, config.optimizer),),
+        stages=stages,
         device_type=device_type,
         precision=precision,
         evaluation_every_samples=config.evaluation.every_samples,
         data=data,
         config=config,
+        source_hash=source_hash,
     )
 
 
 def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
     """Check that budget and evaluations fall on whole optimizer steps of every global batch.
 
-    Then all runs of a sweep end, and are evaluated, at the same samples.
+    Then all runs of a sweep end, and are evaluated, at the same samples. Runs with a ramp change
+    their global batch on the way; `stages` checks them one by one.
 
     Parameters
     ----------
@@ -196,28 +171,23 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
             raise ConfigError(msg)
 
 
-def _budget_samples(config: RunConfig, global_batch_size: int) -> int:
-    """Budget in samples; `check_multiples` has seen that it holds whole optimizer steps."""
-    budget = config.budget
-    if budget.optimizer_steps is not None:
-        return budget.optimizer_steps * global_batch_size
-    if budget.tokens is not None:
-        return budget.tokens // (config.sequence_length or 1)
-    if budget.samples is None:
-        msg = "a budget has exactly one size"
-        raise AssertionError(msg)
-    return budget.samples
-
-
 def _check_schedule(config: RunConfig, samples: int) -> None:
+    """Check that the parts of a schedule do not overlap."""
     schedule = config.schedule
-    if not isinstance(schedule, Cosine):
+    if isinstance(schedule, Constant):
         return
-    end = schedule.decay_samples or samples
-    if schedule.warmup_samples >= end:
+    if isinstance(schedule, Cosine):
+        end = schedule.decay_samples or samples
+        if schedule.warmup_samples >= end:
+            msg = (
+                f"schedule.warmup_samples must be below the end of the decay; given "
+                f"warmup_samples={schedule.warmup_samples}, the decay ends at {end} samples"
+            )
+            raise ConfigError(msg)
+    elif schedule.warmup_samples + schedule.decay_samples > samples:
         msg = (
-            f"schedule.warmup_samples must be below the end of the decay; given "
-            f"warmup_samples={schedule.warmup_samples}, the decay ends at {end} samples"
+            f"schedule.warmup_samples and decay_samples must fit in the budget one after the "
+            f"other: {schedule.warmup_samples} + {schedule.decay_samples} > {samples} samples"
         )
         raise ConfigError(msg)
 

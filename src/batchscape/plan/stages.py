@@ -131,7 +131,11 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
         )
         left = (budget.optimizer_steps - before) * geometries[-1].global_batch_size
     elif budget.tokens is not None:
-        left = budget.tokens // (config.sequence_length or 1) - sum(s.samples for s in ramp)
+        length = config.sequence_length or 1
+        if budget.tokens % length:
+            msg = f"budget.tokens must be whole samples of {length} tokens; given {budget.tokens}"
+            raise ConfigError(msg)
+        left = budget.tokens // length - sum(stage.samples for stage in ramp)
     elif budget.samples is not None:
         left = budget.samples - sum(stage.samples for stage in ramp)
     else:
@@ -152,7 +156,8 @@ def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
     if samples % size:
         below = samples // size * size
         nearest = " or ".join(str(near) for near in (below, below + size) if near)
-        msg = f"{what} must be a multiple of the global batch {size}; given {samples}; use {nearest}"
+        rule = f"must be a multiple of the global batch {size}"
+        msg = f"{what} {rule}; given {samples}; use {nearest}"
         raise ConfigError(msg)
 
 

@@ -32,6 +32,7 @@ _GEOMETRY = (
 )
 _GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
 _LAUNCH, _REJECTED = "launch", "rejected"
+_ARROW = " -> "
 
 PLAN_COLUMNS = (
     "run_id",
@@ -40,13 +41,15 @@ PLAN_COLUMNS = (
     *_GEOMETRY,
     "optimizer_steps",
     "samples",
+    "ramp",
     "device_type",
     "precision",
     "seed",
     "trajectory_id",
     "reason",
 )
-"""Columns of `plan.csv`, before those of the swept settings."""
+"""Columns of `plan.csv`, before those of the swept settings. Where the global batch changes on the
+way, the geometry is the last one, and `ramp` has all global batches (`8 -> 32`)."""
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -62,15 +65,16 @@ def plan_table(plan: Plan) -> RenderableType:
     rows = plan_rows(plan)
     launched = [row for row in rows if row["planned"] == _LAUNCH]
     sweep = SweepFolder(plan.sweep_dir)
-    shown = {*_GEOMETRY, "seed"}
+    shown = {*_GEOMETRY, "ramp", "seed"}
     extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
     columns = (*extra, "seed", "optimizer_steps", "samples")
     name = Column("run_id", no_wrap=True)
     runs = Table(name, _GEOMETRY_TITLE, *columns, "status", box=box.SIMPLE_HEAD)
+    cuts = {spec.run_id: _cuts(spec) for spec in plan.specs}
     for row in launched:
         values = (_show(row[column]) for column in columns)
         status = _status(sweep.run(row["run_id"]))
-        runs.add_row(row["run_id"], _triple(row), *values, status)
+        runs.add_row(row["run_id"], cuts[row["run_id"]], *values, status)
     parts: list[RenderableType] = [runs]
     if len(launched) < len(rows):
         parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
@@ -102,6 +106,7 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
             "planned": _LAUNCH,
             "optimizer_steps": outcome.optimizer_steps,
             "samples": outcome.samples,
+            "ramp": _ramp(outcome, "global_batch_size") if len(outcome.stages) > 1 else None,
             "device_type": outcome.device_type,
             "precision": outcome.precision,
             "trajectory_id": outcome.trajectory_id,
@@ -130,6 +135,18 @@ def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     for (triple, reason), count in counts.items():
         table.add_row(str(count), triple, reason)
     return table
+
+
+def _cuts(spec: RunSpec) -> str:
+    """Write the geometry of a run; factors that a ramp changes are shown in their order."""
+    ranks, *factors, whole = (_ramp(spec, name) for name in _GEOMETRY)
+    cut = [f"({factor})" if _ARROW in factor else factor for factor in factors]
+    return f"{' x '.join([ranks, *cut])} = {whole}"
+
+
+def _ramp(spec: RunSpec, name: str) -> str:
+    values = [str(getattr(stage.geometry, name)) for stage in spec.stages]
+    return values[0] if len(set(values)) == 1 else _ARROW.join(values)
 
 
 def _triple(row: Mapping[str, Any]) -> str:

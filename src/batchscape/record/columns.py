@@ -63,8 +63,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_PROGRESS,
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
         "eval_loss": Column(
-            "Float64", "sum of the losses over the held-out samples / targets, of averaged weights "
-            "where evaluation.ema_half_life_tokens is set"
+            "Float64",
+            "sum of the losses over the held-out samples / targets, of averaged weights "
+            "where evaluation.ema_half_life_tokens is set",
         ),
         "raw_eval_loss": Column("Float64", "the same of the weights themselves; missing without"),
         "eval_accuracy": Column("Float64", "share of right classes; missing for language models"),
@@ -88,11 +89,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
         "model_flops_per_sample": Column(
-            "Float64", "operations of the model on a sample, forward and backward, counted once each"
+            "Float64", "operations of the model on a sample, forward and backward"
         ),
         "peak_tflops": Column("Float64", "peak of the device that MFU refers to, 10^12 FLOP/s"),
         "peak_source": Column("string", "where that peak comes from"),
-        "energy_j": Column("Float64", "energy of the device in measured optimizer steps; CUDA only"),
+        "energy_j": Column("Float64", "energy of the device in measured steps; CUDA only"),
         "not_invariant": Column(
             "string", "why decompositions may train unlike one another; missing where they may not"
         ),

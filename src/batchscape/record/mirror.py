@@ -13,112 +13,18 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
-from batchscape.record.files import read_json, write_json
-from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.status import RunStatus, Status, check_version
+from batchscape.record.folder import SweepFolder
+from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState, wandb_folder
+from batchscape.record.status import RunStatus
 
-__all__ = [
-    "MIRRORED_STATUSES",
-    "MirrorProcess",
-    "MirrorState",
-    "describe_standing",
-    "start",
-    "wandb_folder",
-]
-
-MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
-"""Ends of a run that was launched: these are mirrored for good."""
-
-
-@dataclass
-class MirrorState:
-    """Content of `wandb.json`: what W&B has of one run.
-
-    Rows are kept apart by their W&B step, 2k for optimizer step k and 2k + 1 for the evaluation
-    after it: one number says which ones were mirrored, however often a run was resumed.
-    """
-
-    id: str
-    """Names the W&B run. Drawn once, so that equal folders on two machines do not collide."""
-    project: str
-    """Project that the W&B run is in, for good."""
-    entity: str | None
-    """User or team that it belongs to; null: the key's default."""
-    mode: str
-    """`online` or `offline`: how the latest segment was written."""
-    last_step: int = -1
-    """W&B step of the last row in a closed segment."""
-    segments: list[str] = field(default_factory=list)
-    """Folders that W&B wrote for the run, one a start, beside each other."""
-    closed: bool = True
-    """Whether the last segment is whole; one that is not is written again."""
-    status: str | None = None
-    """Status that was mirrored last."""
-    attempts: int = 0
-    """Attempts that the run had then."""
-    problem: str | None = None
-    """Why the run was written offline although it was meant to be online."""
-
-    def covers(self, status: RunStatus) -> bool:
-        """Whether W&B has all there is of a run that ended with `status`."""
-        return self.closed and (self.status, self.attempts) == (
-            str(status.status),
-            len(status.attempts),
-        )
-
-    def unsent(self, sweep_dir: Path) -> list[Path]:
-        """Segments that were written offline and that `wandb sync` has not marked as sent."""
-        offline = [name for name in self.segments if name.startswith("offline-")]
-        folders = [wandb_folder(sweep_dir) / name for name in offline]
-        return [path for path in folders if path.is_dir() and not any(path.glob("*.synced"))]
-
-    def write(self, folder: RunFolder) -> None:
-        """Replace the state of a run."""
-        write_json(folder.mirror, {"format_version": FORMAT_VERSION, **asdict(self)})
-
-    @classmethod
-    def read(cls, folder: RunFolder) -> MirrorState | None:
-        """Read the state of a run; None if nothing of it was mirrored.
-
-        Raises
-        ------
-        RecordError
-            If the file is damaged, or of another format version.
-        """
-        if not folder.mirror.exists():
-            return None
-        content = read_json(folder.mirror)
-        check_version(folder.mirror, content)
-        content.pop("format_version")
-        try:
-            return cls(**content)
-        except TypeError as error:
-            msg = f"{folder.mirror} is damaged: {error}"
-            raise RecordError(msg) from None
-
-
-def describe_standing(sweep: SweepFolder) -> str | None:
-    """Say how many runs W&B has, where, and how offline ones are uploaded; None for none."""
-    states = []
-    for folder in sweep.run_folders():
-        with suppress(RecordError):
-            if (state := MirrorState.read(folder)) is not None:
-                states.append(state)
-    if not states:
-        return None
-    unsent = sum(bool(state.unsent(sweep.path)) for state in states)
-    projects = ", ".join(sorted({state.project for state in states}))
-    said = f"Weights & Biases: {len(states)} runs in project {projects}"
-    if not unsent:
-        return said
-    return f"{said}; {unsent} offline, upload: wandb sync {wandb_folder(sweep.path)}/offline-run-*"
+__all__ = ["MirrorProcess", "kill_tree", "mirror_log", "start", "wandb_environment"]
 
 
 class MirrorProcess:
@@ -169,7 +75,7 @@ class MirrorProcess:
                 f"the mirror ended with exit code {code}" if code else "it could not go on there"
             )
         except subprocess.TimeoutExpired:
-            _kill_tree(self.pid)
+            kill_tree(self.pid)
             self._process.wait()
         return _what_is_missing(self._sweep_dir, cause)
 
@@ -195,13 +101,13 @@ def start(sweep_dir: Path, tracker: WandbTracker, *, live: bool) -> MirrorProces
     # -P: a module in the current folder must not stand in for one that wandb imports.
     command = [sys.executable, "-P", "-m", "batchscape.record.mirror_process", str(sweep_dir)]
     command += [json.dumps(asdict(tracker)), *(["--live"] if live else [])]
-    with _log(sweep_dir).open("ab") as log:
+    with mirror_log(sweep_dir).open("ab") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=_environment(sweep_dir, tracker),
+            env=wandb_environment(sweep_dir, tracker),
             start_new_session=True,  # Ctrl-C is for the launcher, which then calls `finish`
         )
     # From here, before it has imported anything: a hook in the child is unsafe with threads.
@@ -210,16 +116,12 @@ def start(sweep_dir: Path, tracker: WandbTracker, *, live: bool) -> MirrorProces
     return MirrorProcess(process, sweep_dir)
 
 
-def wandb_folder(sweep_dir: Path) -> Path:
-    """Folder that holds everything W&B writes for a sweep."""
-    return sweep_dir / "wandb"
-
-
-def _log(sweep_dir: Path) -> Path:
+def mirror_log(sweep_dir: Path) -> Path:
+    """Where what W&B says about a sweep goes."""
     return wandb_folder(sweep_dir) / "mirror.log"
 
 
-def _environment(sweep_dir: Path, tracker: WandbTracker) -> dict[str, str]:
+def wandb_environment(sweep_dir: Path, tracker: WandbTracker) -> dict[str, str]:
     """Environment of the mirror: the user's, quiet, and leaving nothing outside the sweep."""
     environment = {
         "WANDB_CACHE_DIR": str(wandb_folder(sweep_dir) / "cache"),
@@ -233,7 +135,7 @@ def _environment(sweep_dir: Path, tracker: WandbTracker) -> dict[str, str]:
     return environment
 
 
-def _kill_tree(pid: int) -> None:
+def kill_tree(pid: int) -> None:
     """Kill a process of ours and its descendants (W&B runs its own helper)."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -266,11 +168,11 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         parts.append(
             f"Weights & Biases lacks {len(missing)} of {ended} runs ({shown}): {cause}. "
-            f"The same command mirrors them when it is run again. Details: {_log(sweep_dir)}"
+            f"The same command mirrors them when it is run again. Details: {mirror_log(sweep_dir)}"
         )
     if unsent:
         parts.append(
             f"{unsent} of {ended} runs were written for Weights & Biases offline, because "
-            f"{problem}. Upload them with: wandb sync {wandb_folder(sweep_dir)}/offline-run-*"
+            f"{problem}. Upload them with: batchscape sync {sweep_dir}"
         )
     return " ".join(parts) or None

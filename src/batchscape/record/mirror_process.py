@@ -29,15 +29,15 @@ import wandb
 from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror import MIRRORED_STATUSES, MirrorState, wandb_folder
+from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.wandb_run import WandbRun
 
-__all__ = ["Mirror", "main"]
+__all__ = ["Mirror", "knows_a_key", "main", "only_one", "patience_s"]
 
 _POLL_S = 2.0
-_INIT_TIMEOUT_S = 20.0
-"""Time that W&B has to open a run; `WANDB_INIT_TIMEOUT`, which W&B knows too, replaces it."""
+_PATIENCE_S = 20.0
+"""`WANDB_INIT_TIMEOUT`, which W&B knows too, replaces it."""
 _GRACE_S = 10.0
 """W&B exceeds its own timeout; after this much more, it is taken to hang."""
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     tracker = WandbTracker(**json.loads(given.tracker))
     launcher = _Launcher(given.live)
-    with _only_one(given.sweep_dir):
+    with only_one(given.sweep_dir, wait=True):
         mode, problem = _mode(tracker, given.offline_because)
         mirror = Mirror(given.sweep_dir, tracker, mode=mode, problem=problem, live=given.live)
         while not launcher.is_done:
@@ -144,7 +144,8 @@ class Mirror:
             if run is None and (state is None or not state.covers(status)):
                 run = self._start(folder, status)
             if run is not None:
-                run.close(status)
+                if not run.close(status):
+                    _log(f"{folder.path.name}: W&B does not show the end of the run")
                 self._open.pop(folder.path, None)
         return True
 
@@ -156,11 +157,8 @@ class Mirror:
             # Only the server knows which rows of the segment that was cut short have reached it.
             _log(f"{folder.path.name} was cut short online: W&B must be reachable to go on")
             return None
-        if state is not None and state.unsent(self._sweep.path) and mode == "online":
-            # What is uploaded before the earlier rows would be in their way.
-            mode, problem = "offline", "its first part was written offline and is not uploaded yet"
-        timeout_s = float(os.environ.get("WANDB_INIT_TIMEOUT", _INIT_TIMEOUT_S))
-        with self._offline_after(timeout_s + _GRACE_S, mode):
+        patience = patience_s()
+        with self._offline_after(patience + _GRACE_S, mode):
             return WandbRun(
                 folder,
                 self._sweep.path,
@@ -168,7 +166,7 @@ class Mirror:
                 mode=mode,
                 status=status,
                 problem=problem,
-                init_timeout_s=timeout_s,
+                patience_s=patience,
             )
 
     @contextmanager
@@ -221,12 +219,42 @@ def _log(message: str) -> None:
     print(message, file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
 
 
+def knows_a_key() -> bool:
+    """Whether W&B finds an API key: in the environment, in netrc, or in its settings."""
+    try:
+        return bool(wandb.login(verify=False))  # asks nobody
+    except wandb.Error:
+        return False
+
+
+def patience_s() -> float:
+    """Return the time that W&B has to open a run, and to show its end, in seconds."""
+    return float(os.environ.get("WANDB_INIT_TIMEOUT", _PATIENCE_S))
+
+
 @contextmanager
-def _only_one(sweep_dir: Path) -> Iterator[None]:
-    """Hold the lock of a sweep's mirror; it goes with the process, however that ends."""
+def only_one(sweep_dir: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of what mirrors a sweep; it goes with the process, however that ends.
+
+    Parameters
+    ----------
+    sweep_dir : Path
+        Folder of the sweep.
+    wait : bool
+        Whether to wait for a process that holds it.
+
+    Yields
+    ------
+    bool
+        Whether the lock is held: not where another process has it and is not waited for.
+    """
     with (wandb_folder(sweep_dir) / "mirror.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def _mode(
@@ -235,12 +263,7 @@ def _mode(
     """Decide between online and offline, without the network."""
     if tracker.mode == "offline" or offline_because is not None:
         return "offline", offline_because
-    try:
-        # Looks in the environment, in netrc and in the settings of W&B; asks nobody.
-        known = wandb.login(verify=False)
-    except wandb.Error:
-        known = False
-    if known:
+    if knows_a_key():
         return "online", None
     no_key = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
     return "offline", no_key if tracker.mode == "online" else None

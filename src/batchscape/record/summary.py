@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.record import noise_scale
+
 __all__ = ["FINAL_FRACTION", "SUMMARY", "summarise"]
 
 FINAL_FRACTION = 0.1
@@ -101,6 +103,7 @@ def summarise(
     figures: dict[str, Any] = dict.fromkeys(SUMMARY)
     if len(steps):
         figures |= _progress(steps) | _times(steps, data_parallel_size)
+        figures["gradient_noise_scale"] = noise_scale.estimate(steps)
     if len(evals):
         last = evals.iloc[-1]
         figures["final_eval_loss"] = _number(last["eval_loss"])

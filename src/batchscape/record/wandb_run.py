@@ -6,7 +6,8 @@ W&B             run folder
 name, group     `run_id`, `sweep_name`
 config          geometry, identity and resolved settings as columns; all settings,
                 nested; how the processes were launched (`launch.timing_valid`, ...)
-history         one row an optimizer step, one an evaluation; every row carries all axes
+history         one row an optimizer step, one an evaluation; every row carries all axes, the
+                last one also the figures of the run, each of which so makes a panel of bars
 axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
 summary         the summary of `status.json`, with status, stop reason and reason
@@ -14,7 +15,8 @@ tags            those of the tracker, and the status
 state           finished for a completed or pruned run, else failed
 ==============  =====================================================================
 
-Missing values are left out of rows; as in the tables, a loss that is not a number is missing.
+Names in W&B are in `record.wandb_names`. Missing values are left out of rows; as in the tables, a
+loss that is not a number is missing.
 """
 
 from __future__ import annotations
@@ -24,54 +26,35 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import wandb
 
 from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.mirror import MirrorState, wandb_folder
+from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
+from batchscape.record.wandb_memory import memory_page
+from batchscape.record.wandb_names import (
+    AXES,
+    CURVES,
+    RANK_MEMORY,
+    Row,
+    axis_of,
+    curve_points,
+    figure_points,
+    mirrored_names,
+)
 
-__all__ = ["AXES", "METRICS", "NOT_MIRRORED", "WandbRun", "run_config"]
-
-Row = Mapping[str, Any]
-
-AXES = ("optimizer_step", "samples", "tokens", "train_time_s")
-"""Columns that every row of the history carries under their own names."""
-
-METRICS: dict[str, dict[str, str]] = {
-    "steps": {
-        "loss": "train/loss",
-        "learning_rate": "train/learning_rate",
-        "gradient_norm": "train/gradient_norm",
-        "exchanged_bytes": "train/exchanged_bytes",
-        "step_time_s": "time/step_time_s",
-        "data_s": "time/data_s",
-        "forward_backward_s": "time/forward_backward_s",
-        "exchange_optimizer_s": "time/exchange_optimizer_s",
-        "involuntary_switches": "time/involuntary_switches",
-        "core_wait_s": "time/core_wait_s",
-    },
-    "evals": {
-        "eval_loss": "eval/loss",
-        "eval_accuracy": "eval/accuracy",
-        "evaluation_s": "time/evaluation_s",
-    },
-}
-"""Name in W&B of each mirrored column, by table."""
-
-NOT_MIRRORED = frozenset({"attempt", "warmup", "eval_targets"})
-"""Columns that mean nothing as a curve."""
-
-_DEFAULT_AXIS = {"train": "samples", "eval": "samples", "time": "optimizer_step"}
+__all__ = ["WandbRun", "run_config"]
 
 
 class WandbRun:
@@ -88,8 +71,8 @@ class WandbRun:
         How the run stands now.
     problem : str or None
         Why it is written offline although it was meant to be online.
-    init_timeout_s : float
-        Given to W&B, which keeps to it loosely.
+    patience_s : float
+        Time that W&B has to open the run, which it keeps to loosely, and to show its end.
     """
 
     def __init__(
@@ -101,13 +84,15 @@ class WandbRun:
         mode: Literal["online", "offline"],
         status: RunStatus,
         problem: str | None,
-        init_timeout_s: float,
+        patience_s: float,
     ) -> None:
         config = run_config(folder)
         self._folder = folder
+        self._sweep_dir = sweep_dir
         self._tracker = tracker
         self._status = status
-        self._tails = {table: _Tail(folder.lines(table)) for table in METRICS}
+        self._patience_s = patience_s
+        self._tails = {table: _Tail(folder.lines(table)) for table in CURVES}
         self._waiting: list[tuple[int, str, Row]] = []
         self._state = MirrorState.read(folder) or MirrorState(
             id=f"{config['run_id']}-{secrets.token_hex(4)}",
@@ -115,7 +100,7 @@ class WandbRun:
             entity=tracker.entity,
             mode=mode,
         )
-        self._discard_open_segment(sweep_dir)
+        self._discard_open_segment()
         self._state.mode, self._state.problem = mode, problem
         # Before W&B hears of it: whatever happens now, the next start continues the same run.
         self._state.write(folder)
@@ -132,27 +117,33 @@ class WandbRun:
             resume="allow",
             reinit="create_new",
             allow_val_change=True,
-            settings=_settings(init_timeout_s),
+            settings=_settings(patience_s),
         )
         self._state.segments.append(Path(self._run.dir).parent.name)
         self._state.closed = False
         self._state.write(folder)
-        # A server knows best which rows of a segment that was cut short have reached it.
-        self._last_step = max(self._state.last_step, self._run.starting_step - 1)
+        self._last_step = self._where_to_go_on()
+        self._tokens = 0
+        self._may_add_figures = False
         self._define_axes()
 
     def follow(self) -> None:
         """Mirror the rows that were written since the last call, while the run runs."""
         # The order of reading matters: an evaluation is written before any later optimizer step.
-        for table in METRICS:
+        for table in CURVES:
             self._waiting += _keyed(table, self._tails[table].read())
         reached = max((step for step, table, _ in self._waiting if table == "steps"), default=0)
         ready = max(reached, self._last_step) + 1  # the evaluation after the last known step
         self._log(row for row in self._waiting if row[0] <= ready)
         self._waiting = [row for row in self._waiting if row[0] > ready]
 
-    def close(self, status: RunStatus) -> None:
+    def close(self, status: RunStatus) -> bool:
         """Mirror all the rest of a run that has ended, and how it ended.
+
+        Returns
+        -------
+        bool
+            Whether all of it has arrived: on the disk, or at the server.
 
         Raises
         ------
@@ -160,16 +151,24 @@ class WandbRun:
             If what was sealed is damaged.
         """
         verify_seal(self._folder, status)
-        self._log(row for table in METRICS for row in _keyed(table, self._sealed_rows(table)))
+        self._log(row for table in CURVES for row in _keyed(table, self._sealed_rows(table)))
+        if self._may_add_figures:
+            # W&B takes what else is logged at the latest step as a part of its row.
+            self._run.log(self._end_points(status), step=self._last_step)
         figures = {name: status.summary.get(name) for name in SUMMARY}
-        self._finish(status, figures, ok=status.status in {Status.COMPLETED, Status.PRUNED})
+        return self._finish(status, figures, ok=status.status in {Status.COMPLETED, Status.PRUNED})
 
     def leave(self) -> None:
         """End the segment of a run that nobody runs any more; a later one goes on from here."""
         self.follow()
         self._finish(self._status, {}, ok=False)
 
-    def _finish(self, status: RunStatus, figures: dict[str, Any], *, ok: bool) -> None:
+    def _end_points(self, status: RunStatus) -> dict[str, Any]:
+        points = figure_points(status.summary)
+        page = memory_page(read_table(self._folder, "ranks"))
+        return points if page is None else points | {RANK_MEMORY: wandb.Html(page, inject=False)}
+
+    def _finish(self, status: RunStatus, figures: dict[str, Any], *, ok: bool) -> bool:
         self._run.summary.update(
             {
                 **figures,
@@ -180,42 +179,62 @@ class WandbRun:
             }
         )
         self._run.tags = self._tags(status)
+        path = self._run.path
         self._run.finish(exit_code=0 if ok else 1)
-        self._state.last_step = self._last_step
-        self._state.status, self._state.attempts = str(status.status), len(status.attempts)
-        self._state.closed = True
-        self._state.write(self._folder)
+        state = self._state
+        if state.mode == "online":
+            # W&B's own finish returns in silence when an upload was refused for good.
+            if not _has_ended_there(path, "finished" if ok else "failed", self._patience_s):
+                return False
+            state.uploaded_step = self._last_step
+            state.mark_sent(self._sweep_dir)
+        state.last_step = self._last_step
+        state.status, state.attempts = str(status.status), len(status.attempts)
+        state.content = content_of(status)
+        state.closed = True
+        state.write(self._folder)
+        return True
 
     def _log(self, rows: Iterator[tuple[int, str, Row]]) -> None:
         for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
+            tokens_before = self._tokens
+            if table == "steps":
+                self._tokens = row["tokens"]
             # A resumed run writes again what came after its checkpoint.
             if step <= self._last_step:
                 continue
-            named = {axis: row.get(axis) for axis in AXES}
-            named |= {name: row.get(column) for column, name in METRICS[table].items()}
-            self._run.log({k: v for k, v in named.items() if not _is_missing(v)}, step=step)
+            self._run.log(curve_points(table, row, tokens_before), step=step)
             self._last_step = step
+            self._may_add_figures = True
 
     def _sealed_rows(self, table: str) -> list[Row]:
         rows = read_table(self._folder, table)
-        new = rows[_wandb_step(table, rows["optimizer_step"]) > self._last_step]
-        return list(new.to_dict("records"))
+        known = int((_wandb_step(table, rows["optimizer_step"]) <= self._last_step).sum())
+        # With the last known row: the next one's tokens are counted from there.
+        new = rows.iloc[max(known - 1, 0) :].to_dict("records")
+        return [{str(name): value for name, value in row.items()} for row in new]
+
+    def _where_to_go_on(self) -> int:
+        """Return the W&B step of the last row that need not be mirrored again."""
+        if self._state.mode == "offline":
+            return max(self._state.last_step, self._state.uploaded_step)
+        # A server knows best which rows have reached it, also of segments that were cut short or
+        # uploaded by hand. What is only on the disk is mirrored again, in order.
+        return max(self._state.uploaded_step, self._run.starting_step - 1)
 
     def _define_axes(self) -> None:
         for axis in AXES:
             # Their last values belong to the summary of the run folder, not to the last row.
             self._run.define_metric(axis, hidden=True, summary="none")
-        for names in METRICS.values():
-            for name in names.values():
-                axis = _DEFAULT_AXIS[name.partition("/")[0]]
-                self._run.define_metric(name, step_metric=axis, step_sync=False)
+        for name in mirrored_names():
+            self._run.define_metric(name, step_metric=axis_of(name), step_sync=False)
 
-    def _discard_open_segment(self, sweep_dir: Path) -> None:
+    def _discard_open_segment(self) -> None:
         """Remove an offline segment that was cut short; its rows are written again, once."""
         if self._state.closed or self._state.mode != "offline":
             return
-        path = wandb_folder(sweep_dir) / self._state.segments[-1]
-        if path in self._state.unsent(sweep_dir):
+        path = wandb_folder(self._sweep_dir) / self._state.segments[-1]
+        if path in self._state.unsent(self._sweep_dir):
             shutil.rmtree(path)
             self._state.segments.pop()
 
@@ -273,8 +292,21 @@ def _keyed(table: str, rows: list[Row]) -> list[tuple[int, str, Row]]:
     return [(_wandb_step(table, row["optimizer_step"]), table, row) for row in rows]
 
 
-def _is_missing(value: Any) -> bool:  # noqa: ANN401  (a scalar from JSON or pandas)
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+def _has_ended_there(path: str, state: str, patience_s: float) -> bool:
+    """Whether the server shows a run in its end state, which it enters after the last row."""
+    deadline = time.monotonic() + patience_s
+    said = "it is still running there"
+    while True:
+        try:
+            # Anew each time: it answers from memory.
+            if wandb.Api(timeout=math.ceil(patience_s)).run(path).state == state:
+                return True
+        except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
+            said = str(error)
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"the end of {path} has not arrived: {said}\n")
+            return False
+        time.sleep(patience_s / 20)
 
 
 class _Tail:

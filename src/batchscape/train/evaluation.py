@@ -13,6 +13,7 @@ from torch import nn
 from batchscape.config import Evaluation
 from batchscape.data.datasets import Dataset
 from batchscape.data.order import SampleOrder
+from batchscape.engines.precision import autocast
 from batchscape.train.batches import to_device
 
 __all__ = ["EvaluationResult", "evaluate"]
@@ -52,7 +53,7 @@ def evaluate(
     module.eval()
     with (
         torch.no_grad(),
-        torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"),
+        autocast(device.type, precision),
     ):
         for indices in batches[rank::world_size]:
             inputs, targets = to_device(dataset.batch(indices), device, precision)

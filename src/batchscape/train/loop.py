@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,13 +19,17 @@ from batchscape.engines import Engine, build_engine
 from batchscape.errors import CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.memory import OUTSIDE
+from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
+from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
-from batchscape.train.evaluation import evaluate
+from batchscape.train.evaluation import EvaluationResult, evaluate
+from batchscape.train.examination import ModelFacts, examine
+from batchscape.train.loader import InlineLoader, Loader, build_loader
 from batchscape.train.recorder import StepRecorder, Verdict
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
@@ -67,6 +72,8 @@ class Training:
         self.evaluation_s = 0.0
         self.checkpoint_s = 0.0
         self.compilations_s: list[float] = []
+        self.facts = ModelFacts()
+        """Of the model; rank 0 alone finds them out."""
         self._stop_requested = False
         self._folder = folder
         self._rank = rank
@@ -77,10 +84,16 @@ class Training:
         self._held_out = open_dataset(spec.config, spec.data, "held_out")
         self._dataset = open_dataset(spec.config, spec.data, "train")
         self._stream = SampleStream(
-            self._dataset, spec.config.resolved_data_seed, self._timeline, rank
+            self._dataset,
+            spec.config.resolved_data_seed,
+            self._timeline,
+            rank,
+            spec.config.measure.noise_scale_every,
         )
+        self._loader: Loader = InlineLoader(self._dataset, self._stream, device, spec.precision)
         self.recorder: StepRecorder
         self._engine: Engine
+        self._average: WeightAverage | None = None
         self._clock: StepClock
 
     def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
@@ -99,13 +112,17 @@ class Training:
         phase("after_model")
         self._build(CpuClock())
         phase("first_backward")
+        heaviest = self._timeline.heaviest_step()
         for k in range(optimizer_steps):
-            self._accumulate(k, most_micro_steps=2)
+            _, targets = self._accumulate(heaviest, most_micro_steps=2)
             phase("first_optimizer_step" if k == 0 else "steady")
             self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
+            if self._average is not None:
+                self._average.update(targets)
             phase("steady")
         self._engine.close()
         del self._engine
+        self._average = None
 
     def compile_ahead(self) -> None:
         """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
@@ -114,6 +131,7 @@ class Training:
             self._compile()
             self._engine.close()
             del self._engine
+            self._average = None
 
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
@@ -136,13 +154,32 @@ class Training:
         self.done = self._resume(state)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
+        self._examine()
+        self._loader = build_loader(
+            self.spec.config.loader,
+            self._dataset,
+            self._stream,
+            self._device,
+            self.spec.precision,
+            steps=range(self.done, self.spec.optimizer_steps),
+        )
         try:
             return self._prepare() or self._train()
         finally:
+            self._loader.close()
             self.recorder.close()
             if self._evals is not None:
                 self._evals.close()
             self._engine.close()
+
+    def _examine(self) -> None:
+        """Find out what the model is like, before its micro-batches are fetched."""
+        if self._rank == 0:
+            self.facts = examine(
+                self._engine.module, self._dataset, self._device, self.spec.precision
+            )
+            # Halves of a batch would have other statistics, or another draw of a dropout.
+            self._stream.may_cut = self.facts.not_invariant is None
 
     def _prepare(self) -> Outcome | None:
         """Do what belongs to no optimizer step; return the outcome if there will be none."""
@@ -205,9 +242,11 @@ class Training:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         began = time.perf_counter()
         rng = torch.get_rng_state(), _cuda_rng_state(self._device)
-        indices = self._stream.step(self.done).indices[0]
-        batch = to_device(self._dataset.batch(indices), self._device, self.spec.precision)
-        self._engine.micro_step(*batch, 0.0, last=False)
+        indices = self._stream.step(self.done, sampling=False).indices.ravel()
+        for size in self._stream.micro_batch_sizes:
+            micro_batch = self._dataset.batch(np.resize(indices, size))
+            batch = to_device(micro_batch, self._device, self.spec.precision)
+            self._engine.micro_step(*batch, 0.0, last=False)
         self._engine.module.zero_grad(set_to_none=True)
         torch.set_rng_state(rng[0])
         if self._device.type == "cuda":
@@ -217,6 +256,9 @@ class Training:
 
     def _build(self, clock: StepClock) -> None:
         self._engine = build_engine(self.spec, self._device)
+        half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
+        if half_life_tokens is not None:
+            self._average = WeightAverage(self._engine.module, half_life_tokens)
         self._clock = clock
         self._engine.marks = clock
         # Ranks draw their own dropout; the parameters are already the same everywhere.
@@ -233,19 +275,17 @@ class Training:
             Targets of the global batch.
         """
         began = time.perf_counter()
-        samples = self._stream.step(k)
+        step = self._loader.step(k, sampling=most_micro_steps is None)
         self._clock.add_data(time.perf_counter() - began)
-        weight = 1.0 / samples.targets
-        micro_steps = samples.indices[:most_micro_steps]
-        last = len(micro_steps) - 1
+        weight = 1.0 / step.targets
+        last = min(step.micro_steps, most_micro_steps or step.micro_steps) - 1
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for micro_step, indices in enumerate(micro_steps):
+        for micro_step in range(last + 1):
             began = time.perf_counter()
-            batch = self._dataset.batch(indices)
-            inputs, targets = to_device(batch, self._device, self.spec.precision)
+            inputs, targets = next(step.batches)
             self._clock.add_data(time.perf_counter() - began)
             loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
-        return loss_sum, samples.targets
+        return loss_sum, step.targets
 
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
@@ -253,12 +293,17 @@ class Training:
         optimizer = planned.stage.optimizer
         factor = schedule_factor(self.spec.config.schedule, planned.midpoint, self.spec.samples)
         before = self._engine.exchanged_bytes
+        if k > 0:
+            # A micro-batch that is cut to sample the noise holds another amount of memory.
+            self._phase(OUTSIDE if self._stream.is_cut(k) else "steady")
         self.recorder.begin()
         self._clock.begin()
-        loss_sum, targets = self._accumulate(k)
+        loss_sum, targets, noise = self._accumulate_and_sample(k)
         if k == 0:
             self._phase("first_optimizer_step")
         norm = self._engine.optimizer_step(optimizer, factor)
+        if self._average is not None:
+            self._average.update(targets)
         self._clock.end()
         if k == 0:
             self._phase("steady")
@@ -271,7 +316,20 @@ class Training:
             gradient_norm=norm,
             learning_rate=optimizer.learning_rate * factor,
             exchanged_bytes=self._engine.exchanged_bytes - before,
+            skipped=self._engine.skipped,
+            noise=noise,
         )
+
+    def _accumulate_and_sample(self, k: int) -> tuple[Tensor, int, NoiseSample | None]:
+        """Do what `_accumulate` does, and sample the noise where it is the turn of the step."""
+        small = self._stream.small_batch_size(k)
+        if small is None:
+            return *self._accumulate(k), None
+        with GradientSquares(self._engine.module) as squares:
+            loss_sum, targets = self._accumulate(k)
+        size = self._timeline.step(k).stage.geometry.global_batch_size
+        total = squares.total(self._engine.gradient_scale)
+        return loss_sum, targets, NoiseSample(small, size // small, total)
 
     @property
     def _target_loss(self) -> float:
@@ -285,17 +343,13 @@ class Training:
         return every is not None and self._timeline.samples_before(self.done) % every == 0
 
     def _evaluate(self) -> float:
+        self.recorder.telemetry.pause()
         began = time.perf_counter()
-        result = evaluate(
-            self._engine.module,
-            self._held_out,
-            self.spec.config.evaluation,
-            self.spec.precision,
-            device=self._device,
-            rank=self._rank,
-            world_size=self._world_size,
-            classifies=self.spec.data.task == "class",
-        )
+        result, raw_loss = self._evaluate_weights(), None
+        if self._average is not None:
+            raw_loss = result.eval_loss
+            with self._average.applied():
+                result = self._evaluate_weights()
         elapsed_s = time.perf_counter() - began
         self.evaluation_s += elapsed_s
         if self._evals is not None:
@@ -306,10 +360,24 @@ class Training:
                 "train_time_s": self.recorder.train_time_s,
                 "attempt": self._attempt,
                 **result._asdict(),
+                "raw_eval_loss": raw_loss,
                 "evaluation_s": elapsed_s,
             }
             self._evals.append([row])
         return result.eval_loss
+
+    def _evaluate_weights(self) -> EvaluationResult:
+        """Evaluate the weights that the model has now."""
+        return evaluate(
+            self._engine.module,
+            self._held_out,
+            self.spec.config.evaluation,
+            self.spec.precision,
+            device=self._device,
+            rank=self._rank,
+            world_size=self._world_size,
+            classifies=self.spec.data.task == "class",
+        )
 
     def _checkpoint_is_due(self) -> bool:
         every_s = self.spec.config.checkpoint.every_s
@@ -318,6 +386,7 @@ class Training:
         return time.monotonic() - self._last_checkpoint >= every_s
 
     def _save(self) -> None:
+        self.recorder.telemetry.pause()
         began = time.perf_counter()
         rng = _rng_states(self._device, self._world_size)
         if self._rank == 0:
@@ -330,6 +399,7 @@ class Training:
                 "train_time_s": self.recorder.train_time_s,
                 "rng": rng,
                 **self._engine.state(),
+                "average": None if self._average is None else self._average.state(),
             }
             keep_last = self.spec.config.checkpoint.keep_last
             save_checkpoint(self._folder.checkpoints, self.done, state, keep_last)
@@ -344,6 +414,8 @@ class Training:
                 msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
                 raise CheckpointError(msg)
             self._engine.restore(state)
+            if self._average is not None:
+                self._average.restore(state["average"])
             _set_rng_state(self._device, state["rng"][self._rank])
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
@@ -374,7 +446,8 @@ def _rng_states(device: torch.device, world_size: int) -> Tensor:
     state = torch.cat([torch.get_rng_state(), _cuda_rng_state(device)])
     if world_size == 1:
         return state[None]
-    mine = state.to(device)
+    # Gloo, which ranks that share a device exchange through, gathers on the CPU only.
+    mine = state.to(device) if dist.get_backend() == "nccl" else state
     states = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(states, mine)
     return torch.stack(states).cpu()

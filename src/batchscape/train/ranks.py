@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from batchscape.measure.clocks import device_clock
 from batchscape.measure.memory import MemoryReport, process_memory
+from batchscape.measure.peak import peak_flops
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.train.loop import Training
@@ -30,6 +30,13 @@ def write_rank_row(
     recorder = training.recorder
     measured = recorder.measured_optimizer_steps
     process = process_memory()
+    config = training.spec.config
+    peak = peak_flops(
+        device,
+        training.spec.precision,
+        config.engine.float32_matmul,
+        config.measure.peak_tflops,
+    )
     row: dict[str, Any] = {
         "rank": rank,
         "attempt": launch["attempt"],
@@ -39,7 +46,10 @@ def write_rank_row(
         "rss_gib": process.rss_gib,
         "uss_gib": process.uss_gib,
         "peak_rss_gib": process.peak_rss_gib,
-        **device_clock(device)._asdict(),
+        **recorder.telemetry.totals()._asdict(),
+        **training.facts._asdict(),
+        "peak_tflops": peak.tflops,
+        "peak_source": peak.source,
         "mean_step_time_s": recorder.measured_s / measured if measured else None,
         "startup_s": startup_s,
         "memory_probe_s": memory_probe_s,

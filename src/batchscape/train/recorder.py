@@ -1,9 +1,10 @@
 """Rows of optimizer steps, reduced over the ranks in batches and written late.
 
 Losses stay on the device, in float64, until a drain. A drain starts one small reduction (the
-losses of up to 25 steps and the wishes of the ranks) and writes what the drain before it started,
-which has long arrived: neither the host nor the device ever waits for a record. A row is thus at
-most two drains, or 50 optimizer steps, late; a crash loses no more.
+losses of up to 25 steps, samples of the gradient's noise and the wishes of the ranks) and writes
+what the drain before it started, which has long arrived: neither the host nor the device ever
+waits for a record. A row is thus at most two drains, or 50 optimizer steps, late; a crash loses no
+more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from batchscape.measure.clock import StepClock
 from batchscape.measure.contention import CoreWaits
+from batchscape.measure.noise_scale import NoiseSample
+from batchscape.measure.telemetry import build_telemetry
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 
@@ -60,6 +63,7 @@ class _Pending:
 
     rows: list[dict[str, Any]]
     targets: list[int]
+    noise: dict[int, NoiseSample]
     reduced: Tensor
     norms: Tensor
     work: dist.Work | None
@@ -118,16 +122,22 @@ class StepRecorder:
         self._pending: _Pending | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
+        self.telemetry = build_telemetry(device, rank)
+        """Of this rank's device; its energy is counted in steps that are not warm-up."""
         self._start_rows()
 
     def _start_rows(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self._targets: list[int] = []
+        self._noise: dict[int, NoiseSample] = {}
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
+        self._skipped: list[Tensor] = []
 
     def begin(self) -> None:
         """Mark the begin of an optimizer step: what happened before it belongs to no step."""
+        if self._warmup_left <= 0:
+            self.telemetry.resume()
         self._core_waits.since_last()
 
     def add(
@@ -141,6 +151,8 @@ class StepRecorder:
         gradient_norm: Tensor,
         learning_rate: float,
         exchanged_bytes: int,
+        skipped: Tensor | None = None,
+        noise: NoiseSample | None = None,
     ) -> None:
         """Take one optimizer step.
 
@@ -159,10 +171,18 @@ class StepRecorder:
         learning_rate : float
         exchanged_bytes : int
             Gradient bytes that this rank gave to the exchange in this step.
+        skipped : Tensor, scalar, or None
+            Whether the update was left out; None where it cannot be.
+        noise : NoiseSample or None
+            Of this rank, where the noise of the gradient is sampled in this step.
         """
+        if noise is not None:
+            self._noise[len(self._rows)] = noise
         # Joined at the drain: one operation then serves many steps.
         self._losses.append(loss_sum)
         self._norms.append(gradient_norm)
+        if skipped is not None:
+            self._skipped.append(skipped.to(gradient_norm.dtype))
         self.tokens += targets
         self._rows.append(
             {
@@ -214,6 +234,8 @@ class StepRecorder:
             self._lines.close()
 
     def _start(self, *, stop: bool, checkpoint: bool) -> None:
+        if (sample := self.telemetry.sample()) is not None:
+            self._rows[-1] |= sample._asdict()
         now = time.perf_counter()
         elapsed_s, self._last_drain = now - self._last_drain, now
         wishes = [0.0] * len(_WISHES)
@@ -226,8 +248,9 @@ class StepRecorder:
         if self._device.type == "cuda":
             # From pageable memory the copy would wait for all that the device has yet to do.
             asked = asked.pin_memory().to(self._device, non_blocking=True)
-        reduced = torch.cat([asked, torch.stack(self._losses)])
-        norms = torch.stack(self._norms)
+        squares = [sample.square_sum for sample in self._noise.values()]
+        reduced = torch.cat([asked, torch.stack([*self._losses, *squares])])
+        norms = torch.stack([*self._norms, *self._skipped])
         work = dist.all_reduce(reduced, async_op=True) if self._world_size > 1 else None
         copied = None
         if self._device.type == "cuda":
@@ -237,7 +260,9 @@ class StepRecorder:
             norms = _to_pinned(norms)
             copied = torch.cuda.Event()
             copied.record()
-        self._pending = _Pending(self._rows, self._targets, reduced, norms, work, copied)
+        self._pending = _Pending(
+            self._rows, self._targets, self._noise, reduced, norms, work, copied
+        )
         self._start_rows()
 
     def _finish(self) -> Verdict:
@@ -247,12 +272,21 @@ class StepRecorder:
         pending.wait()
         reduced, norms = pending.reduced.tolist(), pending.norms.tolist()
         wishes, sums = reduced[: len(_WISHES)], reduced[len(_WISHES) :]
+        for (slot, sample), total in zip(
+            pending.noise.items(), sums[len(pending.rows) :], strict=True
+        ):
+            square = sample.small_gradients * total
+            pending.rows[slot] |= {
+                "small_batch_size": sample.small_batch_size,
+                "small_gradient_square": square if math.isfinite(square) else None,
+            }
         self._interval = int(wishes[_INTERVAL])
         diverged_at = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
             row["loss"] = sums[slot] / pending.targets[slot]
             row["gradient_norm"] = norms[slot]
+            row["skipped"] = len(norms) > len(times) and norms[len(times) + slot] > 0
             self.train_time_s += step.step_time_s
             row |= {"train_time_s": self.train_time_s, **step._asdict()}
             if not row["warmup"]:

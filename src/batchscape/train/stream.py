@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from batchscape.data.datasets import Dataset
 from batchscape.data.order import SampleOrder
+from batchscape.geometry import BatchGeometry
 from batchscape.measure.noise_scale import is_sampled, small_batch_size
 from batchscape.train.timeline import PlannedStep, Timeline
 
@@ -62,6 +63,8 @@ class SampleStream:
         self._order = SampleOrder(dataset.num_samples, seed)
         self._timeline = timeline
         self._rank = rank
+        self.may_cut = True
+        """Whether a micro-batch may be cut: not where the model would train otherwise."""
         self._noise_scale_every = noise_scale_every
         self._first = 0
         self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -91,7 +94,26 @@ class SampleStream:
         """
         if not is_sampled(optimizer_step, self._noise_scale_every):
             return None
-        return small_batch_size(self._timeline.step(optimizer_step).stage.geometry)
+        return self._small_batch_size(self._timeline.step(optimizer_step).stage.geometry)
+
+    def is_cut(self, optimizer_step: int) -> bool:
+        """Return whether the only micro-batch of a step (counted from 0) is cut for its noise."""
+        small = self.small_batch_size(optimizer_step)
+        size = self._timeline.step(optimizer_step).stage.geometry.micro_batch_size
+        return small is not None and small < size
+
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """Every number of samples that a micro-step may have."""
+        geometries = [stage.geometry for stage in self._timeline.stages]
+        sizes = {geometry.micro_batch_size for geometry in geometries}
+        if self._noise_scale_every is not None:
+            sizes |= {size for g in geometries if (size := self._small_batch_size(g)) is not None}
+        return sorted(sizes, reverse=True)
+
+    def _small_batch_size(self, geometry: BatchGeometry) -> int | None:
+        size = small_batch_size(geometry)
+        return size if size == geometry.micro_batch_size or self.may_cut else None
 
     def _samples(self, planned: PlannedStep) -> NDArray[np.int64]:
         size = planned.stage.geometry.global_batch_size

@@ -46,7 +46,7 @@ class Timeline:
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = tuple(stages)
+        self.stages = tuple(stages)
         steps = accumulate(stage.optimizer_steps for stage in stages)
         samples = accumulate(stage.samples for stage in stages)
         self._first_steps = [0, *steps]
@@ -54,10 +54,20 @@ class Timeline:
 
     def step(self, k: int) -> PlannedStep:
         """Return the place of optimizer step k, counted from 0."""
-        index = min(bisect_right(self._first_steps, k) - 1, len(self._stages) - 1)
-        stage = self._stages[index]
+        index = min(bisect_right(self._first_steps, k) - 1, len(self.stages) - 1)
+        stage = self.stages[index]
         ahead = (k - self._first_steps[index]) * stage.geometry.global_batch_size
         return PlannedStep(stage, self._first_samples[index] + ahead)
+
+    def heaviest_step(self) -> int:
+        """Return the first step of the stage that holds the most memory.
+
+        Stages differ in their micro-batch or in their accumulation, of which two micro-steps hold
+        as much as more do.
+        """
+        geometries = [stage.geometry for stage in self.stages]
+        sizes = [(g.micro_batch_size, min(g.gradient_accumulation_steps, 2)) for g in geometries]
+        return self._first_steps[sizes.index(max(sizes))]
 
     def samples_before(self, k: int) -> int:
         """Return the samples seen before optimizer step k."""

@@ -34,10 +34,10 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
-    "CUDA out of memory",
+    "out of memory",  # the driver, the runtime, NCCL and Triton, each in its own words around it
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
     "Failed to CUDA calloc",
-    "Cuda failure 2 'out of memory'",
 )
 """What libraries say when memory is out and they raise a plain RuntimeError."""
 
@@ -67,8 +67,9 @@ def main(run_dir: str, rank: int) -> int:
         outcome = Outcome(Status.FAILED, progress.optimizer_step, reason=str(error))
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         traceback.print_exc()
-        status = Status.OOM if _is_out_of_memory(error) else Status.FAILED
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
+        if _is_out_of_memory(error):
+            status, reason = Status.OOM, f"in phase {progress.phase}: {reason}"
         outcome = Outcome(status, progress.optimizer_step, reason=reason)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
@@ -113,6 +114,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     launch = read_json(folder.launch)
     device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
+    torch.set_float32_matmul_precision(spec.config.engine.float32_matmul)
     with _process_group(launch, rank, device):
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
@@ -153,7 +155,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
 def _device(launch: dict[str, Any], rank: int) -> torch.device:
     if launch["device_type"] == "cuda":
         # The launcher narrowed CUDA_VISIBLE_DEVICES to the devices of this run.
-        device = torch.device("cuda", rank)
+        device = torch.device("cuda", rank % len(launch["devices"]))
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
@@ -169,17 +171,27 @@ def _process_group(launch: dict[str, Any], rank: int, device: torch.device) -> I
     if loopback:
         # Host names of laptops often resolve to no interface; all ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
+    backend = _backend(launch)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        backend,
         init_method=f"file://{launch['rendezvous']}",
         rank=rank,
         world_size=launch["world_size"],
         timeout=_COLLECTIVE_TIMEOUT,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if backend == "nccl" else None,
     )
     yield
     # Only after success: a rank that failed exits at once, and its peers are ended with it.
     dist.destroy_process_group()
+
+
+def _backend(launch: dict[str, Any]) -> str:
+    """Return what the ranks exchange through.
+
+    NCCL refuses ranks that share a device; gloo takes their gradients over the host.
+    """
+    own_devices = launch["world_size"] <= len(launch["devices"])
+    return "nccl" if launch["device_type"] == "cuda" and own_devices else "gloo"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -178,5 +178,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of Hydra's grammar)
 def _text(value: Any) -> str:  # noqa: ANN401  (any value of YAML)
     """Write a value of a sweep file in Hydra's grammar; a list is a choice of values."""
     if isinstance(value, list):
-        return ",".join(value if isinstance(value, str) else json.dumps(value) for value in value)
-    return value if isinstance(value, str) else json.dumps(value)
+        return ",".join(v if isinstance(v, str) else _quoted(v) for v in value)
+    return value if isinstance(value, str) else _quoted(value)
+
+
+def _quoted(value: Any) -> str:  # noqa: ANN401  (any value of YAML)
+    """Write a value as JSON does, but for keys, which the grammar takes without quotes only."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_quoted(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_quoted, value))}]"
+    return json.dumps(value)

@@ -1,0 +1,264 @@
+"""Gradient noise scale of runs and cells, with intervals, and how it changes over a training.
+
+The estimate is a ratio of two means (`record/noise_scale.py`), and its interval is Fieller's: all
+ratios r at which the mean of noise - r * signal is compatible with zero. Where the signal |G|^2
+itself is compatible with zero the interval has no upper end; the scale is then "not identified",
+though its lower end still says how large it is at least.
+
+* Within a run the units are sampled steps. Given the weights their errors are independent, for no
+  two steps share samples, but their means drift. Variances hence come from differences of
+  successive steps, with the degrees of freedom of such an estimate, 2 (n-1)^2 / (3n-4) (von Neumann
+  et al. 1941, Annals of Mathematical Statistics 12, p. 153). The interval is for the mean over this
+  very trajectory.
+* In a cell of several runs the units are runs, with equal weights and n-1 degrees of freedom. The
+  interval is for the population of seeds. With two or three runs it is wide.
+
+Source: Fieller 1954, Journal of the Royal Statistical Society B 16, p. 175.
+
+Notes
+-----
+Chosen by simulating coverage at 95 %: 600 runs in each of 9 cases (noise scales of 10 to 1000
+samples against batches of 16 and 64, small batches of 1, 4 and 32, eigenvalues as 1/i and 1/i^2,
+signals that are steady, fall by e^3 and e^6, or fluctuate), lowest to highest case:
+
+=========================== ============ ============ ============
+sampled steps               5            10 and 20    50 and 200
+=========================== ============ ============ ============
+Fieller, as here            92 to 96 %   92 to 96 %   93 to 96 %
+delta method on logarithms  87 to 97 %   82 to 97 %   87 to 98 %
+bootstrap of steps          78 to 83 %   85 to 94 %   92 to 96 %
+bootstrap of blocks, n^1/3  69 to 74 %   77 to 91 %   90 to 98 %
+=========================== ============ ============ ============
+
+With the sample variance instead of successive differences coverage is alike, and intervals under
+drift are 4 to 50 % wider at 50 and 200 steps. For cells of 2 to 10 runs whose true scales differ by 0, 10 and 30 %
+(2000 cells each): Fieller over runs 94 to 98 %, over the steps of all runs 55 to 96 %.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.record.noise_scale import SAMPLED, noise_samples
+
+from .cells import Cells
+from .joins import rows_of
+
+__all__ = [
+    "LEVEL",
+    "NOT_IDENTIFIED",
+    "cell_noise_scales",
+    "fieller_interval",
+    "noise_scale_curves",
+    "run_noise_scales",
+]
+
+LEVEL = 0.95
+"""Coverage that the intervals aim at."""
+
+NOT_IDENTIFIED = "not identified"
+"""Note where an interval has no upper end."""
+
+_STEPS_A_WINDOW = 10
+"""Sampled steps of each run in a window of a curve, at least."""
+
+_MOST_WINDOWS = 20
+
+_PARTS = ["noise", "signal"]
+
+
+class _Units(NamedTuple):
+    """Independent measurements of both parts of the ratio, shape (n, 2), in order of time."""
+
+    values: NDArray[np.float64]
+    are_steps: bool
+
+
+def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Estimate the gradient noise scale of every run in which it was sampled.
+
+    Parameters
+    ----------
+    runs, steps : DataFrame
+        As `load` returns them.
+
+    Returns
+    -------
+    DataFrame
+        One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
+    """
+    samples = _samples(runs, steps)
+    groups = samples.groupby("run")
+    rows = {run: _row(_Units(_parts(own), are_steps=True), own) for run, own in groups}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
+    keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
+    return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
+
+
+def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    """Estimate the gradient noise scale of every cell, from its completed runs.
+
+    Parameters
+    ----------
+    cells : Cells
+    steps : DataFrame
+        As `load` returns them.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell, indexed by `cell`: `estimate` (samples; missing where one of the two means
+        is not above zero), `low`, `high` (infinite: no upper end), `n` (units), `n_runs`, `method`
+        (which says what the units are), `b_small` and `b_big` (samples behind the two gradients;
+        over stages, the smallest and the largest), `tokens_per_sample`, `estimate_tokens`,
+        `low_tokens`, `high_tokens`, and `note`.
+    """
+    samples = _cell_samples(cells, steps)
+    rows = {cell: _cell_row(own) for cell, own in samples.groupby("cell")}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
+    return table.astype(_COLUMNS).rename_axis("cell")
+
+
+def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    """Follow the gradient noise scale over the training, in windows of equal numbers of samples.
+
+    A curve has at most 20 windows, with 10 sampled steps of each run in the mean.
+
+    Parameters
+    ----------
+    cells, steps
+        As for `cell_noise_scales`.
+
+    Returns
+    -------
+    DataFrame
+        One row for each cell and window that all of its runs reached: `cell`, `samples` and
+        `tokens` (seen in the mean of the sampled steps), and the columns of `cell_noise_scales`.
+    """
+    samples = _cell_samples(cells, steps)
+    curves = []
+    for cell, own in samples.groupby("cell"):
+        n_runs = own["run"].nunique()
+        windows = min(max(len(own) // n_runs // _STEPS_A_WINDOW, 1), _MOST_WINDOWS)
+        number = np.ceil(own["samples"] * windows / own["samples"].max())
+        for _, part in own.groupby(number):
+            if part["run"].nunique() == n_runs:
+                place = {"cell": cell, **part[["samples", "tokens"]].mean()}
+                curves.append({**place, **_cell_row(part)})
+    kinds = {"cell": "int64", "samples": "float64", "tokens": "float64", **_COLUMNS}
+    return pd.DataFrame(curves, columns=list(kinds)).astype(kinds)
+
+
+def fieller_interval(
+    mean: NDArray[np.float64], covariance: NDArray[np.float64], degrees: float
+) -> tuple[float, float]:
+    """Return the interval of a ratio that is not negative, from the means of its two parts.
+
+    Parameters
+    ----------
+    mean : array, shape (2,)
+        Of numerator and denominator.
+    covariance : array, shape (2, 2)
+        Of these means.
+    degrees : float
+        Degrees of freedom of the covariance.
+
+    Returns
+    -------
+    tuple of float
+        All r >= 0 with (u - r v)^2 <= t^2 Var(u - r v), as its lower and upper end; the latter is
+        infinite where v is compatible with zero. NaN where no such r exists.
+    """
+    t = float(stats.t.ppf((1 + LEVEL) / 2, degrees))
+    (c, b), (_, a) = np.outer(mean, mean) - t * t * covariance
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    # The set is a r^2 - 2 b r + c <= 0, with a > 0 where v differs from zero, c > 0 where u does.
+    if a > 0 and b < 0 < c:
+        return math.nan, math.nan
+    # Written with c so that the lower end stays exact where a vanishes.
+    low = c / (b + root) if c > 0 and b + root > 0 else 0.0
+    return low, (b + root) / a if a > 0 else math.inf
+
+
+def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the parts of the ratio for every sampled step of some runs, with its `run`."""
+    rows = rows_of(runs, steps, ["samples", "tokens", *SAMPLED])
+    samples = noise_samples(rows)
+    return samples.join(rows[["run", "samples", "tokens"]])
+
+
+def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
+    completed = cells.runs[cells.runs["status"].eq("completed")]
+    # A timing repeat of a trajectory is no further draw of its noise.
+    runs = completed.drop_duplicates(["cell", "trajectory_id"])
+    samples = _samples(runs, steps)
+    return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
+
+
+def _cell_row(samples: pd.DataFrame) -> dict[str, object]:
+    runs = [_parts(own) for _, own in samples.groupby("run")]
+    if len(runs) == 1:
+        return _row(_Units(runs[0], are_steps=True), samples)
+    means = np.array([values.mean(axis=0) for values in runs])
+    return _row(_Units(means, are_steps=False), samples)
+
+
+def _row(units: _Units, samples: pd.DataFrame) -> dict[str, object]:
+    """Return the columns of a table for some units, made from these sampled steps."""
+    noise, signal = units.values.mean(axis=0)
+    found = noise / signal if noise > 0 and signal > 0 else math.nan
+    low, high = _interval(units)
+    tokens = samples["tokens"].sum() / samples["samples"].sum()
+    values = {"estimate": found, "low": low, "high": high}
+    return {
+        **values,
+        "n": len(units.values),
+        "n_runs": samples["run"].nunique(),
+        "method": f"Fieller over {'steps' if units.are_steps else 'runs'}",
+        "b_small": samples["b_small"].min(),
+        "b_big": samples["b_big"].max(),
+        "tokens_per_sample": tokens,
+        **{f"{name}_tokens": value * tokens for name, value in values.items()},
+        "note": None if math.isfinite(high) else NOT_IDENTIFIED,
+    }
+
+
+def _interval(units: _Units) -> tuple[float, float]:
+    values, n = units.values, len(units.values)
+    if n == 1:
+        return math.nan, math.nan
+    if units.are_steps:
+        changes = np.diff(values, axis=0)
+        covariance = changes.T @ changes / (2 * (n - 1))
+        degrees = 2 * (n - 1) ** 2 / (3 * n - 4)
+    else:
+        covariance, degrees = np.cov(values.T), n - 1
+    return fieller_interval(values.mean(axis=0), covariance / n, degrees)
+
+
+def _parts(samples: pd.DataFrame) -> NDArray[np.float64]:
+    return samples[_PARTS].to_numpy(dtype=np.float64)
+
+
+_COLUMNS = {
+    "estimate": "float64",
+    "low": "float64",
+    "high": "float64",
+    "n": "int64",
+    "n_runs": "int64",
+    "method": "object",
+    "b_small": "int64",
+    "b_big": "int64",
+    "tokens_per_sample": "float64",
+    "estimate_tokens": "float64",
+    "low_tokens": "float64",
+    "high_tokens": "float64",
+    "note": "object",
+}
+"""What is said of every noise scale."""

@@ -1,0 +1,147 @@
+"""What a report shows of the gradient noise scale: a table, and a figure over the training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from .cells import GEOMETRY, Cells, geometry_label
+from .grids import Grid
+from .noise_scale import LEVEL, NOT_IDENTIFIED
+from .numbers import MISSING, significant
+from .style import COLUMN_IN, Look
+from .tables import GEOMETRY_HEADER, geometry_texts, setting_headers
+
+__all__ = ["draw_noise_scale", "noise_scale_grid", "noise_scale_table"]
+
+
+def noise_scale_table(cells: Cells, estimates: pd.DataFrame) -> pd.DataFrame:
+    """Put the cell's geometry and settings before its estimate.
+
+    Parameters
+    ----------
+    cells : Cells
+    estimates : DataFrame
+        As `cell_noise_scales` returns it.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell in which the noise was sampled, indexed by `cell`.
+    """
+    return cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
+
+
+def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
+    """Choose what of the table goes on a page.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `noise_scale_table` returns it.
+    cells : Cells
+        What it was computed from.
+
+    Returns
+    -------
+    Grid
+    """
+    settings = cells.shown
+    columns = [geometry_texts(table), *(table[name].fillna(MISSING) for name in settings)]
+    columns += [_with_interval(table, ""), _with_interval(table, "_tokens")]
+    columns += [table["b_small"].astype(str), table["b_big"].astype(str)]
+    columns += [table["n_runs"].astype(str), table["n"].astype(str) + " " + _units(table)]
+    headers = [GEOMETRY_HEADER, *setting_headers(settings), "noise scale (samples)"]
+    headers += ["noise scale (tokens)", "small batch", "large batch", "runs", "n"]
+    return Grid(
+        headers=headers,
+        rows=[list(row) for row in zip(*columns, strict=True)],
+        short_first="geometry",
+        n_left=1 + len(settings),
+        notes=[
+            "Gradient noise scale: tr(S)/|G|^2, the simple one of McCandlish et al. 2018 "
+            "(arXiv:1812.06162, appendix A.1), from the squared norms of gradients of a small and "
+            "a large batch before clipping; numerator and denominator averaged apart over the "
+            f"sampled optimizer steps of the whole training. In brackets its {LEVEL:.0%} interval "
+            "(Fieller), over runs where there are several, else over the sampled steps of the one.",
+            f"{NOT_IDENTIFIED}: the gradient's mean cannot be told from zero with so few samples, "
+            "so the interval has no upper end.",
+        ],
+    )
+
+
+def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look]) -> Figure | None:
+    """Draw the noise scale against samples seen, with its interval in every window.
+
+    Parameters
+    ----------
+    cells : Cells
+    curves : DataFrame
+        As `noise_scale_curves` returns it.
+    look : mapping
+        As `style.looks` returns it.
+
+    Returns
+    -------
+    Figure or None
+        None where no window has an estimate.
+    """
+    drawn = curves[curves["estimate"].notna()]
+    if drawn.empty:
+        return None
+    labels = geometry_label(cells.table)
+    figure = Figure(figsize=(COLUMN_IN, 2.9), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yscale("log")
+    for cell, rows in drawn.groupby("cell"):
+        style = look[labels[cell]]
+        axes.plot(
+            rows["samples"],
+            rows["estimate"],
+            color=style.colour,
+            linestyle=style.dash,
+            linewidth=style.width,
+            marker=style.marker,
+            markersize=3,
+        )
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 3, high * 3)
+    for cell, rows in drawn.groupby("cell"):
+        # An interval may reach beyond the panel, or have no end at all.
+        ends = rows["high"].fillna(math.inf).clip(upper=high * 3)
+        starts = rows["low"].fillna(0.0).clip(lower=low / 3)
+        colour = look[labels[cell]].colour
+        axes.fill_between(rows["samples"], starts, ends, color=colour, alpha=0.12, linewidth=0)
+    axes.set_xlabel("samples")
+    axes.set_ylabel("gradient noise scale (samples)")
+    names = dict.fromkeys(labels[sorted(drawn["cell"].unique())])
+    handles = [
+        Line2D([], [], color=look[name].colour, linestyle=look[name].dash, label=name)
+        for name in names
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=3.0)
+    return figure
+
+
+def _with_interval(table: pd.DataFrame, unit: str) -> pd.Series[str]:
+    texts = []
+    for found, low, high in zip(
+        *(table[f"{name}{unit}"] for name in ("estimate", "low", "high")), strict=True
+    ):
+        if math.isinf(high) or math.isnan(found):
+            least = f" (≥ {significant(low, 3)})" if low > 0 else ""
+            texts.append(NOT_IDENTIFIED + least)
+        else:
+            interval = (
+                "" if math.isnan(low) else f" [{significant(low, 3)}, {significant(high, 3)}]"
+            )
+            texts.append(significant(found, 3) + interval)
+    return pd.Series(texts, index=table.index, dtype=str)
+
+
+def _units(table: pd.DataFrame) -> pd.Series[str]:
+    return table["method"].str.rpartition(" ")[2]

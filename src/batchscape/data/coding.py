@@ -1,0 +1,176 @@
+"""From text to tokens: its bytes as they are, or by the tokenizer in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchscape.errors import ConfigError
+
+__all__ = ["ByteCoder", "Coder", "FolderCoder", "smallest_dtype", "tokenizer_hash"]
+
+Tokens = NDArray[Any]
+
+_PIECE = 2**20
+"""Characters that are encoded at once; of a longer text the lines up to there."""
+
+_TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".tiktoken"}
+"""Of the files that make a tokenizer; weights may lie beside them."""
+
+
+class Coder(Protocol):
+    """Turns text into tokens."""
+
+    kind: str
+    """`bytes` or `tokens`: what the arrays are called."""
+    vocabulary: int
+    """Different tokens."""
+    separator: Tokens
+    """Stands between packed documents."""
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the tokens of each text, and nothing else."""
+
+    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
+        """Return each text as a classifier is given it, cut at `most` tokens."""
+
+
+class ByteCoder:
+    """Bytes are the tokens."""
+
+    kind = "bytes"
+    vocabulary = 256
+    separator = np.frombuffer(b"\n\n", dtype=np.uint8)
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the bytes of each text."""
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
+        """Return the first bytes of each text."""
+        return self.encode([text[:most] for text in texts])
+
+
+class FolderCoder:
+    """A tokenizer of `transformers`, read from its folder and from nowhere else.
+
+    Parameters
+    ----------
+    folder : str
+
+    Raises
+    ------
+    ConfigError
+        If there is no tokenizer, or `transformers` is not installed.
+    """
+
+    kind = "tokens"
+
+    def __init__(self, folder: str) -> None:
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError:
+            msg = (
+                f"data.tokenizer={folder} needs the package transformers: "
+                "pip install 'batchscape[hf]'"
+            )
+            raise ConfigError(msg) from None
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+                str(Path(folder).expanduser()), local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # noqa: BLE001  (many kinds; all mean that it cannot be read)
+            reason = str(error).strip().splitlines()[0]
+            msg = (
+                f"data.tokenizer={folder}: no tokenizer could be read there ({reason}); give a "
+                "folder that `save_pretrained` of a transformers tokenizer has written"
+            )
+            raise ConfigError(msg) from None
+        self.vocabulary = len(self._tokenizer)
+        self._dtype = smallest_dtype(self.vocabulary - 1)
+        end = self._tokenizer.eos_token_id
+        self.separator = self._array(self._ids(["\n\n"])[0] if end is None else [end])
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the tokens of each text, without special ones.
+
+        Bytes that are no UTF-8 become replacement characters. Texts of more than a million
+        characters are encoded a million at a time, cut at the end of a line.
+        """
+        pieces = [list(_pieces(text.decode(errors="replace"))) for text in texts]
+        ids = iter(self._ids([piece for several in pieces for piece in several]))
+        return [self._array([i for _ in several for i in next(ids)]) for several in pieces]
+
+    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
+        """Return the tokens of each text with the special ones that the tokenizer adds."""
+        decoded = [text.decode(errors="replace") for text in texts]
+        encoded = self._tokenizer(
+            decoded,
+            truncation=True,
+            max_length=most,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        return [self._array(ids) for ids in encoded["input_ids"]]
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # a text longer than some model's context is no reason to warn
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _array(self, ids: Sequence[int]) -> Tokens:
+        return np.array(ids, dtype=self._dtype)
+
+
+def tokenizer_hash(folder: str) -> str:
+    """Return the SHA-256 over the files of a tokenizer; weights beside them do not count.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder, or it holds no such file.
+    """
+    root = Path(folder).expanduser()
+    files = sorted(
+        path
+        for path in (root.iterdir() if root.is_dir() else ())
+        if path.is_file() and path.suffix in _TOKENIZER_SUFFIXES
+    )
+    if not files:
+        msg = (
+            f"data.tokenizer={folder}: there is no such folder, or no tokenizer in it; give a "
+            "folder that `save_pretrained` of a transformers tokenizer has written"
+        )
+        raise ConfigError(msg)
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+def smallest_dtype(largest: int) -> np.dtype[Any]:
+    """Return the smallest unsigned integer type that holds a token."""
+    return np.min_scalar_type(largest)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > _PIECE:
+        end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+        yield text[start:end]
+        start = end
+    yield text[start:]

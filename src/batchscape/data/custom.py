@@ -1,0 +1,239 @@
+"""Data of the user's own: made by a callable, checked before anything is launched.
+
+`_target_(part=..., **arguments)` returns an object with `num_samples`, `count_targets(indices)` and
+`batch(indices)`, see `batchscape.data.datasets.Dataset`; with `sequence_length` too, where the
+settings give one. It may say more of itself: `classes`, `task`, `features` and `content_hash`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from batchscape.config import CustomData
+from batchscape.data.store import PARTS, manifest_hash
+from batchscape.errors import BatchscapeError, ConfigError
+from batchscape.record.spec import DataIdentity
+from batchscape.targets import call_target, source_hash
+
+if TYPE_CHECKING:
+    from batchscape.data.datasets import Dataset, Indices
+
+__all__ = ["make_custom", "prepare_custom"]
+
+_TASKS = ("next_token", "class", "other")
+_CHECKED = 4
+"""Samples of the batch that is checked."""
+
+
+def make_custom(config: CustomData, part: str) -> Dataset:
+    """Call the user's callable for one part.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be called so, or returns something else than data.
+    """
+    arguments = {"part": part, **config.arguments}
+    if config.sequence_length is not None:
+        arguments["sequence_length"] = config.sequence_length
+    made: Dataset = call_target(config.target, arguments)
+    for member in ("count_targets", "batch"):
+        if not callable(getattr(made, member, None)):
+            _refuse(config, f"must return an object with a method {member}; got {made!r:.100}")
+    size = getattr(made, "num_samples", None)
+    if not _is_count(size) or size == 0:
+        _refuse(config, f"part={part!r}: num_samples must be an int above 0; got {size!r}")
+    return made
+
+
+def prepare_custom(config: CustomData) -> DataIdentity:
+    """Make both parts, check what they promise on a first batch, and name them.
+
+    Data that state a `content_hash` are named by it; others by the source of the callable and its
+    arguments, so that files which it reads are the user's to name.
+
+    Raises
+    ------
+    ConfigError
+        If a promise is broken: which one, what was returned and what is wanted. If the user's code
+        raises an error: with its traceback.
+    """
+    try:
+        return _prepared(config)
+    except BatchscapeError:
+        raise
+    except Exception:  # noqa: BLE001  (the code is not ours: whatever it raises is for its author)
+        _refuse(config, f"it cannot be used, as it failed:\n{traceback.format_exc().rstrip()}")
+
+
+def _prepared(config: CustomData) -> DataIdentity:
+    parts = {part: make_custom(config, part) for part in PARTS}
+    task = "other" if config.sequence_length is None else "next_token"
+    said: dict[str, dict[str, Any]] = {
+        part: {
+            "task": getattr(made, "task", task),
+            "classes": getattr(made, "classes", 0),
+            "features": getattr(made, "features", None),
+        }
+        for part, made in parts.items()
+    }
+    if said["train"] != said["held_out"]:
+        _refuse(config, f"must say the same of both parts; got {said}")
+    facts = said["train"]
+    _check_facts(config, facts)
+    for part, made in parts.items():
+        _Check(config, part, made, facts).run()
+    contents = [getattr(made, "content_hash", None) for made in parts.values()]
+    if all(content is None for content in contents):
+        named: Any = [source_hash(config.target), config.target, config.arguments]
+    elif all(isinstance(content, str) and content for content in contents):
+        named = contents
+    else:
+        _refuse(config, f"content_hash must be a text in both parts or in none; got {contents}")
+    manifest = {"custom": named, "sequence_length": config.sequence_length, **facts}
+    return DataIdentity(
+        manifest_hash=manifest_hash(manifest),
+        folder="",
+        train_samples=int(parts["train"].num_samples),
+        held_out_samples=int(parts["held_out"].num_samples),
+        classes=facts["classes"],
+        task=facts["task"],
+        features=facts["features"],
+    )
+
+
+def _check_facts(config: CustomData, facts: dict[str, Any]) -> None:
+    if facts["task"] not in _TASKS:
+        _refuse(config, f"task must be one of {', '.join(_TASKS)}; got {facts['task']!r}")
+    classes, features = facts["classes"], facts["features"]
+    if not _is_count(classes) or classes == 1:
+        _refuse(config, f"classes must be an int of 2 or more, where it is given; got {classes!r}")
+    if features is not None and (not _is_count(features) or features == 0):
+        _refuse(config, f"features must be an int above 0 or None; got {features!r}")
+
+
+class _Check:
+    """Checks one part on its first samples."""
+
+    def __init__(self, config: CustomData, part: str, made: Dataset, facts: dict[str, Any]) -> None:
+        self._config = config
+        self._part = part
+        self._made = made
+        self._facts = facts
+        self._indices = np.arange(min(_CHECKED, made.num_samples), dtype=np.int64)
+
+    def run(self) -> None:
+        """Check everything."""
+        self._check_counts()
+        inputs, targets = self._batch(self._indices)
+        self._check_shapes(inputs, targets)
+        self._check_targets(targets)
+        self._check_repetition(inputs, targets)
+
+    def _check_counts(self) -> None:
+        total = self._count(self._indices)
+        single = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
+        if total != sum(single):
+            self._breach(
+                "count_targets must add up over samples",
+                f"{total} for samples {self._indices.tolist()}, {single} for each of them",
+            )
+        if total == 0:
+            self._breach("count_targets must be above 0 for a batch", "0 for the first samples")
+        length = self._config.sequence_length
+        if length is not None and self._facts["task"] == "next_token":
+            wanted = length * len(self._indices)
+            if total != wanted:
+                self._breach(
+                    f"count_targets must be sequence_length={length} a sample, {wanted} for "
+                    f"{len(self._indices)}; leave sequence_length null where samples are shorter",
+                    str(total),
+                )
+
+    def _count(self, indices: Indices) -> int:
+        count = self._made.count_targets(indices)
+        if not _is_count(count):
+            self._breach("count_targets must return an int of 0 or more", repr(count))
+        return int(count)
+
+    def _batch(self, indices: Indices) -> Any:  # noqa: ANN401  (two tensors, once checked)
+        import torch
+
+        batch = self._made.batch(indices)
+        pair = isinstance(batch, tuple) and len(batch) == 2
+        if not pair or not all(isinstance(one, torch.Tensor) for one in batch):
+            kinds = [type(one).__name__ for one in batch] if isinstance(batch, tuple) else batch
+            self._breach(
+                "batch must return a tuple of two tensors, inputs and targets", f"{kinds!r:.100}"
+            )
+        if any(one.device.type != "cpu" for one in batch):
+            self._breach("batch must return tensors on the CPU", str([b.device for b in batch]))
+        return batch
+
+    def _check_shapes(self, inputs: Any, targets: Any) -> None:  # noqa: ANN401  (tensors)
+        shapes = [tuple(inputs.shape), tuple(targets.shape)]
+        size = len(self._indices)
+        if any(len(shape) < 1 or shape[0] != size or 0 in shape for shape in shapes):
+            self._breach(
+                f"batch must return tensors whose first dimension is the samples, {size} here, and "
+                "that are not empty",
+                f"shapes {shapes}",
+            )
+        length, features = self._config.sequence_length, self._facts["features"]
+        if length is not None and shapes[0][1:2] != (length,):
+            self._breach(
+                f"batch must return inputs of sequence_length={length} tokens", f"{shapes[0]}"
+            )
+        if features is not None and (
+            shapes[0][1:] != (features,) or not inputs.is_floating_point()
+        ):
+            self._breach(
+                f"batch must return real-valued inputs of features={features} numbers a sample",
+                f"{inputs.dtype} of shape {shapes[0]}",
+            )
+
+    def _check_targets(self, targets: Any) -> None:  # noqa: ANN401  (a tensor)
+        import torch
+
+        if self._facts["task"] == "other":
+            return
+        if targets.dtype != torch.int64:
+            self._breach("batch must return int64 targets for this task", str(targets.dtype))
+        classes, largest = self._facts["classes"], int(targets.max())
+        if classes and largest >= classes:
+            self._breach(f"targets must be below classes={classes}", f"a target {largest}")
+
+    def _check_repetition(self, inputs: Any, targets: Any) -> None:  # noqa: ANN401  (tensors)
+        import torch
+
+        again = self._batch(self._indices)
+        for name, one, other in (("inputs", inputs, again[0]), ("targets", targets, again[1])):
+            if one.dtype != other.dtype or not torch.equal(one, other):
+                self._breach(
+                    "batch must return the same samples for the same indices, each time",
+                    f"other {name} the second time",
+                )
+        alone = self._batch(self._indices[-1:])
+        for name, one, other in (("inputs", inputs, alone[0]), ("targets", targets, alone[1])):
+            # Padding to the longest of a batch may change the shape, and nothing else.
+            if one[-1:].shape == other.shape and not torch.equal(one[-1:], other):
+                self._breach(
+                    "a sample of batch must not depend on the others in it",
+                    f"other {name} for sample {self._indices[-1]} alone",
+                )
+
+    def _breach(self, rule: str, got: str) -> NoReturn:
+        _refuse(self._config, f"part={self._part!r}: {rule}; got {got}")
+
+
+def _is_count(value: Any) -> bool:  # noqa: ANN401  (whatever was returned)
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and bool(value >= 0)
+
+
+def _refuse(config: CustomData, rule: str) -> NoReturn:
+    msg = f"data._target_={config.target}: {rule}"
+    raise ConfigError(msg)

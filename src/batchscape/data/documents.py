@@ -1,0 +1,164 @@
+"""Documents as samples of next-token prediction, or of classification where they have a label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchscape.config import Documents
+from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
+from batchscape.data.cutting import split_documents, split_packed
+from batchscape.data.fingerprints import file_sha256
+from batchscape.data.held_out import choose, draw
+from batchscape.data.progress import reading
+from batchscape.data.records import Record, Records
+from batchscape.data.store import Built, keep
+from batchscape.data.text import join
+from batchscape.errors import ConfigError
+from batchscape.record.spec import DataIdentity
+
+__all__ = ["prepare_documents"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def prepare_documents(config: Documents) -> DataIdentity:
+    """Read the documents, cut them into samples, and keep the arrays.
+
+    A document is held out by a hash of its text, so that one more document moves no other, and
+    copies of a document are in the same part. Documents without a token are left out.
+
+    Raises
+    ------
+    ConfigError
+        If there are no documents, a field is missing or of a wrong kind, labels are of fewer than
+        two classes, or a part would hold no sample.
+    """
+    records = Records(config.path, config.text_field, config.label_field)
+    total = sum(file.stat().st_size for file in records.files)
+    with reading("hashing", total) as advance:
+        files = [(records.name(file), file_sha256(file, advance)) for file in records.files]
+    manifest: dict[str, Any] = {
+        "files": files,
+        "text_field": config.text_field,
+        "label_field": config.label_field,
+        "sequence_length": config.sequence_length,
+        "layout": config.layout,
+        "held_out_pct": config.held_out_pct,
+    }
+    if config.tokenizer is not None:
+        manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
+
+    def build() -> Built:
+        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
+        with reading("reading documents", total) as advance:
+            encoded = _Encoded(config, coder)
+            for several in records.batches(advance):
+                encoded.add(several)
+        return encoded.built()
+
+    stored = keep(config.name, manifest, build)
+    vocabulary = stored.facts["vocabulary"]
+    labelled = config.label_field is not None
+    return DataIdentity(
+        manifest_hash=stored.manifest_hash,
+        folder=stored.folder,
+        train_samples=stored.train_samples,
+        held_out_samples=stored.held_out_samples,
+        classes=len(stored.facts["classes"]) if labelled else vocabulary,
+        task="class" if labelled else "next_token",
+        vocabulary=vocabulary if labelled else None,
+    )
+
+
+@dataclass
+class _Encoded:
+    """Documents as tokens, until they are dealt to the parts."""
+
+    config: Documents
+    coder: Coder
+    documents: list[NDArray[Any]] = field(default_factory=list)
+    labels: list[int | str | None] = field(default_factory=list)
+    draws: list[float] = field(default_factory=list)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Encode some documents."""
+        texts = [record.text for record in records]
+        if self.config.label_field is None:
+            encoded = self.coder.encode(texts)
+        else:
+            encoded = self.coder.encode_whole(texts, self.config.sequence_length)
+        for record, document in zip(records, encoded, strict=True):
+            if len(document):
+                self.documents.append(document)
+                self.labels.append(record.label)
+                self.draws.append(draw(record.text))
+
+    def built(self) -> Built:
+        """Return the arrays of both parts."""
+        if len(self.documents) < 2:
+            msg = (
+                f"data.path={self.config.path}: documents with a text must be two or more, one for "
+                f"each part; found {len(self.documents)}"
+            )
+            raise ConfigError(msg)
+        held_out = choose(np.array(self.draws), self.config.held_out_pct)
+        facts: dict[str, Any] = {"vocabulary": self.coder.vocabulary}
+        targets = None
+        if self.config.label_field is not None:
+            facts["classes"] = self._classes()
+            number = {label: index for index, label in enumerate(facts["classes"])}
+            targets = np.array([number[label] for label in self.labels], dtype=np.int64)
+        arrays: Arrays = {}
+        samples = {}
+        for part, chosen in (("train", ~held_out), ("held_out", held_out)):
+            arrays |= {
+                f"{part}_{name}": array
+                for name, array in self._cut(np.flatnonzero(chosen), targets).items()
+            }
+            samples[part] = len(arrays[f"{part}_offsets"])
+        return Built(arrays, samples, facts)
+
+    def _cut(self, chosen: NDArray[np.int64], targets: NDArray[np.int64] | None) -> Arrays:
+        documents = [self.documents[index] for index in chosen]
+        sizes = np.array([len(document) for document in documents], dtype=np.int64)
+        separator = self.coder.separator
+        length = self.config.sequence_length
+        if self.config.layout == "packed":
+            stream = join(documents, separator)
+            offsets, lengths = split_packed(stream, length)
+            return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
+        stream = join(documents, separator[:0])
+        if targets is None:
+            offsets, lengths = split_documents(sizes, length)
+            return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
+        offsets = np.cumsum(sizes) - sizes
+        return {
+            self.coder.kind: stream,
+            "offsets": offsets,
+            "lengths": sizes,
+            "labels": targets[chosen],
+        }
+
+    def _classes(self) -> list[int | str]:
+        """Return the different labels, in their order."""
+        labels = set(self.labels)
+        texts = sorted(label for label in labels if isinstance(label, str))
+        numbers = sorted(label for label in labels if isinstance(label, int))
+        if texts and numbers:
+            msg = (
+                f"data.label_field={self.config.label_field} must hold texts in all records or "
+                f"numbers in all; found {texts[0]!r} and {numbers[0]}"
+            )
+            raise ConfigError(msg)
+        if len(labels) < 2:
+            msg = (
+                f"data.label_field={self.config.label_field} must hold two or more classes; all "
+                f"{len(self.labels)} documents are of class {[*texts, *numbers][0]!r}"
+            )
+            raise ConfigError(msg)
+        return [*texts, *numbers]

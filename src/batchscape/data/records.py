@@ -1,0 +1,203 @@
+"""Reading records with a text: JSON Lines, Parquet, and what `datasets` has saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchscape.data.sources import visible_files
+from batchscape.errors import ConfigError
+
+__all__ = ["Record", "Records"]
+
+_LINES = {".jsonl", ".ndjson", ".json"}
+_ROWS = 1024
+"""Records that are read at once."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One document."""
+
+    text: bytes
+    """In UTF-8."""
+    label: int | str | None
+
+
+class Records:
+    """The records of a file or a folder, in the order of the names of the files.
+
+    Parameters
+    ----------
+    path : str
+        A `.jsonl`, `.ndjson` or `.json` file with an object a line, a `.parquet` file, a folder of
+        such files, or a folder that `Dataset.save_to_disk` has written.
+    text_field : str
+    label_field : str or None
+
+    Raises
+    ------
+    ConfigError
+        If there are none.
+    """
+
+    def __init__(self, path: str, text_field: str, label_field: str | None) -> None:
+        self._text_field = text_field
+        self._label_field = label_field
+        root = Path(path).expanduser()
+        self._root = root if root.is_dir() else root.parent
+        self.files = _files(root, path)
+        """Files, in their order."""
+
+    def name(self, file: Path) -> str:
+        """Return the name of a file below the folder."""
+        return file.relative_to(self._root).as_posix()
+
+    def batches(self, advance: Callable[[int], object]) -> Iterator[list[Record]]:
+        """Yield the records, some at a time; `advance` is told the bytes of each file.
+
+        Raises
+        ------
+        ConfigError
+            If a field is not there, or is no text (or no class).
+        """
+        for file in self.files:
+            read = _READERS[".json" if file.suffix in _LINES else file.suffix]
+            number = 0
+            for rows in read(file, self._fields):
+                yield [
+                    self._record(row, f"{file}, record {number + index}")
+                    for index, row in enumerate(rows, start=1)
+                ]
+                number += len(rows)
+            advance(file.stat().st_size)
+
+    @property
+    def _fields(self) -> list[str]:
+        return [field for field in (self._text_field, self._label_field) if field is not None]
+
+    def _record(self, row: dict[str, Any], where: str) -> Record:
+        for setting, field in (("text", self._text_field), ("label", self._label_field)):
+            if field is not None and field not in row:
+                msg = (
+                    f"data.{setting}_field={field}: there is no such field in {where}; it has "
+                    f"{', '.join(row) or 'none'}"
+                )
+                raise ConfigError(msg)
+        text = row[self._text_field]
+        if not isinstance(text, str):
+            msg = (
+                f"data.text_field={self._text_field} must hold a text in every record; {where} "
+                f"holds {text!r:.80}"
+            )
+            raise ConfigError(msg)
+        label = None if self._label_field is None else row[self._label_field]
+        if self._label_field is not None and not isinstance(label, int | str):
+            msg = (
+                f"data.label_field={self._label_field} must hold a whole number or a text in every "
+                f"record; {where} holds {label!r:.80}"
+            )
+            raise ConfigError(msg)
+        # A lone surrogate is valid JSON, but no text.
+        return Record(text.encode(errors="replace"), label)
+
+
+def _files(root: Path, path: str) -> list[Path]:
+    if root.is_file() and (root.suffix in _LINES or root.suffix == ".parquet"):
+        return [root]
+    if (root / "dataset_dict.json").is_file():
+        splits = sorted(inner.name for inner in root.iterdir() if inner.is_dir())
+        msg = f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
+        raise ConfigError(msg)
+    if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
+        return _saved(root)
+    files = sorted(
+        (file for file in visible_files(root) if file.suffix in _LINES | {".parquet"}),
+        key=lambda file: file.relative_to(root).as_posix(),
+    )
+    if not files:
+        msg = (
+            f"data.path={path}: no documents there; give a file or a folder of files that end in "
+            f"one of {' '.join(sorted(_LINES))} .parquet, or a folder of Dataset.save_to_disk"
+        )
+        raise ConfigError(msg)
+    return files
+
+
+def _saved(root: Path) -> list[Path]:
+    """Return the data files of a folder of `Dataset.save_to_disk`, as its state lists them."""
+    state = json.loads((root / "state.json").read_bytes())
+    if state.get("_indices_data_files"):
+        msg = (
+            f"{root} was saved with a list of indices, as old releases of datasets did; load and "
+            "save it again with a newer one"
+        )
+        raise ConfigError(msg)
+    return [root / entry["filename"] for entry in state["_data_files"]]
+
+
+Rows = Iterator[list[dict[str, Any]]]
+
+
+def _json_rows(file: Path, _fields: Sequence[str]) -> Rows:
+    rows: list[dict[str, Any]] = []
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                row = error
+            if not isinstance(row, dict):
+                msg = (
+                    f"{file}, line {number} is not a JSON object ({line.strip()[:40]!r}); JSON "
+                    "Lines holds one object a line"
+                )
+                raise ConfigError(msg)
+            rows.append(row)
+            if len(rows) == _ROWS:
+                yield rows
+                rows = []
+    yield rows
+
+
+def _parquet_rows(file: Path, fields: Sequence[str]) -> Rows:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            # Where a field is missing, the message names those that are there.
+            columns = list(fields) if set(fields) <= set(names) else names
+            for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
+                yield batch.to_pylist()
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        msg = f"{file} cannot be read as Parquet: {error}"
+        raise ConfigError(msg) from None
+
+
+def _arrow_rows(file: Path, fields: Sequence[str]) -> Rows:
+    import pyarrow
+
+    try:
+        with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
+            known = [field for field in fields if field in stream.schema.names]
+            for batch in stream:
+                chosen = batch.select(known) if len(known) == len(fields) else batch
+                for start in range(0, len(chosen), _ROWS):
+                    yield chosen.slice(start, _ROWS).to_pylist()
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        msg = f"{file} cannot be read as Arrow: {error}"
+        raise ConfigError(msg) from None
+
+
+_READERS: dict[str, Callable[[Path, Sequence[str]], Rows]] = {
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+    ".arrow": _arrow_rows,
+}

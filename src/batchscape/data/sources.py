@@ -1,0 +1,84 @@
+"""The text files of a corpus, and the part that each belongs to."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from batchscape.config import StandardLibrary, TextFiles
+from batchscape.data.held_out import choose, draw
+from batchscape.errors import ConfigError
+from batchscape.record.folder import SweepFolder
+
+__all__ = ["text_sources", "visible_files"]
+
+_NOT_LIBRARY = {
+    *("site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib"),
+    # Generated tables and one large text: in a part of few files they would outweigh the source.
+    *("encodings", "pydoc_data"),
+}
+_TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".json", ".csv", ".tex"}
+
+
+def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, bytes, str]]:
+    """Yield (name, content, part) of each source file, in a fixed order.
+
+    Raises
+    ------
+    ConfigError
+        If there is no text, or a folder holds a single file.
+    """
+    if isinstance(config, StandardLibrary):
+        root = Path(sysconfig.get_path("stdlib"))
+        found = [p for p in root.rglob("*.py") if not _NOT_LIBRARY & set(p.relative_to(root).parts)]
+        if not found:
+            msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
+            raise ConfigError(msg)
+    else:
+        root = Path(config.path).expanduser()
+        if root.is_file():
+            yield from _one_file(root, config.held_out_pct)
+            return
+        found = [path for path in visible_files(root) if path.suffix in _TEXT_SUFFIXES]
+        if not found:
+            msg = (
+                f"data.path={config.path}: no text there; give a file, or a folder with files "
+                f"that end in one of {' '.join(sorted(_TEXT_SUFFIXES))} (hidden ones and sweep "
+                "folders are not read)"
+            )
+            raise ConfigError(msg)
+    if len(found) < 2:
+        msg = f"a folder with {len(found)} text file cannot be split by file; give the file itself"
+        raise ConfigError(msg)
+    names = sorted(path.relative_to(root).as_posix() for path in found)
+    draws = np.array([draw(name.encode()) for name in names])
+    for name, held_out in zip(names, choose(draws, config.held_out_pct), strict=True):
+        yield name, (root / name).read_bytes(), "held_out" if held_out else "train"
+
+
+def visible_files(root: Path) -> Iterator[Path]:
+    """Find the files below a folder, but nothing hidden and no sweep folder.
+
+    Else a sweep below the folder would change the data, hence all identities, of the next one.
+    """
+    for name, folders, files in os.walk(root):
+        folder = Path(name)
+        sweep = SweepFolder(folder)
+        if sweep.runs.is_dir() and sweep.plan.is_file():
+            folders.clear()
+            continue
+        folders[:] = [inner for inner in folders if not inner.startswith(".")]
+        for path in (folder / file for file in files if not file.startswith(".")):
+            if path.is_file():
+                yield path
+
+
+def _one_file(path: Path, held_out_pct: float) -> Iterator[tuple[str, bytes, str]]:
+    content = path.read_bytes()
+    cut = round(len(content) * (1 - held_out_pct / 100))
+    yield path.name, content[:cut], "train"
+    yield path.name, content[cut:], "held_out"

@@ -1,0 +1,198 @@
+"""Token files as others write them: recognised by their headers, hashed once, never copied.
+
+Three layouts are known, all little-endian:
+
+- raw (nanoGPT, `data/*/prepare.py`): tokens and nothing else;
+- LitGPT (`packed_dataset.py`): `LITPKDS`, a uint64 version 1, a uint8 code of the type, a uint64
+  count, tokens;
+- llm.c (`dev/data/data_common.py`), also of modded-nanoGPT: 256 int32, of which the first are
+  magic, version and count, tokens; magic 20240520 stands for uint16 and 20240801 for uint32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchscape.data.fingerprints import remembered
+from batchscape.errors import ConfigError
+
+__all__ = ["ScannedFile", "TokenFile", "recognise", "scan"]
+
+_BLOCK = 1 << 24
+
+_LITGPT_MAGIC = b"LITPKDS"
+_LITGPT_HEADER = struct.Struct("<7sQBQ")
+_LITGPT_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""Codes of integers; 6 and 7 are floating-point types."""
+
+_LLMC_BYTES = 256 * 4
+_LLMC_DTYPES = {20240520: "uint16", 20240801: "uint32"}
+
+_OTHERS = {
+    b"\x93NUMPY": "an array of numpy.save; write it with array.astype('uint16').tofile(path)",
+    b"MMIDIDX": "an index of Megatron",
+    b"\x1f\x8b": "compressed with gzip; decompress it",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd; decompress it",
+    b"PK\x03\x04": "a zip archive; extract it",
+}
+
+_JUDGED = 1024
+"""Tokens that a guess about a wrong type needs at least."""
+_NO_VOCABULARY = 2**20
+"""Larger than vocabularies are: tokens above it are two 16-bit ones, read as one."""
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """Where the tokens of a file lie."""
+
+    path: Path
+    dtype: str
+    offset: int
+    """Bytes before the first token."""
+    tokens: int
+    raw: bool
+    """Whether there is no header, so that the settings alone tell the type."""
+
+    def map(self) -> NDArray[Any]:
+        """Map the tokens into memory."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        return np.memmap(self.path, dtype, mode="r", offset=self.offset, shape=(self.tokens,))
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """What one pass over a file has found."""
+
+    sha256: str
+    """Of the whole file."""
+    smallest: int
+    largest: int
+    halves: bool
+    """Whether the odd tokens are so small, and the even ones are not, that each pair is one."""
+
+
+def recognise(path: Path, dtype: str) -> TokenFile:
+    """Read the header of a file, where it has one.
+
+    Parameters
+    ----------
+    path : Path
+    dtype : str
+        Type of the tokens where there is no header.
+
+    Raises
+    ------
+    ConfigError
+        If the file is of another kind, of another version, or shorter than its header says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_LLMC_BYTES)
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            msg = f"{path} holds no tokens as they are: it is {what}"
+            raise ConfigError(msg)
+    if head.startswith(_LITGPT_MAGIC):
+        return _litgpt(path, head, size)
+    if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
+        return _llmc(path, head, size)
+    width = np.dtype(dtype).itemsize
+    if size % width or size == 0:
+        other = "a uint16 one" if width == 4 and size and size % 2 == 0 else "complete"
+        msg = (
+            f"{path} has {size} bytes, which is not a whole number of {dtype} tokens of {width} "
+            f"bytes each; is it {other}? data.dtype names the type"
+        )
+        raise ConfigError(msg)
+    return TokenFile(path, dtype, 0, size // width, raw=True)
+
+
+def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
+    """Hash a file and find its tokens' range, in one pass that is remembered.
+
+    Raises
+    ------
+    ConfigError
+        If the tokens are of another type, as far as their values tell.
+    """
+
+    def find() -> dict[str, Any]:
+        return asdict(_scan(file, advance))
+
+    kind = f"tokens {file.dtype} from {file.offset}"
+    scanned = ScannedFile(**remembered(file.path, kind, find))
+    if scanned.smallest < 0:
+        msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
+        raise ConfigError(msg)
+    if file.raw and file.dtype == "uint16" and scanned.halves:
+        msg = (
+            f"{file.path} looks like uint32: read as uint16, every other token is next to nothing; "
+            "use data.dtype=uint32"
+        )
+        raise ConfigError(msg)
+    if file.raw and file.dtype == "uint32" and scanned.largest >= _NO_VOCABULARY:
+        msg = (
+            f"{file.path} does not look like uint32: its largest token would be {scanned.largest}; "
+            "use data.dtype=uint16"
+        )
+        raise ConfigError(msg)
+    return scanned
+
+
+def _litgpt(path: Path, head: bytes, size: int) -> TokenFile:
+    if len(head) < _LITGPT_HEADER.size:
+        msg = f"{path} ends within its LitGPT header; it is not complete"
+        raise ConfigError(msg)
+    _, version, code, tokens = _LITGPT_HEADER.unpack_from(head)
+    if version != 1 or code not in _LITGPT_DTYPES:
+        msg = (
+            f"{path} has a LitGPT header of version {version} and type code {code}; known are "
+            f"version 1 and the codes of integers, {', '.join(map(str, _LITGPT_DTYPES))}"
+        )
+        raise ConfigError(msg)
+    return _with_header(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
+
+
+def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
+    magic, _, tokens = struct.unpack_from("<3i", head)
+    return _with_header(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
+
+
+def _with_header(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
+    wanted = offset + tokens * np.dtype(dtype).itemsize
+    if tokens < 1 or size != wanted:
+        msg = (
+            f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and the "
+            f"header make {wanted}; it is not complete, or was written by another program"
+        )
+        raise ConfigError(msg)
+    return TokenFile(path, dtype, offset, tokens, raw=False)
+
+
+def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
+    digest = hashlib.sha256()
+    smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+    even = odd = 0
+    dtype = np.dtype(file.dtype).newbyteorder("<")
+    with file.path.open("rb") as content:
+        digest.update(content.read(file.offset))
+        while block := content.read(_BLOCK):
+            digest.update(block)
+            tokens = np.frombuffer(block, dtype=dtype)
+            smallest = min(smallest, int(tokens.min()))
+            largest = max(largest, int(tokens.max()))
+            even = max(even, int(tokens[::2].max()))
+            odd = max(odd, int(tokens[1::2].max(initial=0)))
+            advance(len(block))
+    # The upper halves of uint32 tokens are below 16 for any vocabulary up to 2**20.
+    halves = file.tokens >= _JUDGED and odd < _NO_VOCABULARY >> 16 <= even
+    return ScannedFile(digest.hexdigest(), smallest, largest, halves)

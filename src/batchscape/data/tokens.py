@@ -1,0 +1,182 @@
+"""Token files as samples of next-token prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batchscape.config import TokenFiles
+from batchscape.data.cache import cache_folder
+from batchscape.data.progress import reading
+from batchscape.data.store import PARTS, manifest_hash
+from batchscape.data.token_files import TokenFile, recognise, scan
+from batchscape.errors import BatchscapeError, ConfigError, RecordError
+from batchscape.record.files import read_json, write_json
+from batchscape.record.spec import DataIdentity
+
+__all__ = ["Segment", "prepare_tokens", "segments"]
+
+_LISTING = "files.json"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one file that belong to one part."""
+
+    file: TokenFile
+    begin: int
+    end: int
+    """Tokens [begin, end) of the file."""
+
+    def samples(self, sequence_length: int) -> int:
+        """Return how many full samples lie in it."""
+        return max(0, (self.end - self.begin - 1) // sequence_length)
+
+
+def prepare_tokens(config: TokenFiles) -> DataIdentity:
+    """Recognise, hash and check the files; nothing of them is copied.
+
+    A sample lies within one file, and shares its last token with the next one's first. Of each
+    file the last `held_out_pct` percent of the tokens are held out, or none where other files are.
+
+    Raises
+    ------
+    ConfigError
+        If there are no files, one is of another kind, a token is not in the vocabulary, or a part
+        has no sample.
+    """
+    files = {"train": _token_files("path", config.path, config.dtype)}
+    if config.held_out_path is not None:
+        files["held_out"] = _token_files("held_out_path", config.held_out_path, config.dtype)
+        _refuse_shared(files)
+    everything = [file for several in files.values() for file in several]
+    with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
+        scanned = {file: scan(file, advance) for file in everything}
+    fullest = max(everything, key=lambda file: scanned[file].largest)
+    largest = scanned[fullest].largest
+    vocabulary = config.vocabulary_size or largest + 1
+    if largest >= vocabulary:
+        msg = (
+            f"data.vocabulary_size must be above every token; given {vocabulary}, {fullest.path} "
+            f"holds {largest}"
+        )
+        raise ConfigError(msg)
+    split = None if config.held_out_path is not None else config.held_out_pct
+    manifest = {
+        "files": [
+            (part, scanned[file].sha256, file.dtype) for part in files for file in files[part]
+        ],
+        "sequence_length": config.sequence_length,
+        "held_out_pct": split,
+        "vocabulary_size": vocabulary,
+    }
+    parts = _segments(files, split)
+    samples = {
+        part: sum(segment.samples(config.sequence_length) for segment in parts[part])
+        for part in PARTS
+    }
+    for part in PARTS:
+        if samples[part] == 0:
+            sizes = [segment.end - segment.begin for segment in parts[part]]
+            msg = (
+                f"data=tokens: the {part} part holds no sample of data.sequence_length="
+                f"{config.sequence_length} targets: its longest piece has {max(sizes)} tokens, and "
+                f"{config.sequence_length + 1} are needed"
+            )
+            raise ConfigError(msg)
+    digits = manifest_hash(manifest)
+    return DataIdentity(
+        manifest_hash=digits,
+        folder=str(_list(digits, parts)),
+        train_samples=samples["train"],
+        held_out_samples=samples["held_out"],
+        classes=vocabulary,
+        task="next_token",
+    )
+
+
+def segments(folder: Path, part: str) -> list[Segment]:
+    """Return the segments of a part, as `prepare_tokens` has listed them.
+
+    Raises
+    ------
+    RecordError
+        If the listing or a file is gone, or a file is no longer what was hashed.
+    """
+    found = []
+    for entry in read_json(folder / _LISTING)[part]:
+        path = Path(entry["path"])
+        try:
+            status = path.stat()
+        except OSError as error:
+            msg = f"the tokens {path} cannot be read ({error})"
+            raise RecordError(msg) from None
+        if (status.st_size, status.st_mtime_ns) != (entry["size"], entry["mtime_ns"]):
+            msg = f"the tokens {path} were changed since they were hashed; plan the run again"
+            raise RecordError(msg)
+        file = TokenFile(path, entry["dtype"], entry["offset"], entry["tokens"], raw=entry["raw"])
+        found.append(Segment(file, entry["begin"], entry["end"]))
+    return found
+
+
+def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
+    root = Path(path).expanduser().resolve()
+    if root.is_file():
+        return [recognise(root, dtype)]
+    shards = sorted(root.glob("*.bin")) if root.is_dir() else []
+    if not shards:
+        msg = f"data.{setting}={path}: no tokens there; give a file, or a folder of .bin files"
+        raise ConfigError(msg)
+    return [recognise(shard, dtype) for shard in shards]
+
+
+def _refuse_shared(files: dict[str, list[TokenFile]]) -> None:
+    train, held_out = ({file.path for file in files[part]} for part in PARTS)
+    if shared := train & held_out:
+        msg = (
+            f"data.held_out_path must hold other files than data.path; both hold "
+            f"{', '.join(sorted(map(str, shared)))}"
+        )
+        raise ConfigError(msg)
+
+
+def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[str, list[Segment]]:
+    if split is None:
+        return {part: [Segment(f, 0, f.tokens) for f in files[part]] for part in PARTS}
+    parts: dict[str, list[Segment]] = {part: [] for part in PARTS}
+    for file in files["train"]:
+        cut = file.tokens - round(file.tokens * split / 100)
+        # The last target before the cut is token cut - 1, the first one after it is cut + 1.
+        parts["train"].append(Segment(file, 0, cut))
+        parts["held_out"].append(Segment(file, cut, file.tokens))
+    return parts
+
+
+def _list(digits: str, parts: dict[str, list[Segment]]) -> Path:
+    """Write where the files lie; another copy of the same content has a listing of its own."""
+    listing: dict[str, Any] = {part: [_entry(s) for s in parts[part]] for part in PARTS}
+    places = manifest_hash({part: [entry["path"] for entry in listing[part]] for part in PARTS})
+    folder = cache_folder() / f"tokens-{digits}-{places[:8]}"
+    try:
+        write_json(folder / _LISTING, listing)
+    except OSError as error:
+        msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
+        raise BatchscapeError(msg) from None
+    return folder
+
+
+def _entry(segment: Segment) -> dict[str, Any]:
+    file = segment.file
+    status = file.path.stat()
+    return {
+        "path": str(file.path),
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "dtype": file.dtype,
+        "offset": file.offset,
+        "tokens": file.tokens,
+        "raw": file.raw,
+        "begin": segment.begin,
+        "end": segment.end,
+    }

@@ -1,0 +1,96 @@
+"""All probes at once, and their findings as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from batchscape.doctor import machine, tools, torch_probes
+from batchscape.doctor.finding import Finding, Probe, findings_of
+
+__all__ = ["Examination", "examine", "examine_with"]
+
+_STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Everything that was found."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether nothing is missing that the default sweep needs."""
+        return not any(finding.is_obstacle for finding in self.findings)
+
+    def as_json(self) -> str:
+        """Return the same as JSON: `fit`, and `findings` with the fields of `Finding`."""
+        content = {"fit": self.is_fit, "findings": [asdict(found) for found in self.findings]}
+        return json.dumps(content, indent=2)
+
+    def as_table(self) -> Group:
+        """Return what a console shows."""
+        table = Table("what", "status", "detail", "repair", box=box.SIMPLE_HEAD)
+        for found in self.findings:
+            style = "bold red" if found.is_obstacle else _STYLES[found.status]
+            repair = found.repair if found.status in {"missing", "broken"} else None
+            table.add_row(found.what, Text(found.status, style), found.detail, repair or "")
+        return Group(table, self._verdict())
+
+    def _verdict(self) -> str:
+        obstacles = [found.what for found in self.findings if found.is_obstacle]
+        if obstacles:
+            return f"The default sweep cannot run here because of: {', '.join(obstacles)}"
+        return "Nothing is missing that the default sweep needs."
+
+
+def examine(outputs: Path) -> Examination:
+    """Examine this machine.
+
+    Parameters
+    ----------
+    outputs : Path
+        Where sweeps go; need not exist.
+    """
+    return examine_with(
+        [
+            ("Python", machine.python),
+            ("packages", machine.packages),
+            ("CPU", machine.cpu),
+            ("disk", partial(machine.disk, outputs)),
+            ("torch", torch_probes.torch),
+            ("gloo", torch_probes.gloo),
+            ("fork server", torch_probes.fork_server),
+            ("torch.compile", torch_probes.compilation),
+            ("NVML", machine.driver),
+            ("MIG", machine.mig),
+            ("Slurm", tools.slurm),
+            ("W&B", tools.tracker),
+            ("LaTeX", tools.latex),
+            ("packages", tools.optional_packages),
+        ]
+    )
+
+
+def examine_with(probes: Sequence[tuple[str, Probe]]) -> Examination:
+    """Run probes at the same time; their findings keep the order of the probes.
+
+    Parameters
+    ----------
+    probes : sequence of (str, callable)
+        What each one is about, and the probe.
+    """
+    # NVML is opened and closed by several of them, which its counter allows.
+    with ThreadPoolExecutor(len(probes)) as pool:
+        asked = [pool.submit(findings_of, what, probe) for what, probe in probes]
+    return Examination(tuple(found for one in asked for found in one.result()))

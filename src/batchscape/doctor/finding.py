@@ -1,0 +1,49 @@
+"""One line of the examination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "Probe", "findings_of"]
+
+Standing = Literal["ok", "missing", "broken", "not needed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one thing."""
+
+    what: str
+    status: Standing
+    """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here."""
+    detail: str
+    repair: str | None = None
+    """What installs or repairs it, mostly a command."""
+    needed: bool = False
+    """Whether the default sweep cannot do without it."""
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether the default sweep fails because of it."""
+        return self.needed and self.status in {"missing", "broken"}
+
+
+Probe = Callable[[], list[Finding]]
+
+
+def findings_of(what: str, probe: Probe) -> list[Finding]:
+    """Return what a probe finds; one that fails is itself a finding.
+
+    Parameters
+    ----------
+    what : str
+        Name of the line that stands for a probe that fails.
+    probe : callable
+    """
+    try:
+        return probe()
+    except Exception as error:  # noqa: BLE001  (whatever is broken here is to be shown)
+        said = str(error).strip().splitlines() or [""]
+        return [Finding(what, "broken", f"{type(error).__name__}: {said[-1]}".rstrip(": "))]

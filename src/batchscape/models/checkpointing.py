@@ -1,0 +1,72 @@
+"""Activation checkpointing: blocks keep their inputs only and compute the rest anew.
+
+Source: Chen et al. 2016, arXiv 1604.06174; `torch.utils.checkpoint` without re-entrance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from batchscape.errors import ConfigError
+
+__all__ = ["checkpoint_activations", "without_recomputation"]
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Let every block of a model recompute its activations in the backward, in place.
+
+    Blocks are the children of the outermost `nn.ModuleList`s. Names of parameters stay as they
+    are; losses and gradients too, dropout included.
+
+    Parameters
+    ----------
+    module : nn.Module
+
+    Raises
+    ------
+    ConfigError
+        If the model has no blocks.
+    """
+    blocks = [block for blocks in _outermost_lists(module) for block in blocks]
+    if not blocks:
+        msg = (
+            "engine.activation_checkpointing recomputes block by block, and this model keeps no "
+            "blocks in an nn.ModuleList; set it to false, or keep them in one"
+        )
+        raise ConfigError(msg)
+    for block in blocks:
+        # An attribute of the instance: a wrapper would change the names of its parameters.
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+@contextmanager
+def without_recomputation(module: nn.Module) -> Iterator[None]:
+    """Run a model as if `checkpoint_activations` had not been called."""
+    recomputing: list[tuple[nn.Module, Any]] = [
+        (block, block.__dict__.pop("forward"))
+        for block in module.modules()
+        if _recomputes(block.__dict__.get("forward"))
+    ]
+    try:
+        yield
+    finally:
+        for block, forward in recomputing:
+            block.forward = forward
+
+
+def _recomputes(forward: object) -> bool:
+    return isinstance(forward, partial) and forward.func is checkpoint
+
+
+def _outermost_lists(module: nn.Module) -> list[nn.ModuleList]:
+    """Return the lists of blocks that are in no other list, those without parameters left out."""
+    if isinstance(module, nn.ModuleList):
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        return [module] if trained else []
+    return [found for child in module.children() for found in _outermost_lists(child)]

@@ -1,0 +1,59 @@
+"""The user's own module.
+
+It is what `_target_` returns: an `nn.Module` with `forward(inputs) -> outputs`, and, where the
+defaults of `batchscape.models.build.LossModule` do not suit it,
+
+* `loss_sum(outputs, targets)`: a scalar tensor, the *sum* of the losses over the targets that bear
+  one, never their mean;
+* `count_right(outputs, targets)`: a scalar tensor, how many predictions were right (asked for in
+  evaluations).
+
+Where the signature of `_target_` names `data`, it is given the `DataIdentity`, from which it can
+learn the vocabulary, the classes and the features of a sample.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+from torch import nn
+
+from batchscape.config import CustomModel
+from batchscape.errors import ConfigError
+from batchscape.record.spec import DataIdentity
+from batchscape.targets import call_target
+
+__all__ = ["build_custom"]
+
+
+def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
+    """Call the user's `_target_` and check what it returned.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a module on the CPU with float32 parameters to train.
+    """
+    model = call_target(config.target, config.arguments, offered={"data": data})
+    where = f"_target_={config.target}"
+    if not isinstance(model, nn.Module):
+        msg = f"{where} must return a torch.nn.Module; it returned {type(model).__name__}"
+        raise ConfigError(msg)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        msg = f"{where} returned a module without parameters to train"
+        raise ConfigError(msg)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.device.type != "cpu":
+            msg = (
+                f"{where} must build its module on the CPU, where every geometry draws the same "
+                f"numbers; {name} is on {tensor.device}"
+            )
+            raise ConfigError(msg)
+        if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
+            msg = (
+                f"{where} must have float32 parameters, engine.precision decides the arithmetic; "
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
+            )
+            raise ConfigError(msg)
+    return model

@@ -1,0 +1,107 @@
+"""A decoder-only transformer in the style of Llama: RMSNorm, rotary positions, SwiGLU, GQA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchscape.config import Llama
+from batchscape.models.attention import causal_attention
+
+__all__ = ["LlamaModel"]
+
+_EPSILON = 1e-5
+"""Added to the mean square by RMSNorm. Source: `norm_eps` of the released Llama weights."""
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.head_width = config.d_model // config.n_heads
+        kv_width = config.n_kv_heads * self.head_width
+        self.query = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.key = nn.Linear(config.d_model, kv_width, bias=False)
+        self.value = nn.Linear(config.d_model, kv_width, bias=False)
+        self.projection = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        samples, length, width = x.shape
+        q, k, v = (
+            layer(x).view(samples, length, -1, self.head_width).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        mixed = causal_attention(_rotate(q, cosine, sine), _rotate(k, cosine, sine), v)
+        joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
+        return joined
+
+
+class _Block(nn.Module):
+    def __init__(self, config: Llama) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
+        self.attention = _Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
+        self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.expand = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.contract = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cosine, sine)
+        normed = self.mlp_norm(x)
+        out: Tensor = x + self.contract(functional.silu(self.gate(normed)) * self.expand(normed))
+        return out
+
+
+class LlamaModel(nn.Module):
+    """Token ids of shape (samples, length) to logits of shape (samples, length, vocabulary).
+
+    As Touvron et al. 2023 (arXiv 2302.13971, section 2.2), with key-value heads that several
+    query heads share (Ainslie et al. 2023, arXiv 2305.13245). All matrices are drawn from a normal
+    distribution with standard deviation 0.02, as Hugging Face's does by default.
+    """
+
+    def __init__(self, config: Llama, vocabulary: int, sequence_length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, config.d_model)
+        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
+        self.head = nn.Linear(config.d_model, vocabulary, bias=False)
+        self.apply(_initialise)
+        if config.tie_embeddings:
+            self.head.weight = self.tokens.weight
+        angles = _angles(sequence_length, config.d_model // config.n_heads, config.rope_base)
+        self.register_buffer("cosine", angles.cos().float(), persistent=False)
+        self.register_buffer("sine", angles.sin().float(), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        length = tokens.shape[1]
+        cosine = self.get_buffer("cosine")[:length]
+        sine = self.get_buffer("sine")[:length]
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, cosine, sine)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _angles(length: int, head_width: int, base: float) -> Tensor:
+    """Return the rotation of each position and pair of features, shape (length, head_width).
+
+    The two features of a pair are half a head apart. Source: Su et al. 2021 (arXiv 2104.09864),
+    section 3.2.2, in the order of features that Hugging Face's weights have.
+    """
+    frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    return torch.cat([angles, angles], dim=-1)
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat([-second, first], dim=-1) * sine
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)

@@ -1,0 +1,49 @@
+"""How many tokens a model must know; nothing here imports torch."""
+
+from __future__ import annotations
+
+from batchscape.config import Gpt, Llama
+from batchscape.errors import ConfigError
+from batchscape.record.spec import DataIdentity
+
+__all__ = ["check_vocabulary", "data_vocabulary", "vocabulary_size"]
+
+
+def data_vocabulary(data: DataIdentity) -> int:
+    """Return the number of different tokens in the inputs of token sequences."""
+    return data.vocabulary or data.classes
+
+
+def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
+    """Return the rows of a model's embedding.
+
+    Raises
+    ------
+    ConfigError
+        If the data have tokens that the model would not know.
+    """
+    if model.vocabulary_size is None:
+        return data_vocabulary(data)
+    check_vocabulary("model.vocabulary_size", model.vocabulary_size, data)
+    return model.vocabulary_size
+
+
+def check_vocabulary(name: str, rows: int, data: DataIdentity) -> None:
+    """Refuse an embedding with fewer rows than the data have tokens.
+
+    Parameters
+    ----------
+    name : str
+        Of the setting, for the message.
+    rows : int
+    data : DataIdentity
+
+    Raises
+    ------
+    ConfigError
+        With the least value that works.
+    """
+    needed = data_vocabulary(data)
+    if rows < needed:
+        msg = f"{name} must be at least the data's vocabulary, {needed}; given {rows}"
+        raise ConfigError(msg)

@@ -1,0 +1,146 @@
+"""What W&B has of each run: `wandb.json` in its folder. Needs no wandb to be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from batchscape.errors import RecordError
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.status import RunStatus, Status, check_version
+
+__all__ = [
+    "MIRRORED_STATUSES",
+    "MirrorState",
+    "content_of",
+    "describe_standing",
+    "wandb_folder",
+]
+
+MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
+"""Ends of a run that was launched: these are mirrored for good."""
+
+
+@dataclass
+class MirrorState:
+    """Content of `wandb.json`: what W&B has of one run.
+
+    Rows are kept apart by their W&B step, 2k for optimizer step k and 2k + 1 for the evaluation
+    after it: one number says which ones were mirrored, however often a run was resumed.
+    """
+
+    id: str
+    """Names the W&B run. Drawn once, so that equal folders on two machines do not collide."""
+    project: str
+    """Project that the W&B run is in, for good."""
+    entity: str | None
+    """User or team that it belongs to; null: the key's default."""
+    mode: str
+    """`online` or `offline`: how the latest segment was written."""
+    last_step: int = -1
+    """W&B step of the last row in a closed segment."""
+    segments: list[str] = field(default_factory=list)
+    """Folders that W&B wrote for the run, one a start, beside each other."""
+    closed: bool = True
+    """Whether the last segment is whole, and has arrived if it is online; else it is repeated."""
+    status: str | None = None
+    """Status that was mirrored last."""
+    attempts: int = 0
+    """Attempts that the run had then."""
+    problem: str | None = None
+    """Why the run was written offline although it was meant to be online."""
+    content: str | None = None
+    """Digest of the end of the run that was mirrored last; null in files of older versions."""
+    uploaded_step: int = -1
+    """W&B step of the last row that the server is known to have."""
+
+    def covers(self, status: RunStatus) -> bool:
+        """Whether W&B has, or has on disk, all there is of a run that ended with `status`."""
+        mirrored = self.status, self.attempts, self.content or content_of(status)
+        ended = str(status.status), len(status.attempts), content_of(status)
+        return self.closed and mirrored == ended
+
+    def is_uploaded(self, status: RunStatus, sweep_dir: Path) -> bool:
+        """Whether the server has all there is of a run that ended with `status`."""
+        if not self.covers(status):
+            return False
+        if self.mode == "online":
+            return True
+        # Uploaded by hand: W&B marks each segment then. One that is gone proves nothing.
+        offline = self._offline(sweep_dir)
+        return bool(offline) and all(_is_marked(path) for path in offline)
+
+    def unsent(self, sweep_dir: Path) -> list[Path]:
+        """Segments that were written offline and are not marked as uploaded."""
+        offline = [path for path in self._offline(sweep_dir) if path.is_dir()]
+        return [path for path in offline if not _is_marked(path)]
+
+    def mark_sent(self, sweep_dir: Path) -> None:
+        """Mark the offline segments as uploaded, as `wandb sync` does and heeds."""
+        for path in self.unsent(sweep_dir):
+            for file in path.glob("*.wandb"):
+                file.with_name(f"{file.name}.synced").touch()
+
+    def write(self, folder: RunFolder) -> None:
+        """Replace the state of a run."""
+        write_json(folder.mirror, {"format_version": FORMAT_VERSION, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> MirrorState | None:
+        """Read the state of a run; None if nothing of it was mirrored.
+
+        Raises
+        ------
+        RecordError
+            If the file is damaged, or of another format version.
+        """
+        if not folder.mirror.exists():
+            return None
+        content = read_json(folder.mirror)
+        check_version(folder.mirror, content)
+        content.pop("format_version")
+        try:
+            return cls(**content)
+        except TypeError as error:
+            msg = f"{folder.mirror} is damaged: {error}"
+            raise RecordError(msg) from None
+
+    def _offline(self, sweep_dir: Path) -> list[Path]:
+        offline = [name for name in self.segments if name.startswith("offline-")]
+        return [wandb_folder(sweep_dir) / name for name in offline]
+
+
+def content_of(status: RunStatus) -> str:
+    """Return a digest of how a run ended: its rows by their seal, its figures, its reason."""
+    content = asdict(status)
+    del content["updated_at"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe_standing(sweep: SweepFolder) -> str | None:
+    """Say how many runs W&B has, where, and how offline ones are uploaded; None for none."""
+    states = []
+    for folder in sweep.run_folders():
+        with suppress(RecordError):
+            if (state := MirrorState.read(folder)) is not None:
+                states.append(state)
+    if not states:
+        return None
+    unsent = sum(bool(state.unsent(sweep.path)) for state in states)
+    projects = ", ".join(sorted({state.project for state in states}))
+    said = f"Weights & Biases: {len(states)} runs in project {projects}"
+    return f"{said}; {unsent} offline, upload: batchscape sync {sweep.path}" if unsent else said
+
+
+def wandb_folder(sweep_dir: Path) -> Path:
+    """Folder that holds everything W&B writes for a sweep."""
+    return sweep_dir / "wandb"
+
+
+def _is_marked(segment: Path) -> bool:
+    return any(segment.glob("*.wandb.synced"))

@@ -1,0 +1,76 @@
+"""The gradient noise scale of a run, from the squared norms in its rows.
+
+With the mean gradient g_b of b samples, |g_b|^2 is |G|^2 + tr(S)/b on average: G is the gradient of
+the whole loss, S the covariance of the gradient of one sample. Two batch sizes give both unknowns
+without bias, and the scale is their ratio: the batch at which the noise is as large as the signal.
+A sample with more targets weighs more in the loss, and so it does here.
+
+Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+__all__ = ["SAMPLED", "estimate", "noise_samples"]
+
+SAMPLED = ("global_batch_size", "gradient_norm", "small_batch_size", "small_gradient_square")
+"""Columns of optimizer steps that an estimate needs."""
+
+
+def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:
+    """Compute both unknowns from every optimizer step in which the noise was sampled.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        Rows of optimizer steps, with the columns in `SAMPLED`.
+
+    Returns
+    -------
+    DataFrame
+        The rows whose numbers are all there and finite, under their index: `noise` (an unbiased
+        estimate of tr(S)), `signal` (one of |G|^2), `b_small` and `b_big`. Single ones may well be
+        negative.
+    """
+    numbers = {name: steps[name].to_numpy(dtype=float, na_value=np.nan) for name in SAMPLED}
+    big, small = numbers["global_batch_size"], numbers["small_batch_size"]
+    small_square = numbers["small_gradient_square"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        big_square = numbers["gradient_norm"] ** 2
+        samples = pd.DataFrame(
+            {
+                "noise": (small_square - big_square) / (1 / small - 1 / big),
+                "signal": (big * big_square - small * small_square) / (big - small),
+                "b_small": small,
+                "b_big": big,
+            },
+            index=steps.index,
+        )
+    usable: NDArray[np.bool_] = np.isfinite(samples.to_numpy()).all(axis=1)
+    return samples.loc[usable]
+
+
+def estimate(steps: pd.DataFrame) -> float | None:
+    """Return the gradient noise scale tr(S)/|G|^2, in samples.
+
+    Numerator and denominator are averaged apart, over all sampled steps: the mean of the ratios of
+    single steps would be biased, and need not exist.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        Rows of one run, with the columns in `SAMPLED`.
+
+    Returns
+    -------
+    float or None
+        None where nothing was sampled, or where one of the two means is not above zero.
+    """
+    samples = noise_samples(steps)
+    if samples.empty:
+        return None
+    noise, signal = float(samples["noise"].mean()), float(samples["signal"].mean())
+    return noise / signal if noise > 0 and signal > 0 else None

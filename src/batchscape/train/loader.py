@@ -1,0 +1,227 @@
+"""The micro-batches of one rank, in their order, on its device.
+
+A rank fetches them itself, or leaves it to processes of its own that work ahead, over the ends of
+optimizer steps. What is fetched never depends on who does it: the indices come from the stream of
+samples, and batches are handed out in its order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from batchscape.config import Loader as LoaderConfig
+from batchscape.data.datasets import Dataset, Indices
+from batchscape.train.batches import to_device
+from batchscape.train.stream import SampleStream
+
+__all__ = ["InlineLoader", "Loader", "StepBatches", "WorkerLoader", "build_loader"]
+
+Batch = tuple[Tensor, Tensor]
+
+_STOPS = {signal.SIGTERM, signal.SIGINT}
+_PR_SET_PDEATHSIG = 1
+
+
+class StepBatches(NamedTuple):
+    """Micro-batches of one optimizer step."""
+
+    targets: int
+    """Loss-bearing targets of the whole global batch."""
+    micro_steps: int
+    batches: Iterator[Batch]
+    """Inputs and targets of each micro-step; taking one may wait for it."""
+
+
+class Loader(Protocol):
+    """Fetches micro-batches."""
+
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
+        """Return the micro-batches of an optimizer step, counted from 0; see `SampleStream`."""
+
+    def close(self) -> None:
+        """End what works ahead."""
+
+
+class InlineLoader:
+    """Fetches each micro-batch when it is asked for, in this process.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    stream : SampleStream
+    device : torch.device
+    precision : str
+        That real-valued inputs take.
+    """
+
+    def __init__(
+        self, dataset: Dataset, stream: SampleStream, device: torch.device, precision: str
+    ) -> None:
+        self._dataset = dataset
+        self._stream = stream
+        self._device = device
+        self._precision = precision
+
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
+        """Return the micro-batches of any optimizer step."""
+        samples = self._stream.step(optimizer_step, sampling=sampling)
+        batches = (
+            to_device(self._dataset.batch(indices), self._device, self._precision)
+            for indices in samples.indices
+        )
+        return StepBatches(samples.targets, len(samples.indices), batches)
+
+    def close(self) -> None:
+        """Do nothing: nothing works ahead."""
+
+
+class WorkerLoader:
+    """Fetches micro-batches ahead, in processes of this rank.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    stream : SampleStream
+    device : torch.device
+    precision : str
+        That real-valued inputs take.
+    workers, prefetch : int
+        Processes, and micro-batches that each is ahead.
+    steps : range
+        Optimizer steps, counted from 0, in which `step` will be called.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        stream: SampleStream,
+        device: torch.device,
+        precision: str,
+        *,
+        workers: int,
+        prefetch: int,
+        steps: range,
+    ) -> None:
+        self._stream = stream
+        self._device = device
+        self._precision = precision
+        self._steps = steps
+        self._announced: deque[tuple[int, int, int]] = deque()
+        others = set(multiprocessing.active_children())
+        # A signal for the group of the run is the rank's to answer: it must not find a worker that
+        # has not yet learnt to ignore it.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            with warnings.catch_warnings():
+                # More workers than cores are right where samples are waited for, not computed.
+                warnings.filterwarnings("ignore", "This DataLoader will create")
+                self._batches = self._start(dataset, workers, prefetch)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        self._workers = set(multiprocessing.active_children()) - others
+
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
+        """Return the micro-batches of the next optimizer step."""
+        # The first micro-batch of the next step is always under way, so its step is known.
+        expected, micro_steps, targets = self._announced.popleft()
+        if (optimizer_step, sampling) != (expected, True):
+            msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
+            raise AssertionError(msg)
+        return StepBatches(targets, micro_steps, self._take(micro_steps))
+
+    def close(self) -> None:
+        """End the workers, also one that is in the middle of a batch."""
+        # What drops the iterator would call it too, but a traceback may hold on to the iterator.
+        self._batches._shutdown_workers()  # type: ignore[attr-defined]  # no public name
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
+    def _start(self, dataset: Dataset, workers: int, prefetch: int) -> Iterator[Batch]:
+        return iter(
+            DataLoader(
+                _Fetcher(dataset),
+                batch_size=None,
+                sampler=self._ahead(),
+                num_workers=workers,
+                prefetch_factor=prefetch,
+                pin_memory=self._device.type == "cuda",
+                worker_init_fn=_WorkerStart(os.getpid()),
+                # It draws a seed: not from the generator that the training's dropout uses.
+                generator=torch.Generator(),
+            )
+        )
+
+    def _ahead(self) -> Iterator[Indices]:
+        for k in self._steps:
+            samples = self._stream.step(k)
+            self._announced.append((k, len(samples.indices), samples.targets))
+            yield from samples.indices
+
+    def _take(self, micro_steps: int) -> Iterator[Batch]:
+        for _ in range(micro_steps):
+            inputs, targets = next(self._batches)
+            yield to_device((inputs, targets), self._device, self._precision)
+
+
+class _Fetcher(TorchDataset[Batch]):
+    """A dataset that is indexed by the samples of a batch."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, indices: Indices) -> Batch:
+        return self._dataset.batch(indices)
+
+
+class _WorkerStart:
+    """What a worker does first: it ends with its rank, and leaves requests to stop to it."""
+
+    def __init__(self, rank_pid: int) -> None:
+        self._rank_pid = rank_pid
+
+    def __call__(self, _worker: int) -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != self._rank_pid:
+            os._exit(1)
+        for number in _STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+
+
+def build_loader(
+    config: LoaderConfig,
+    dataset: Dataset,
+    stream: SampleStream,
+    device: torch.device,
+    precision: str,
+    *,
+    steps: range,
+) -> Loader:
+    """Return the loader that the settings ask for, for optimizer steps `steps` (from 0)."""
+    if config.workers == 0:
+        return InlineLoader(dataset, stream, device, precision)
+    return WorkerLoader(
+        dataset,
+        stream,
+        device,
+        precision,
+        workers=config.workers,
+        prefetch=config.prefetch,
+        steps=steps,
+    )

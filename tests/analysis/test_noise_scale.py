@@ -1,0 +1,262 @@
+"""Intervals of the noise scale, against brute force and known truths."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.noise_scale import (
+    NOT_IDENTIFIED,
+    cell_noise_scales,
+    fieller_interval,
+    noise_scale_curves,
+    run_noise_scales,
+)
+from batchscape.record.noise_scale import estimate
+
+SMALL, BIG = 8, 32
+LENGTH = 64
+
+
+def sampled(rng, n, noise=300.0, signal=10.0, dimensions=16, every=5):
+    """Rows of optimizer steps, every fifth sampled, from drawn gradients of a known scale.
+
+    Parameters
+    ----------
+    noise, signal : float or array, shape (n,)
+    """
+    noise, signal = np.broadcast_to(noise, n), np.broadcast_to(signal, n)
+    spectrum = 1 / np.arange(1, dimensions + 1)
+    deviations = np.sqrt(noise[:, None, None] / SMALL * spectrum / spectrum.sum())
+    gradient = np.sqrt(signal / dimensions)[:, None, None]
+    means = gradient + rng.normal(size=(n, BIG // SMALL, dimensions)) * deviations
+    steps = np.arange(1, n * every + 1)
+    rows = pd.DataFrame(
+        {
+            "optimizer_step": steps,
+            "samples": steps * BIG,
+            "tokens": steps * BIG * LENGTH,
+            "global_batch_size": BIG,
+            "gradient_norm": 1.0,
+            "small_batch_size": np.nan,
+            "small_gradient_square": np.nan,
+        }
+    )
+    turn = rows.index[every - 1 :: every]
+    rows.loc[turn, "gradient_norm"] = np.linalg.norm(means.mean(axis=1), axis=-1)
+    rows.loc[turn, "small_batch_size"] = SMALL
+    rows.loc[turn, "small_gradient_square"] = (means**2).sum(axis=-1).mean(axis=1)
+    return rows
+
+
+def one_run(steps):
+    """The figures of a single run."""
+    where = {"sweep_dir": "sweep", "run_id": "run"}
+    return run_noise_scales(pd.DataFrame([where]), steps.assign(**where)).iloc[0]
+
+
+@given(
+    st.floats(-3, 3),
+    st.floats(-3, 3),
+    st.floats(0.05, 1.5),
+    st.floats(0.05, 1.5),
+    st.floats(-0.95, 0.95),
+    st.integers(1, 50),
+)
+def test_interval_holds_exactly_the_compatible_ratios(u, v, su, sv, correlation, degrees):
+    covariance = np.array([[su**2, correlation * su * sv], [correlation * su * sv, sv**2]])
+    low, high = fieller_interval(np.array([u, v]), covariance, degrees)
+    t = stats.t.ppf(0.975, degrees)
+    ratios = np.concatenate([[0.0], np.geomspace(1e-4, 1e6, 4001)])
+    variance = su**2 - 2 * ratios * correlation * su * sv + ratios**2 * sv**2
+    compatible = ratios[(u - ratios * v) ** 2 <= t**2 * variance * (1 + 1e-9)]
+    if math.isnan(low):
+        assert not len(compatible)
+        assert math.isnan(high)
+        return
+    step = ratios[2] / ratios[1]
+    # Between the ends may lie ratios that are not compatible, beyond them none that are.
+    assert compatible[0] == pytest.approx(low, rel=step - 1, abs=1.1e-4)
+    if math.isinf(high):
+        # Then arbitrarily large ratios are compatible, or v would have to be below zero.
+        assert v**2 <= t**2 * sv**2 * (1 + 1e-9)
+    else:
+        assert min(high, ratios[-1]) == pytest.approx(compatible[-1], rel=step - 1, abs=1.1e-4)
+
+
+@pytest.mark.parametrize("degrees", [1, 4, 30])
+def test_a_known_denominator_gives_the_interval_of_a_mean(degrees):
+    low, high = fieller_interval(np.array([6.0, 2.0]), np.diag([0.04, 0.0]), degrees)
+    t = stats.t.ppf(0.975, degrees)
+    assert (low, high) == pytest.approx((max(0, 3 - 0.1 * t), 3 + 0.1 * t))
+
+
+def test_degrees_of_freedom_of_successive_differences():
+    """A chi-square with these degrees has the spread of the estimate: 2 / Var(q / sigma^2)."""
+    n = 12
+    draws = np.random.default_rng(0).normal(size=(200_000, n))
+    variances = (np.diff(draws, axis=1) ** 2).sum(axis=1) / (2 * (n - 1))
+    assert variances.mean() == pytest.approx(1, abs=0.005)
+    assert 2 / variances.var() == pytest.approx(2 * (n - 1) ** 2 / (3 * n - 4), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("n", "drift"),
+    [(5, 0.0), (10, 0.0), (40, 0.0), (40, 3.0)],
+    ids=["5", "10", "40", "40, drifting"],
+)
+def test_coverage(n, drift):
+    """With a drift the truth is the ratio of the means over the trajectory."""
+    draws = 400
+    signal = 30 * np.exp(-drift * np.arange(n) / n)
+    drawn = sampled(np.random.default_rng(n), n * draws, 300.0, np.tile(signal, draws), every=1)
+    steps = drawn.assign(sweep_dir="sweep", run_id=np.repeat(np.arange(draws).astype(str), n))
+    table = run_noise_scales(steps[["sweep_dir", "run_id"]].drop_duplicates(), steps)
+    truth = 300 / signal.mean()
+    covered = ((table["low"] <= truth) & (truth <= table["high"])).sum()
+    # 95 %, half a percent more or less, up to what 400 draws can tell.
+    assert stats.binom.ppf(0.001, draws, 0.945) <= covered <= stats.binom.ppf(0.999, draws, 0.955)
+
+
+def test_figures_of_a_run():
+    steps = sampled(np.random.default_rng(3), 60)
+    row = one_run(steps)
+    assert row["estimate"] == estimate(steps)
+    assert row["low"] < 30 < row["high"]
+    assert (row["n"], row["n_runs"], row["method"]) == (60, 1, "Fieller over steps")
+    assert (row["b_small"], row["b_big"]) == (SMALL, BIG)
+    assert row["tokens_per_sample"] == LENGTH
+    for name in ("estimate", "low", "high"):
+        assert row[f"{name}_tokens"] == pytest.approx(LENGTH * row[name])
+    assert row["note"] is None
+
+
+def test_a_signal_that_drowns_is_not_identified():
+    """The lower end still says what is known: the scale is large."""
+    steps = sampled(np.random.default_rng(0), 30, noise=30_000.0, signal=1.0)
+    row = one_run(steps)
+    assert row["note"] == NOT_IDENTIFIED
+    assert row["high"] == math.inf
+    assert 32 < row["low"] < 30_000
+
+
+def test_a_single_sample_has_no_interval():
+    row = one_run(sampled(np.random.default_rng(0), 1))
+    assert row["n"] == 1
+    assert row["low"] != row["low"]
+    assert row["note"] == NOT_IDENTIFIED
+
+
+def test_a_run_without_samples_has_no_row():
+    steps = sampled(np.random.default_rng(0), 3)
+    steps["small_gradient_square"] = np.nan
+    where = {"sweep_dir": "sweep", "run_id": "run"}
+    table = run_noise_scales(pd.DataFrame([where]), steps.assign(**where))
+    assert table.empty
+    assert table["estimate"].dtype == float
+
+
+@pytest.fixture
+def sweep(build):
+    """Cells, and a way to give their runs rows of known noise: `fill(noise_of_each_run)`."""
+    builder = build()
+    for seed in range(3):
+        builder.run((1, 8, 4), seed=seed)
+    builder.run((1, 8, 4), seed=0, timing_repeat=1)
+    builder.run((2, 8, 2), seed=0)
+    builder.run((1, 8, 4), seed=7, status="diverged")
+    tables = load(builder.path)
+    runs = tables.runs.reset_index(drop=True)
+
+    def fill(rows_of_run):
+        parts = [
+            rows_of_run(run).assign(sweep_dir=run.sweep_dir, run_id=run.run_id)
+            for run in runs.itertuples()
+        ]
+        return find_cells(runs), pd.concat(parts, ignore_index=True)
+
+    return fill
+
+
+def trajectory_rows(run, n=40, **known):
+    """Rows that timing repeats share."""
+    return sampled(np.random.default_rng(int(run.trajectory_id, 16)), n, **known)
+
+
+def test_a_cell_rests_on_its_trajectories(sweep):
+    cells, steps = sweep(trajectory_rows)
+    table = cell_noise_scales(cells, steps)
+    alone, many = table.sort_values("n_runs").index
+    assert table.loc[alone, ["n", "n_runs", "method"]].tolist() == [40, 1, "Fieller over steps"]
+    # Neither the timing repeat nor the diverged run is a further draw.
+    assert table.loc[many, ["n", "n_runs", "method"]].tolist() == [3, 3, "Fieller over runs"]
+    runs = cells.runs[cells.runs["cell"].eq(many) & cells.runs["status"].eq("completed")]
+    runs = runs.drop_duplicates("trajectory_id")
+    means = np.array(
+        [
+            run_parts(steps[steps["run_id"].eq(run_id) & steps["small_batch_size"].notna()])
+            for run_id in runs["run_id"]
+        ]
+    )
+    assert table.loc[many, "estimate"] == pytest.approx(np.divide(*means.mean(axis=0)))
+    expected = fieller_interval(means.mean(axis=0), np.cov(means.T) / 3, 2)
+    assert tuple(table.loc[many, ["low", "high"]]) == pytest.approx(expected)
+
+
+def run_parts(rows):
+    """Means of both parts of the ratio, by the formulas of McCandlish et al."""
+    small, big = rows["small_gradient_square"], rows["gradient_norm"] ** 2
+    noise = (small - big) / (1 / SMALL - 1 / BIG)
+    signal = (BIG * big - SMALL * small) / (BIG - SMALL)
+    return noise.mean(), signal.mean()
+
+
+def test_seeds_that_differ_widen_the_interval_of_their_cell(sweep):
+    """Whatever the number of steps: each run is known well, their population is not."""
+    noises = iter([100.0, 300.0, 900.0] * 2)
+    cells, steps = sweep(lambda run: trajectory_rows(run, n=200, noise=next(noises)))
+    table = cell_noise_scales(cells, steps)
+    many = table[table["n_runs"].eq(3)].iloc[0]
+    runs = run_noise_scales(cells.runs, steps)
+    assert (runs["high"] / runs["low"]).max() < 2
+    assert many["high"] / max(many["low"], 1e-9) > 10
+
+
+def test_curves_follow_a_scale_that_grows(sweep):
+    growth = np.repeat([1.0, 2.0, 4.0, 8.0], 10)
+    cells, steps = sweep(lambda run: trajectory_rows(run, noise=150 * growth))
+    curves = noise_scale_curves(cells, steps)
+    assert curves.groupby("cell").size().unique().tolist() == [4]
+    for _, curve in curves.groupby("cell"):
+        # Means of ten sampled steps, each the fifth of five: 5, 10 ... 50 times the batch.
+        assert curve["samples"].tolist() == [27.5 * BIG + k * 50 * BIG for k in range(4)]
+        assert (curve["tokens"] == LENGTH * curve["samples"]).all()
+        truth = 15 * growth[::10]
+        assert ((curve["low"] < truth) & (truth < curve["high"])).all()
+        assert curve["estimate"].is_monotonic_increasing
+
+
+def test_windows_that_a_run_did_not_reach_are_left_out(sweep):
+    """Else the curve would jump to what the others have."""
+    sizes = {0: 40, 1: 20, 2: 40}
+    cells, steps = sweep(lambda run: trajectory_rows(run, n=sizes.get(run.seed, 40)))
+    curves = noise_scale_curves(cells, steps)
+    (many,) = {cell for cell, n in curves.groupby("cell")["n_runs"].max().items() if n == 3}
+    curve = curves[curves["cell"].eq(many)]
+    assert curve["n_runs"].eq(3).all()
+    assert curve["samples"].max() <= 20 * 5 * BIG
+
+
+def test_a_sweep_without_samples_gives_empty_tables(sweep):
+    cells, steps = sweep(lambda run: trajectory_rows(run).assign(small_gradient_square=np.nan))
+    assert cell_noise_scales(cells, steps).empty
+    curves = noise_scale_curves(cells, steps)
+    assert curves.empty
+    assert {"cell", "samples", "estimate", "note"} <= set(curves.columns)

@@ -1,0 +1,47 @@
+"""The noise scale in a report: what it says is what was put in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchscape.analysis import write_report
+
+
+def test_the_report_shows_what_was_put_in(build: Any) -> None:
+    sweep = build()
+    for seed in range(3):
+        sweep.run((1, 8, 4), seed=seed, optimizer_steps=200, noise=(90.0, 1.0))
+        sweep.run((1, 32, 1), seed=seed, optimizer_steps=200)
+    report = write_report([sweep.path])
+    assert len((report.out / "tables" / "noise_scale.csv").read_text().splitlines()) == 2
+    page = (report.out / "report.md").read_text()
+    assert "## Gradient noise scale" in page
+    assert "(figures/noise_scale.png)" in page
+    title, grid = report.grids[-1]
+    assert title == "Gradient noise scale"
+    ((*_, samples, tokens, small, big, runs, n),) = grid.rows
+    assert (small, big, runs, n) == ("8", "32", "3", "3 runs")
+    assert float(samples.split(" [")[0]) == pytest.approx(90, rel=0.05)
+    low, high = map(float, samples.split("[")[1].rstrip("]").split(", "))
+    assert low < 90 < high < 180
+    # 64 tokens a sample.
+    assert float(tokens.split(" [")[0]) == pytest.approx(64 * 90, rel=0.05)
+
+
+def test_no_signal_is_not_identified(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 4), optimizer_steps=60, noise=(90.0, 0.0))
+    report = write_report([sweep.path], figures=False)
+    (row,) = report.grids[-1][1].rows
+    assert row[1].startswith("not identified")
+    assert row[2].startswith("not identified")
+
+
+def test_nothing_sampled_shows_nothing(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    report = write_report([sweep.path], figures=False)
+    assert not (report.out / "tables" / "noise_scale.csv").exists()
+    assert "noise scale" not in (report.out / "report.md").read_text()

@@ -1,0 +1,76 @@
+"""Data as a user would write them, for runs of their own."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Blobs:
+    """Points around one centre for each class."""
+
+    task = "class"
+    classes = 3
+    features = 4
+
+    def __init__(self, part: str, samples: int = 200, slow_s: float = 0.0) -> None:
+        generator = np.random.default_rng(0 if part == "train" else 1)
+        self._labels = generator.integers(0, self.classes, samples)
+        noise = generator.normal(size=(samples, self.features))
+        self._points = np.eye(self.classes, self.features)[self._labels] * 3 + noise
+        self._slow_s = slow_s
+        self.num_samples = samples
+
+    def count_targets(self, indices: NDArray[np.int64]) -> int:
+        """One class a sample."""
+        return len(indices)
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Points as float32, and their classes; slowly, if so asked."""
+        time.sleep(self._slow_s)
+        points = torch.from_numpy(self._points[indices]).float()
+        return points, torch.from_numpy(self._labels[indices])
+
+
+class Counting:
+    """Sequences that count upwards from anywhere, some of them short."""
+
+    task = "next_token"
+    classes = 16
+
+    def __init__(self, part: str, sequence_length: int | None = None, longest: int = 12) -> None:
+        self._length = sequence_length or longest
+        self._full = sequence_length is not None
+        self.num_samples = 300 if part == "train" else 60
+        self.content_hash = f"counting {part} to {self._length}"
+
+    def _sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self._full:
+            return np.full(len(indices), self._length)
+        return 1 + indices * 7 % self._length
+
+    def count_targets(self, indices: NDArray[np.int64]) -> int:
+        """As many as the sequence is long."""
+        return int(self._sizes(indices).sum())
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Sequences of one length, with targets of -100 behind their ends."""
+        steps = np.arange(self._length + 1)
+        tokens = (indices[:, None] * 5 + steps * (1 + indices[:, None] % 3)) % self.classes
+        targets = np.where(steps[:-1] < self._sizes(indices)[:, None], tokens[:, 1:], -100)
+        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
+
+
+class Failing(Blobs):
+    """Points that cannot all be read."""
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Fail at sample 77."""
+        if 77 in indices:
+            msg = "sample 77 is damaged"
+            raise ValueError(msg)
+        return super().batch(indices)

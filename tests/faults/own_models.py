@@ -1,0 +1,103 @@
+"""Modules of a user's own, good and bad, named by `_target_`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchscape.record.spec import DataIdentity
+
+
+class Bigram(nn.Module):
+    """A table of logits: the shortest language model."""
+
+    def __init__(self, data: DataIdentity, width: int = 16) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(data.classes, width)
+        self.head = nn.Linear(width, data.classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.tokens(inputs).tanh())
+
+
+class Brier(nn.Module):
+    """A classifier of vectors with a loss and a count of its own."""
+
+    def __init__(self, data: DataIdentity, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(data.features or 0, hidden), nn.Tanh(), nn.Linear(hidden, data.classes)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs).softmax(-1)
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - functional.one_hot(targets, outputs.shape[-1])).square().sum()
+
+    def count_right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.gather(1, targets[:, None]) > 0.5).sum()
+
+
+class Normalised(Bigram):
+    """With batch normalisation."""
+
+    def __init__(self, data: DataIdentity, width: int = 16) -> None:
+        super().__init__(data, width)
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.norm(self.tokens(inputs).transpose(1, 2)).transpose(1, 2))
+
+
+class Dropping(Bigram):
+    """With dropout, as a function, which no layer tells of."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.dropout(self.tokens(inputs).tanh(), 0.2, self.training)
+        return self.head(hidden)
+
+
+class MeanLoss(Bigram):
+    """With the mistake that everybody makes."""
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+class Contrastive(Bigram):
+    """With a loss that compares the samples of a batch."""
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = outputs.mean(1)
+        similarities = outputs @ outputs.T
+        own = torch.arange(len(outputs), device=outputs.device)
+        return functional.cross_entropy(similarities, own, reduction="sum") + 0 * targets.sum()
+
+
+class Vague(Bigram):
+    """With a loss that is no scalar."""
+
+    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+
+
+def halved(data: DataIdentity) -> nn.Module:
+    """Return a module with parameters in bfloat16."""
+    return Bigram(data).bfloat16()
+
+
+def elsewhere(data: DataIdentity) -> nn.Module:
+    """Return a module on another device."""
+    return Bigram(data).to("meta")
+
+
+def nothing_to_train() -> nn.Module:
+    """Return a module without parameters."""
+    return nn.Identity()
+
+
+def no_module() -> str:
+    """Return something else."""
+    return "a model"

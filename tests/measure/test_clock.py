@@ -1,0 +1,121 @@
+"""Times of steps against sleeps of known length and against one another."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.measure import clock as clock_module
+from batchscape.measure.clock import CpuClock, build_clock
+
+
+class Time:
+    """A clock on the wall that is moved by hand."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    moved = Time()
+    monkeypatch.setattr(clock_module, "time", moved)
+    return moved
+
+
+def step(clock, wall, *, data, forward_backward, hidden, exchange, optimizer, exchanges=True):
+    """Do one step whose parts take known times; `hidden` is exchanged under the backward."""
+    clock.begin()
+    wall.now += data
+    clock.add_data(data)
+    wall.now += forward_backward - hidden
+    if exchanges:
+        clock.exchange_begins()
+    wall.now += hidden
+    clock.gradients_ready()
+    wall.now += exchange
+    if exchanges:
+        clock.exchange_ends()
+    wall.now += optimizer
+    clock.end()
+
+
+PARTS = st.fixed_dictionaries(
+    {
+        name: st.floats(0, 10).map(lambda s: round(s, 3))
+        for name in ("data", "forward_backward", "exchange", "optimizer")
+    }
+)
+
+
+@given(steps=st.lists(st.tuples(PARTS, st.floats(0, 1), st.booleans()), min_size=1, max_size=5))
+def test_parts_are_those_that_were_spent(steps):
+    moved = Time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock_module, "time", moved)
+        clock = CpuClock()
+        for parts, share, exchanges in steps:
+            hidden = share * parts["forward_backward"]
+            step(clock, moved, **parts, hidden=hidden, exchanges=exchanges)
+        found = clock.read(len(steps))
+    for times, (parts, share, exchanges) in zip(found, steps, strict=True):
+        hidden = share * parts["forward_backward"]
+        exchange = parts["exchange"] if exchanges else 0.0
+        rest = 0.0 if exchanges else parts["exchange"]
+        assert times._asdict() == pytest.approx(
+            {
+                "step_time_s": sum(parts.values()),
+                "data_s": parts["data"],
+                "forward_backward_s": parts["forward_backward"],
+                "exchange_s": exchange,
+                "optimizer_s": parts["optimizer"] + rest,
+                "exchange_span_s": hidden + exchange if exchanges else 0.0,
+            },
+            abs=1e-9,
+        )
+
+
+def test_a_rank_that_trains_alone_exchanges_for_no_time(wall):
+    clock = CpuClock()
+    known = {"data": 1, "forward_backward": 2, "hidden": 0, "exchange": 0, "optimizer": 3}
+    step(clock, wall, **known, exchanges=False)
+    (times,) = clock.read(1)
+    assert (times.exchange_s, times.exchange_span_s) == (0.0, 0.0)
+
+
+def test_an_exchange_says_nothing_of_the_next_step(wall):
+    clock = CpuClock()
+    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    step(clock, wall, **known)
+    step(clock, wall, **{**known, "exchange": 0}, exchanges=False)
+    assert [times.exchange_s for times in clock.read(2)] == [4.0, 0.0]
+
+
+def test_steps_are_read_oldest_first_and_once(wall):
+    clock = CpuClock()
+    known = {"data": 0, "hidden": 0, "exchange": 0, "optimizer": 0}
+    for seconds in (1, 2, 3):
+        step(clock, wall, **known, forward_backward=seconds)
+    assert [times.step_time_s for times in clock.read(2)] == [1, 2]
+    assert [times.step_time_s for times in clock.read(2)] == [3]
+    assert clock.read(1) == []
+
+
+def test_the_wall_clock_runs():
+    """The only look at real time: it passes, and the parts are the whole."""
+    import torch
+
+    clock = build_clock(torch.device("cpu"))
+    clock.begin()
+    time.sleep(0.02)
+    clock.gradients_ready()
+    clock.end()
+    (times,) = clock.read(1)
+    assert times.forward_backward_s >= 0.02
+    assert times.forward_backward_s + times.optimizer_s == pytest.approx(times.step_time_s)

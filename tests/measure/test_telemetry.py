@@ -1,0 +1,314 @@
+"""Telemetry against a recorded driver, of which every answer is known."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.measure import nvml, telemetry
+from batchscape.measure.telemetry import CpuTelemetry, CudaTelemetry, build_telemetry
+
+CUDA = torch.device("cuda", 0)
+
+
+class Time:
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Driver:
+    """NVML as `pynvml` shows it: a device of known power, with a counter of its energy or not."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, time, *, has_counter=True, has_power=True, has_device=True):
+        self.watts = 100.0
+        self.clock = 1500
+        self.reasons = 0
+        self.inits = self.questions = 0
+        self._time = time
+        self._has = {"counter": has_counter, "power": has_power, "device": has_device}
+        self._joules, self._since = 5000.0, time.now
+
+    def wait(self, seconds, watts=None):
+        """Let time pass; then draw another power."""
+        self._joules += seconds * self.watts
+        self._time.now += seconds
+        self.watts = self.watts if watts is None else watts
+
+    def _tell(self, what, answer):
+        self.questions += 1
+        if not self._has[what]:
+            raise self.NVMLError
+        return answer
+
+    def nvmlInit(self):  # noqa: N802
+        self.inits += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        assert uuid == "GPU-1234"
+        return self._tell("device", "the device")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("counter", int(self._joules * 1000))
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", int(self.watts * 1000))
+
+    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        return self._tell("device", self.clock)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("device", self.reasons)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A device under a driver of recorded answers."""
+    made = []
+
+    def make(**has):
+        moved = Time()
+        driver = Driver(moved, **has)
+        monkeypatch.setattr(telemetry, "time", moved)
+        monkeypatch.setitem(__import__("sys").modules, "pynvml", driver)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234")
+        )
+        monkeypatch.setattr(torch.cuda, "synchronize", made.append)
+        nvml._handle.cache_clear()
+        return driver
+
+    yield make
+    nvml._handle.cache_clear()
+
+
+def test_power_and_clock_at_most_once_a_second(machine):
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    driver.watts, driver.clock = 350.5, 1980
+    assert followed.sample() == (350.5, 1980.0)
+    for wait, told in [(0.5, False), (0.4, False), (0.2, True), (0.9, False), (0.2, True)]:
+        driver.wait(wait)
+        assert (followed.sample() is not None) == told
+
+
+def test_a_look_that_takes_long_is_taken_rarely(machine):
+    """A thousandth of the time at most."""
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=False)
+    ask = driver.nvmlDeviceGetClockInfo
+
+    def slow(handle, which):
+        driver.wait(0.01)
+        return ask(handle, which)
+
+    driver.nvmlDeviceGetClockInfo = slow
+    assert followed.sample() is not None
+    driver.wait(9.9)
+    assert followed.sample() is None
+    driver.wait(0.2)
+    assert followed.sample() is not None
+
+
+@pytest.mark.parametrize("has_counter", [True, False])
+def test_energy_is_that_between_resume_and_pause(machine, has_counter):
+    driver = machine(has_counter=has_counter)
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    driver.wait(10, watts=200)  # warm-up
+    followed.resume()
+    driver.wait(3)
+    followed.resume()  # once more changes nothing
+    driver.wait(2)
+    followed.pause()
+    driver.wait(50, watts=300)  # an evaluation
+    followed.pause()
+    followed.resume()
+    driver.wait(1)
+    found = followed.totals()
+    driver.wait(1)
+    assert found.energy_j == pytest.approx(5 * 200 + 1 * 300)
+    assert found.energy_source == (
+        "the device's energy counter" if has_counter else "sampled power, integrated"
+    )
+    assert followed.totals().energy_j == found.energy_j
+
+
+@given(spans=st.lists(st.tuples(st.floats(0.1, 20), st.integers(50, 700)), min_size=2, max_size=8))
+def test_integral_is_exact_where_power_changes_at_samples(spans):
+    """The trapezoidal rule over samples, against the exact integral of a broken line."""
+    moved = Time()
+    watts = iter([power for _, power in spans])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(telemetry, "time", moved)
+        meter = telemetry._Integral(lambda: float(next(watts)))
+        readings = [meter.read()]
+        for seconds, _ in spans[1:]:
+            moved.now += seconds
+            readings.append(meter.read())
+    exact = [0.0]
+    for (_, before), (seconds, after) in itertools.pairwise(spans):
+        exact.append(exact[-1] + seconds * (before + after) / 2)
+    assert readings == pytest.approx(exact, rel=1e-6)
+
+
+def test_samples_refine_the_integral(machine):
+    """Power that rises and falls between resume and pause is seen by the samples in between."""
+    driver = machine(has_counter=False)
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed.resume()
+    for watts in (300, 500, 300, 100):
+        driver.wait(2, watts=watts)
+        assert followed.sample() is not None
+    followed.pause()
+    assert followed.totals().energy_j == pytest.approx(2 * (200 + 400 + 400 + 200))
+
+
+def test_energy_of_a_shared_device_is_told_once(machine):
+    driver = machine()
+    found = []
+    for rank in range(3):
+        followed = build_telemetry(CUDA, rank)
+        followed.resume()
+        driver.wait(1)
+        found.append(followed.totals().energy_j)
+    assert found == [pytest.approx(100), None, None]
+
+
+def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed.resume()
+    driver.wait(1)
+    driver._has["counter"] = False
+    followed.pause()
+    driver._has["counter"] = True
+    followed.resume()
+    driver.wait(1)
+    assert followed.totals().energy_j is None
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled"),
+    [
+        (0x0, False),
+        (0x1, False),  # idle
+        (0x2, False),  # clocks that somebody chose
+        (0x10, False),  # in step with another device
+        (0x4, True),  # power cap
+        (0x8, True),  # hardware slowdown
+        (0x20, True),  # heat, by software
+        (0x40, True),  # heat, by hardware
+        (0x80, True),  # power brake
+        (0x5, True),
+    ],
+)
+def test_throttled_is_any_sample_with_a_harmful_reason(machine, reasons, throttled):
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=False)
+    for seen in (0x0, reasons, 0x1):
+        driver.reasons = seen
+        followed.sample()
+        driver.wait(2)
+    assert followed.totals().throttled is throttled
+
+
+def test_reasons_are_those_of_the_bindings():
+    """The numbers of nvml.h, as NVIDIA's own Python bindings have them."""
+    import pynvml
+
+    named = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown")
+    named = (*named, "HwPowerBrakeSlowdown")
+    values = [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in named]
+    assert sum(values) == telemetry._HEAT_OR_POWER
+
+
+@pytest.mark.parametrize("has", [{"has_device": False}, {"has_power": False, "has_counter": False}])
+def test_what_the_driver_does_not_tell_is_missing(machine, has):
+    driver = machine(**has)
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed.resume()
+    driver.wait(1)
+    sample = followed.sample()
+    found = followed.totals()
+    assert sample.power_w is None
+    assert (found.energy_j, found.energy_source) == (None, None)
+    there = has.get("has_device", True)
+    assert sample.clock_mhz == found.clock_mhz == (1500.0 if there else None)
+    assert found.throttled is (False if there else None)
+
+
+def test_the_library_is_opened_once_also_when_it_has_no_device(machine):
+    for has_device in (True, False):
+        driver = machine(has_device=has_device)
+        for _ in range(3):
+            CudaTelemetry(CUDA, counts_energy=True).totals()
+        assert driver.inits == 1
+
+
+def test_the_device_is_waited_for_at_the_edges_only(machine, monkeypatch):
+    driver = machine()
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    for _ in range(5):
+        followed.resume()
+        driver.wait(2)
+        followed.sample()
+    followed.pause()
+    followed.pause()
+    assert waits == [CUDA, CUDA]
+
+
+def test_cpu_clock_is_that_of_the_system():
+    followed = CpuTelemetry()
+    followed.resume()
+    sample = followed.sample()
+    assert followed.sample() is None  # at most once a second
+    followed.pause()
+    found = followed.totals()
+    assert (found.energy_j, found.throttled, sample.power_w) == (None, None, None)
+    told = psutil.cpu_freq()
+    if told is None:
+        assert found.clock_mhz is sample.clock_mhz is None
+    else:
+        # Clocks move between two looks.
+        assert found.clock_mhz == pytest.approx(told.current, rel=0.9)
+
+
+@pytest.mark.parametrize("error", [OSError, NotImplementedError])
+def test_a_system_that_tells_no_clock_leaves_it_missing(monkeypatch, error):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(psutil, "cpu_freq", fail)
+    assert CpuTelemetry().totals().clock_mhz is None
+
+
+def test_rows_of_a_run_carry_the_clock_where_the_system_tells_it(trainer, steps, tmp_path):
+    spec = trainer.make_spec((2, 8, 2), budget__optimizer_steps=4)
+    folder = trainer.train(spec, tmp_path)
+    known = psutil.cpu_freq() is not None
+    from batchscape.record.tables import read_table
+
+    assert steps(folder)["clock_mhz"].notna().any() == known
+    assert steps(folder)["power_w"].isna().all()
+    ranks = read_table(folder, "ranks")
+    assert ranks["clock_mhz"].notna().all() == known
+    assert ranks[["energy_j", "throttled"]].isna().all(axis=None)

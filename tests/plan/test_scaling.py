@@ -1,0 +1,111 @@
+"""Scaling rules by their laws: identity at the reference, composition, and what each rule holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.config import AdamW, Muon, Scaling, Sgd
+from batchscape.errors import ConfigError
+from batchscape.plan.scaling import scaled
+
+ADAMW = AdamW(name="adamw", learning_rate=3e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)
+MUON = Muon(name="muon", learning_rate=0.02, adamw_learning_rate=3e-4, weight_decay=0.1)
+SGD = Sgd(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=1e-4)
+
+batches = st.integers(1, 4096)
+rates = st.sampled_from(["none", "linear", "sqrt"])
+betas = st.sampled_from(["none", "half_life"])
+decays = st.sampled_from(["none", "timescale"])
+
+
+def rules(reference: int, rate: str, beta: str, decay: str) -> Scaling:
+    active = {rate, beta, decay} != {"none"}
+    return Scaling(reference if active else None, rate, beta, decay)
+
+
+def close(one: Any, other: Any) -> None:
+    for name, value in vars(one).items():
+        assert getattr(other, name) == (
+            pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+        ), name
+
+
+@given(batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
+def test_the_reference_batch_keeps_its_settings(
+    batch: int, rate: str, beta: str, decay: str, optimizer: Any
+) -> None:
+    assert scaled(optimizer, rules(batch, rate, beta, decay), batch) == optimizer
+
+
+@given(batches, batches, batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
+def test_two_steps_of_a_rule_are_one(
+    first: int, second: int, third: int, rate: str, beta: str, decay: str, optimizer: Any
+) -> None:
+    between = scaled(optimizer, rules(first, rate, beta, decay), second)
+    if 0 in (between.beta1, between.beta2) or max(between.beta1, between.beta2) > 1 - 1e-6:
+        return  # the power has left the range in which a float can be taken back
+    if min(between.beta1, between.beta2) < 1e-200:
+        return
+    twice = scaled(between, rules(second, rate, beta, decay), third)
+    close(scaled(optimizer, rules(first, rate, beta, decay), third), twice)
+
+
+@given(batches, batches)
+def test_learning_rates(reference: int, batch: int) -> None:
+    k = batch / reference
+    for rate, factor in (("linear", k), ("sqrt", math.sqrt(k))):
+        rule = rules(reference, rate, "none", "none")
+        for optimizer in (ADAMW, SGD, MUON):
+            found = scaled(optimizer, rule, batch)
+            assert found.learning_rate == pytest.approx(optimizer.learning_rate * factor)
+            assert found.weight_decay == optimizer.weight_decay
+        muon = scaled(MUON, rule, batch)
+        assert isinstance(muon, Muon)
+        assert muon.adamw_learning_rate == pytest.approx(MUON.adamw_learning_rate * factor)
+
+
+@given(st.integers(1, 512), st.integers(1, 512))
+def test_half_lives_of_betas_are_held_in_samples(reference: int, batch: int) -> None:
+    """Samples until a weight is half: batch x ln(1/2) / ln(beta)."""
+    for optimizer in (ADAMW, MUON):
+        found = scaled(optimizer, rules(reference, "none", "half_life", "none"), batch)
+        assert not isinstance(found, Sgd)
+        for name in ("beta1", "beta2"):
+            before = reference / math.log(getattr(optimizer, name))
+            after = getattr(found, name)
+            if after > 1e-300:
+                assert batch / math.log(after) == pytest.approx(before, rel=1e-6)
+
+
+def test_a_published_beta() -> None:
+    """0.95 at a batch of 512 is 0.9999 at a batch of 1 (Marek et al. 2025, arXiv 2507.07101)."""
+    found = scaled(ADAMW, rules(512, "none", "half_life", "none"), 1)
+    assert isinstance(found, AdamW)
+    assert found.beta2 == pytest.approx(0.9999, abs=5e-6)
+
+
+@given(batches, batches, rates)
+def test_the_timescale_of_weight_decay_is_held(reference: int, batch: int, rate: str) -> None:
+    for optimizer in (ADAMW, SGD, MUON):
+        found = scaled(optimizer, rules(reference, rate, "none", "timescale"), batch)
+        before = reference / (optimizer.learning_rate * optimizer.weight_decay)
+        after = batch / (found.learning_rate * found.weight_decay)
+        assert after == pytest.approx(before, rel=1e-9)
+
+
+def test_momentum_is_no_beta() -> None:
+    rule = rules(32, "sqrt", "half_life", "timescale")
+    assert getattr(scaled(MUON, rule, 128), "momentum", None) == MUON.momentum
+    with pytest.raises(ConfigError, match=r"Adam's betas, and optimizer=sgd has none; use"):
+        scaled(SGD, rules(32, "none", "half_life", "none"), 32)
+
+
+def test_settings_that_no_optimizer_can_have_are_refused() -> None:
+    extreme = AdamW(name="adamw", learning_rate=1e308)
+    with pytest.raises(ConfigError, match=r"32 to 64 makes optimizer\.learning_rate inf"):
+        scaled(extreme, rules(32, "linear", "none", "none"), 64)

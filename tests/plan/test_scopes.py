@@ -1,0 +1,337 @@
+"""Every setting is in exactly the names that its scope says, tried by changing it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from batchscape.config import (
+    AdamW,
+    Batch,
+    Budget,
+    Checkpoint,
+    Constant,
+    Cosine,
+    CustomModel,
+    Ddp,
+    Evaluation,
+    Gpt,
+    Llama,
+    Loader,
+    Local,
+    Measure,
+    Mlp,
+    Muon,
+    NoTracker,
+    RampStage,
+    RunConfig,
+    Scaling,
+    Sgd,
+    Transformers,
+    WandbTracker,
+    WarmupStableDecay,
+)
+from batchscape.models.source import model_source_hash
+from batchscape.plan.identity import content_hash
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.resolve import resolve
+from batchscape.plan.stages import solve_geometries
+from batchscape.record.spec import DataIdentity
+
+Settings = dict[str, Any]
+
+# Its device has no bfloat16 of its own, so that the precision is one on both devices.
+MACHINE = Machine(4, "a CPU", (CudaDevice(0, "a GPU", (7, 5), "GPU-0"),))
+
+BASE: Settings = {
+    "batch": {"global_batch_size": 32, "data_parallel_size": 2, "micro_batch_size": 8},
+    "model": {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128},
+    "data": {"name": "stdlib"},
+    "optimizer": {"name": "adamw", "learning_rate": 0.001},
+    "schedule": {"name": "constant"},
+    "scaling": {},
+    "budget": {"samples": 3840},
+    "evaluation": {"every_samples": 640},
+    "engine": {"name": "ddp"},
+    "loader": {},
+    "checkpoint": {},
+    "measure": {},
+    "launcher": {"name": "local", "device": "cpu"},
+    "tracker": {"name": "none"},
+}
+ADAMW = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.2}
+RATE = {"learning_rate": 0.002, "gradient_clip_norm": 0.5}
+
+CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
+    Batch: (
+        "batch",
+        {},
+        {
+            "nodes": 2,
+            "devices_per_node": 1,
+            "data_parallel_size": 1,
+            "micro_batch_size": 4,
+            "gradient_accumulation_steps": {
+                "gradient_accumulation_steps": 4,
+                "micro_batch_size": None,
+            },
+            "global_batch_size": 64,
+            "global_batch_tokens": {"global_batch_size": None, "global_batch_tokens": 4096},
+            "ramp": [{"samples": 640, "global_batch_size": 16}],
+        },
+    ),
+    RampStage: (
+        "batch",
+        {"ramp": [{"samples": 640, "global_batch_size": 16}]},
+        {
+            "samples": {"ramp": [{"samples": 1280, "global_batch_size": 16}]},
+            "global_batch_size": {"ramp": [{"samples": 640, "global_batch_size": 64}]},
+        },
+    ),
+    Gpt: (
+        "model",
+        {},
+        {"n_layers": 3, "n_heads": 2, "d_model": 64, "vocabulary_size": 300, "dropout": 0.1},
+    ),
+    Llama: (
+        "model",
+        {"name": "llama", "n_kv_heads": 2, "d_ff": 256},
+        {
+            "n_layers": 3,
+            "n_heads": 8,
+            "n_kv_heads": 4,
+            "d_model": 64,
+            "d_ff": 128,
+            "rope_base": 500.0,
+            "vocabulary_size": 300,
+            "tie_embeddings": True,
+        },
+    ),
+    Mlp: ("model", {"name": "mlp", "hidden_sizes": [8]}, {"hidden_sizes": [9], "dropout": 0.1}),
+    Transformers: (
+        "model",
+        {"name": "transformers", "path": "one"},
+        {
+            "path": "two",
+            "pretrained": True,
+            "settings": {"settings": {"n_layer": 3}},
+            "attention": "eager",
+        },
+    ),
+    CustomModel: (
+        "model",
+        {"name": "custom", "_target_": "a_module_of_mine.build"},
+        {
+            "target": {"_target_": "another_module_of_mine.build"},
+            "arguments": {"arguments": {"width": 3}},
+        },
+    ),
+    AdamW: ("optimizer", {}, {**ADAMW, **RATE}),
+    Sgd: (
+        "optimizer",
+        {"name": "sgd"},
+        {"momentum": 0.5, "nesterov": True, "weight_decay": 0.2, **RATE},
+    ),
+    Muon: (
+        "optimizer",
+        {"name": "muon"},
+        {
+            "momentum": 0.5,
+            "nesterov": False,
+            "newton_schulz_steps": 6,
+            "adamw_learning_rate": 0.1,
+            **ADAMW,
+            **RATE,
+        },
+    ),
+    Scaling: (
+        "scaling",
+        {"reference_global_batch_size": 16, "learning_rate": "sqrt"},
+        {
+            "reference_global_batch_size": 8,
+            "learning_rate": "linear",
+            "betas": "half_life",
+            "weight_decay": "timescale",
+        },
+    ),
+    Constant: ("schedule", {}, {"warmup_samples": 32}),
+    Cosine: (
+        "schedule",
+        {"name": "cosine"},
+        {"warmup_samples": 32, "decay_samples": 640, "final_fraction": 0.2},
+    ),
+    WarmupStableDecay: (
+        "schedule",
+        {"name": "wsd", "decay_samples": 640},
+        {"warmup_samples": 32, "decay_samples": 320, "shape": "sqrt", "final_fraction": 0.2},
+    ),
+    Budget: (
+        "budget",
+        {},
+        {
+            "samples": 7680,
+            "tokens": {"samples": None, "tokens": 491520},
+            "optimizer_steps": {"samples": None, "optimizer_steps": 240},
+            "target_loss": 2.0,
+        },
+    ),
+    Evaluation: (
+        "evaluation",
+        {},
+        {"every_samples": 320, "samples": 64, "batch_size": 32, "ema_half_life_tokens": 1e5},
+    ),
+    Ddp: (
+        "engine",
+        {},
+        {
+            "precision": "float64",
+            "float32_matmul": "high",
+            "compile": True,
+            "activation_checkpointing": True,
+            "bucket_cap_mb": 1.0,
+        },
+    ),
+    Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
+    Checkpoint: ("checkpoint", {}, {"every_s": 1.0, "keep_last": 7}),
+    Measure: (
+        "measure",
+        {},
+        {
+            "warmup_optimizer_steps": 1,
+            "memory": False,
+            "noise_scale_every": 7,
+            "peak_tflops": 3.0,
+        },
+    ),
+    Local: (
+        "launcher",
+        {},
+        {
+            "device": "cuda",
+            "concurrent_runs": 3,
+            "max_ranks_per_core": 5,
+            "max_ranks_per_device": 5,
+            "timeout_s": 60.0,
+            "order_seed": 9,
+        },
+    ),
+    WandbTracker: (
+        "tracker",
+        {"name": "wandb"},
+        {"mode": "offline", "project": "mine", "entity": "me", "tags": ["a"]},
+    ),
+    NoTracker: ("tracker", {}, {}),
+    RunConfig: (
+        "",
+        {},
+        {
+            "seed": 1,
+            "init_seed": 1,
+            "data_seed": 1,
+            "timing_repeat": 1,
+            "sweep_name": "mine",
+            "sweep_dir": "some/where",
+        },
+    ),
+}
+"""A dataclass: its group, settings that choose it, and another value (or settings) a field."""
+
+GROUPS = {name for name in get_type_hints(RunConfig) if name in BASE}
+
+
+def owners(owner: type = RunConfig) -> Iterator[type]:
+    """Yield every dataclass that settings are made of; what data hold is named by their content."""
+    yield owner
+    for name, hint in get_type_hints(owner).items():
+        for member in (hint, *get_args(hint)):
+            if name != "data" and isinstance(member, type) and is_dataclass(member):
+                yield from owners(member)
+
+
+def settings_of(owner: type) -> list[str]:
+    return [field.name for field in fields(owner) if field.name not in {"name", *GROUPS}]
+
+
+def merged(group: str, chosen: Settings, more: Settings) -> RunConfig:
+    mapping: Settings = json.loads(json.dumps(BASE))
+    target = mapping[group] if group else mapping
+    if "name" in chosen and chosen["name"] in {"transformers", "custom", "mlp"}:
+        target.clear()
+    target |= chosen | more
+    if mapping["model"]["name"] == "mlp":
+        mapping["data"] = {"name": "digits"}
+    return RunConfig.from_mapping(mapping)
+
+
+def names(config: RunConfig) -> tuple[str, str]:
+    data = DataIdentity(
+        content_hash(config.to_mapping()["data"], 16), "nowhere", 9999, 999, 256, "next_token"
+    )
+    spec = resolve(
+        config,
+        solve_geometries(config),
+        data,
+        source_hash=model_source_hash(config),
+        machine=MACHINE,
+        sweep_name="sweep",
+    )
+    return spec.trajectory_id, spec.run_id
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make two model folders, and two modules of one's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "{name}"}}')
+        (tmp_path / name / "model.safetensors").write_text(name)
+    (tmp_path / "a_module_of_mine.py").write_text("build = 1")
+    (tmp_path / "another_module_of_mine.py").write_text("build = 2")
+
+
+CASES = [(owner, name) for owner in dict.fromkeys(owners()) for name in settings_of(owner)]
+
+
+def test_every_setting_is_tried() -> None:
+    assert set(CHANGES) == set(owners())
+    for owner, (_, _, changes) in CHANGES.items():
+        assert set(changes) == set(settings_of(owner)), owner
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), CASES, ids=[f"{owner.__name__}.{name}" for owner, name in CASES]
+)
+def test_scope(owner: Any, name: str) -> None:
+    description = owner.__pydantic_fields__[name].description
+    scope = re.findall(r"Scope:\s+(\w+)", description)[-1]
+    group, chosen, changes = CHANGES[owner]
+    value = changes[name]
+    before = names(merged(group, chosen, {}))
+    after = names(merged(group, chosen, value if isinstance(value, dict) else {name: value}))
+    changed = [one != other for one, other in zip(before, after, strict=True)]
+    assert (
+        changed
+        == {
+            "trajectory": [True, True],
+            "run": [False, True],
+            "display": [False, False],
+        }[scope]
+    )
+
+
+def test_a_folder_counts_by_its_content(tmp_path: Path) -> None:
+    def of(path: str) -> tuple[str, str]:
+        return names(merged("model", {"name": "transformers"}, {"path": path}))
+
+    (tmp_path / "two" / "config.json").write_text('{"model_type": "one"}')
+    assert of("two") == of("one")
+    (tmp_path / "one" / "config.json").write_text('{"model_type": "other"}')
+    assert of("two") != of("one")

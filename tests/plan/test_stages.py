@@ -1,0 +1,195 @@
+"""Ramps: every stage is solved by the same rule, and evaluations fall between optimizer steps."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from batchscape.config import AdamW
+from batchscape.errors import ConfigError, GeometryError
+from batchscape.geometry import BatchGeometry
+from batchscape.plan.build import Plan
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.resolve import placement_problem
+from batchscape.plan.stages import check_evaluations
+from batchscape.plan.table import plan_rows, plan_table, write_plan
+from batchscape.record.spec import RunSpec, Stage
+
+MakePlan = Callable[..., Plan]
+RAMP = "batch.ramp=[{samples:640,global_batch_size:8},{samples:1280,global_batch_size:16}]"
+ADAMW = AdamW(name="adamw", learning_rate=0.1)
+
+
+def cuts(spec: RunSpec) -> list[tuple[int, str]]:
+    return [(stage.samples, str(stage.geometry)) for stage in spec.stages]
+
+
+def test_accumulation_is_derived_for_every_stage(plan: MakePlan) -> None:
+    (spec,) = plan(RAMP).specs
+    assert cuts(spec) == [
+        (640, "1 x 8 x 1 = 8"),
+        (1280, "1 x 8 x 2 = 16"),
+        (1920, "1 x 8 x 4 = 32"),
+    ]
+    assert spec.optimizer_steps == 80 + 80 + 60
+    assert spec.samples == 3840
+    assert spec.run_id.startswith("b32-d1-m8-a4-s0-")
+
+
+def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> None:
+    lines = [
+        "batch.micro_batch_size=null",
+        "batch.gradient_accumulation_steps=2",
+        "batch.data_parallel_size=2",
+    ]
+    (spec,) = plan(RAMP, *lines).specs
+    assert [c for _, c in cuts(spec)] == ["2 x 2 x 2 = 8", "2 x 4 x 2 = 16", "2 x 8 x 2 = 32"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "samples"),
+    [
+        (["budget=tokens", "budget.tokens=245760"], 1920),
+        (["budget=optimizer_steps", "budget.optimizer_steps=165"], 160),
+    ],
+)
+def test_the_rest_of_any_budget_is_the_last_stage(
+    lines: list[str], samples: int, plan: MakePlan
+) -> None:
+    (spec,) = plan(RAMP, *lines, "evaluation.every_samples=null").specs
+    assert spec.stages[-1].samples == samples
+    assert cuts(spec)[:2] == [(640, "1 x 8 x 1 = 8"), (1280, "1 x 8 x 2 = 16")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "message"),
+    [
+        (
+            ["batch.ramp=[{samples:640,global_batch_size:12}]"],
+            GeometryError,
+            r"batch\.ramp, stage 1 of 1: .*12",
+        ),
+        (
+            [RAMP, "batch.gradient_accumulation_steps=4"],
+            GeometryError,
+            r"batch\.ramp, stage 1 of 2: ",
+        ),
+        (
+            ["batch.ramp=[{samples:100,global_batch_size:8}]"],
+            ConfigError,
+            r"stage 1 of 1: samples must be .*8; given 100; use 96 or 104",
+        ),
+        (["batch.ramp=[{samples:3840,global_batch_size:8}]"], ConfigError, "leaves none for"),
+        ([RAMP, "budget=optimizer_steps", "budget.optimizer_steps=9"], ConfigError, "leaves none"),
+        ([RAMP, "budget.samples=3844"], ConfigError, r"rest of the budget, .*32; given 1924"),
+        ([RAMP, "budget=tokens", "budget.tokens=245761"], ConfigError, "whole samples of 64"),
+        ([RAMP, "evaluation.every_samples=20"], ConfigError, r"after 20 samples, within .* 8 "),
+        (
+            [RAMP, "batch.global_batch_size=null", "batch.gradient_accumulation_steps=4"],
+            ConfigError,
+            "give batch.global_batch_size",
+        ),
+        (["scaling=adam", "optimizer=sgd"], ConfigError, "Adam's betas"),
+    ],
+)
+def test_rules(lines: list[str], error: type[Exception], message: str, plan: MakePlan) -> None:
+    with pytest.raises(error, match=message):
+        plan(*lines)
+
+
+def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None:
+    found = plan(RAMP, "batch.micro_batch_size=8,16")
+    assert len(found.specs) == 1
+    (rejected,) = found.rejections
+    assert "batch.ramp, stage 1 of 2" in rejected.reason
+
+
+def test_sweeps_mix_runs_with_and_without_a_ramp(plan: MakePlan) -> None:
+    found = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
+    assert [len(spec.stages) for spec in found.specs] == [1, 1, 2, 2]
+    assert len({spec.trajectory_id for spec in found.specs}) == 4
+    assert {spec.samples for spec in found.specs} == {3840}
+
+
+def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) -> None:
+    plain = plan().specs[0]
+    same = "batch.ramp=[{samples:640,global_batch_size:32}]"
+    assert plan(same).specs[0].run_id == plain.run_id
+    halves = (
+        "batch.ramp=[{samples:320,global_batch_size:8},{samples:320,global_batch_size:8},"
+        "{samples:1280,global_batch_size:16}]"
+    )
+    assert plan(halves).specs[0].run_id == plan(RAMP).specs[0].run_id
+    ruled = plan("scaling=linear", "scaling.reference_global_batch_size=16").specs[0]
+    written = plan("optimizer.learning_rate=0.002").specs[0]
+    assert ruled.trajectory_id == written.trajectory_id != plain.trajectory_id
+
+
+def test_decompositions_of_a_ramp_are_one_trajectory(plan: MakePlan) -> None:
+    found = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
+    assert len({spec.trajectory_id for spec in found.specs}) == 1
+    assert len({spec.run_id for spec in found.specs}) == 2
+    longer = RAMP.replace("1280", "640")
+    assert plan(longer).specs[0].trajectory_id != found.specs[0].trajectory_id
+
+
+def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
+    (spec,) = plan(RAMP, "scaling=linear").specs
+    rates = [stage.optimizer.learning_rate for stage in spec.stages]
+    assert rates == pytest.approx([0.00025, 0.0005, 0.001])
+
+
+def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: Path) -> None:
+    (spec,) = plan(RAMP, "scaling=adam").specs
+    spec.write(tmp_path / "config.json")
+    assert RunSpec.read(tmp_path / "config.json") == spec
+
+
+def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
+    found = plan(RAMP, "seed=0,1", f"sweep_dir={tmp_path}/here")
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(plan_table(found))
+    assert "1 x 8 x (1 -> 2 -> 4) = 8 -> 16 -> 32" in console.export_text()
+    write_plan(found)
+    with (tmp_path / "here" / "plan.csv").open() as file:
+        assert {row["ramp"] for row in csv.DictReader(file)} == {"8 -> 16 -> 32"}
+    assert [row["ramp"] for row in plan_rows(plan())] == [None]
+
+
+@given(st.integers(1, 400), st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), max_size=4))
+def test_evaluations_fall_between_steps_or_are_refused(
+    every: int, stages: list[tuple[int, int]]
+) -> None:
+    """Against every edge of every optimizer step, counted one by one."""
+    cut = tuple(Stage(size * steps, BatchGeometry(1, 1, size, 1), ADAMW) for size, steps in stages)
+    sizes = [size for size, steps in stages for _ in range(steps)]
+    edges = set(accumulate(sizes))
+    due = range(every, sum(sizes) + 1, every)
+    if all(position in edges for position in due):
+        check_evaluations(every, cut)
+        return
+    first = next(position for position in due if position not in edges)
+    with pytest.raises(ConfigError) as caught:
+        check_evaluations(every, cut)
+    assert f"due after {first} samples" in str(caught.value)
+
+
+def test_ranks_may_share_a_device_up_to_the_setting(config_of: Any) -> None:
+    machine = Machine(4, "a CPU", (CudaDevice(0, "a GPU", (9, 0), "GPU-0"),))
+    shared = config_of(launcher={"name": "local", "device": "cuda", "max_ranks_per_device": 3})
+    alone = config_of(launcher={"name": "local", "device": "cuda"})
+    assert placement_problem(BatchGeometry(1, 3, 1, 1), shared, machine) is None
+    for ranks, config in ((4, shared), (2, alone)):
+        problem = placement_problem(BatchGeometry(1, ranks, 1, 1), config, machine)
+        assert problem is not None
+        assert "launcher.max_ranks_per_device" in problem
+        assert f"data_parallel_size={ranks}" in problem

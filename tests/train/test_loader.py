@@ -1,0 +1,272 @@
+"""Micro-batches that are fetched ahead are those that would be fetched in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from batchscape.config import AdamW, Loader
+from batchscape.geometry import solve
+from batchscape.record.spec import Stage
+from batchscape.train.loader import InlineLoader, WorkerLoader, build_loader
+from batchscape.train.stream import SampleStream
+from batchscape.train.timeline import Timeline
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+CPU = torch.device("cpu")
+STEPS = 12
+MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
+BLOBS = {"name": "custom", "_target_": "own_data.Blobs"}
+MLP = {"name": "mlp", "hidden_sizes": [8]}
+
+
+def stream_of(dataset, rank, noise_scale_every=None, stages=((1, 4, 2), (1, 8, 2))):
+    optimizer = AdamW(name="adamw", learning_rate=1e-3)
+    planned = []
+    for ranks, micro, accumulation in stages:
+        geometry = solve(
+            data_parallel_size=ranks,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=accumulation,
+        )
+        samples = STEPS // len(stages) * geometry.global_batch_size
+        planned.append(Stage(samples, geometry, optimizer))
+    return SampleStream(dataset, 3, Timeline(tuple(planned)), rank, noise_scale_every)
+
+
+def counting():
+    from own_data import Counting
+
+    return Counting("train")
+
+
+def blobs(slow_s=0.0):
+    from own_data import Blobs
+
+    return Blobs("train", slow_s=slow_s)
+
+
+def fetched(loader, steps):
+    """Return everything that a loader hands out, and close it."""
+    found = []
+    try:
+        for k in steps:
+            step = loader.step(k)
+            batches = [next(step.batches) for _ in range(step.micro_steps)]
+            found.append((step.targets, step.micro_steps, batches))
+    finally:
+        loader.close()
+    return found
+
+
+def assert_same(one, other):
+    for (targets, micro_steps, batches), (wanted, count, expected) in zip(one, other, strict=True):
+        assert (targets, micro_steps) == (wanted, count)
+        for batch, expectation in zip(batches, expected, strict=True):
+            for tensor, right in zip(batch, expectation, strict=True):
+                assert tensor.dtype == right.dtype
+                assert torch.equal(tensor, right)
+
+
+@pytest.mark.parametrize(
+    ("workers", "prefetch", "first", "every"),
+    [(1, 1, 0, None), (3, 1, 0, 2), (2, 4, 5, 2), (3, 50, 9, None), (1, 1, STEPS, None)],
+)
+@pytest.mark.parametrize("data", [counting, blobs])
+def test_workers_hand_out_the_same_micro_batches(data, workers, prefetch, first, every):
+    """Over stages of other sizes, micro-batches that are cut, and from any step on."""
+    dataset = data()
+    steps = range(first, STEPS)
+    stages = ((1, 4, 2), (1, 8, 1))
+    inline = InlineLoader(dataset, stream_of(dataset, 0, every, stages), CPU, "float64")
+    ahead = build_loader(
+        Loader(workers=workers, prefetch=prefetch),
+        dataset,
+        stream_of(dataset, 0, every, stages),
+        CPU,
+        "float64",
+        steps=steps,
+    )
+    assert isinstance(ahead, WorkerLoader)
+    expected = fetched(inline, steps)
+    assert {count for _, count, _ in expected} <= {1, 2}
+    assert_same(fetched(ahead, steps), expected)
+
+
+def test_workers_draw_no_random_number_of_the_training():
+    dataset = blobs()
+    before = torch.get_rng_state()
+    loader = WorkerLoader(
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+    )
+    fetched(loader, range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_steps_out_of_order_are_a_defect_of_ours():
+    dataset = blobs()
+    loader = WorkerLoader(
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+    )
+    with pytest.raises(AssertionError, match="in order"):
+        fetched(loader, [1])
+
+
+def test_closing_ends_the_workers_also_in_the_middle_of_a_batch(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    before = set(psutil.Process().children())
+    dataset = blobs(slow_s=3600)
+    loader = WorkerLoader(
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=2, prefetch=1, steps=range(STEPS)
+    )
+    workers = set(psutil.Process().children()) - before
+    assert len(workers) == 2
+    loader.close()
+    assert not any(worker.is_running() for worker in workers)
+
+
+def settings(workers, **more):
+    return {
+        "data": BLOBS,
+        "model": MLP,
+        "loader": {"workers": workers, "prefetch": 2},
+        "budget__optimizer_steps": 60,
+        "checkpoint__every_s": 0.0,
+        "evaluation__every_samples": 640,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("geometry", [(1, 16, 2), (2, 8, 2)], ids=str)
+def test_runs_are_the_same_bit_for_bit_with_workers_and_after_a_kill(
+    trainer, steps, tmp_path, geometry
+):
+    plain = trainer.make_spec(geometry, **settings(0))
+    expected = steps(trainer.train(plain, tmp_path / "plain"))[MEASURED]
+    ahead = trainer.make_spec(geometry, **settings(2))
+    whole = steps(trainer.train(ahead, tmp_path / "ahead"))[MEASURED]
+    pd.testing.assert_frame_equal(whole, expected, check_exact=True)
+    folder = trainer.start(ahead, tmp_path / "killed", target="faulty_workers:hanging")
+    wait_for(folder, "hangs-", geometry[0])
+    trainer.kill(ahead)
+    trainer.train(ahead, tmp_path / "killed", attempt=1)
+    rows = steps(folder)
+    assert set(rows["attempt"]) == {0, 1}
+    pd.testing.assert_frame_equal(rows[MEASURED], expected, check_exact=True)
+
+
+def wait_for(folder, name, count):
+    deadline = time.monotonic() + 60
+    while len(list(folder.path.glob(f"{name}*"))) < count:
+        assert time.monotonic() < deadline, folder.log.read_text()
+        time.sleep(0.005)
+
+
+def workers_of_ranks():
+    """Return the processes of each rank, by the process of the rank."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        parent = process.parent()
+        if process.status() != psutil.STATUS_ZOMBIE and parent is not None:
+            found.setdefault(parent.pid, []).append(process)
+    return found
+
+
+def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
+    before = set(psutil.Process().children(recursive=True))
+    spec = trainer.make_spec((2, 8, 2), **settings(2))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:hanging")
+    wait_for(folder, "hangs-", 2)
+    new = set(psutil.Process().children(recursive=True)) - before
+    tree = workers_of_ranks()
+    ranks = [process for process in new if len(tree.get(process.pid, [])) == 2]
+    assert len(ranks) == 2
+    orphans, others = (tree[rank.pid] for rank in ranks)
+    # One rank alone dies, of a signal that it cannot answer; the other one is still there.
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    psutil.wait_procs(orphans, timeout=30)
+    assert not any(alive(worker) for worker in orphans)
+    assert all(alive(worker) for worker in others)
+    trainer.kill(spec)
+    psutil.wait_procs(others, timeout=30)
+    assert not any(alive(worker) for worker in others)
+
+
+def alive(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_request_to_stop_is_the_ranks_to_answer(trainer, outcome, steps, tmp_path):
+    """The signal goes to the whole process group: workers must not die of it."""
+    more = {"checkpoint__every_s": None, "budget__optimizer_steps": 120}
+    spec = trainer.make_spec((2, 8, 2), **settings(2, **more))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:waiting")
+    wait_for(folder, "hangs-", 2)
+    trainer.kill(spec, signal.SIGTERM)
+    assert outcome(folder)["status"] == "interrupted", folder.log.read_text()
+    trainer.train(spec, tmp_path, attempt=1)
+    plain = trainer.make_spec((2, 8, 2), **settings(0, **more))
+    expected = steps(trainer.train(plain, tmp_path / "plain"))[MEASURED]
+    pd.testing.assert_frame_equal(steps(folder)[MEASURED], expected, check_exact=True)
+
+
+def test_what_fails_in_a_worker_ends_the_run_with_its_reason(trainer, tmp_path):
+    data = {**BLOBS, "_target_": "own_data.Failing"}
+    spec = trainer.make_spec((1, 16, 2), **settings(2, data=data))
+    folder = trainer.start(spec, tmp_path)
+    assert trainer.wait(spec) == [1]
+    content = json.loads(folder.outcome(0).read_text())
+    assert content["status"] == "failed"
+    assert "sample 77 is damaged" in folder.log.read_text()
+    assert "ValueError" in content["reason"]
+
+
+def test_workers_hide_the_wait_for_slow_samples(trainer, steps, tmp_path):
+    """Each batch takes 20 ms of sleep: four workers sleep at the same time."""
+    waited = {}
+    for workers in (0, 4):
+        more = {
+            "data": {**BLOBS, "arguments": {"slow_s": 0.02}},
+            "budget__optimizer_steps": 20,
+            "checkpoint__every_s": None,
+            "evaluation__every_samples": None,
+        }
+        spec = trainer.make_spec((1, 16, 2), **settings(workers, **more))
+        table = steps(trainer.train(spec, tmp_path / str(workers)))
+        waited[workers] = table["data_s"].sum()
+        assert (table["data_s"] <= table["step_time_s"]).all()
+    assert waited[0] >= 20 * 2 * 0.02
+    assert waited[4] < 0.6 * waited[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_on_the_device(workers):
+    device = torch.device("cuda", 0)
+    dataset = counting()
+    expected = fetched(InlineLoader(dataset, stream_of(dataset, 0), CPU, "float32"), range(STEPS))
+    loader = build_loader(
+        Loader(workers=workers),
+        dataset,
+        stream_of(dataset, 0),
+        device,
+        "float32",
+        steps=range(STEPS),
+    )
+    found = fetched(loader, range(STEPS))
+    assert all(tensor.device == device for _, _, b in found for batch in b for tensor in batch)
+    moved = [(t, n, [tuple(x.cpu() for x in batch) for batch in b]) for t, n, b in found]
+    assert_same(moved, expected)

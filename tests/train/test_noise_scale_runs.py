@@ -1,0 +1,282 @@
+"""The noise of the gradient in real runs: known beforehand, or computed sample by sample."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from batchscape.analysis.noise_scale import run_noise_scales
+from batchscape.data.datasets import open_dataset
+from batchscape.launch.child import WORKER
+from batchscape.models import build_model
+from batchscape.record.noise_scale import estimate, noise_samples
+from batchscape.train.batches import to_device
+from batchscape.train.stream import SampleStream
+from batchscape.train.timeline import Timeline
+
+# Ranks, accumulation, both, and neither: there the micro-batch is cut.
+SOURCES = [(2, 4, 1), (4, 4, 1), (1, 4, 4), (2, 2, 2), (1, 16, 1), (1, 15, 1)]
+FROZEN = {
+    "optimizer": {"name": "sgd", "learning_rate": 1e-12, "gradient_clip_norm": 0.1},
+    "schedule": {"name": "constant"},
+}
+DIGITS = {"data": {"name": "digits"}, "model": {"name": "mlp", "hidden_sizes": [12]}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable():
+    """Make what is trained importable here too: its data are prepared in this process."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+    yield
+    sys.path.pop(0)
+
+
+def known(trainer, geometry, seed=0, optimizer_steps=300):
+    """A run with the noise of `noisy_mean`, sampled in every optimizer step, in one epoch."""
+    size = int(np.prod(geometry))
+    return trainer.make_spec(
+        geometry,
+        **FROZEN,
+        model={"name": "custom", "_target_": "noisy_mean.Mean"},
+        data={
+            "name": "custom",
+            "_target_": "noisy_mean.Gaussian",
+            "arguments": {"num_samples": size * optimizer_steps, "seed": seed},
+        },
+        budget__optimizer_steps=optimizer_steps,
+        measure__noise_scale_every=1,
+    )
+
+
+def interval(steps):
+    """The row of `run_noise_scales` for the rows of one run."""
+    where = {"sweep_dir": "sweep", "run_id": "run"}
+    (row,) = run_noise_scales(pd.DataFrame([where]), steps.assign(**where)).itertuples()
+    return row
+
+
+@pytest.mark.parametrize("geometry", SOURCES, ids=str)
+def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
+    from noisy_mean import NOISE, SIGNAL
+
+    rows = steps(trainer.train(known(trainer, geometry), tmp_path))
+    found = interval(rows)
+    assert found.low < NOISE / SIGNAL < found.high
+    assert (found.n, found.method) == (300, "Fieller over steps")
+    assert found.low < found.estimate < found.high
+    assert found.estimate == estimate(rows)
+    samples = noise_samples(rows)
+    for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
+        # Both means apart too: a common factor would leave their ratio.
+        assert abs(samples[name].mean() - truth) < 3.5 * samples[name].sem()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("geometry", SOURCES, ids=str)
+def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
+    from noisy_mean import NOISE, SIGNAL
+
+    means = []
+    for seed in range(1, 13):
+        rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
+        means.append(noise_samples(rows)[["noise", "signal"]].mean())
+    table = pd.DataFrame(means)
+    for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
+        assert abs(table[name].mean() - truth) < stats.t.ppf(0.999, 11) * table[name].sem(), name
+
+
+def by_sample(spec):
+    """Gradient of every sample of every optimizer step, shape (steps, samples, parameters).
+
+    The weights hardly move, so that the initial ones serve for all steps.
+    """
+    module = build_model(spec.config, spec.data, spec.precision)
+    parameters = dict(module.named_parameters())
+    dataset = open_dataset(spec.config, spec.data, "train")
+    timeline = Timeline(spec.stages)
+    # One rank, and whole micro-batches: the set of samples is that of any decomposition.
+    stream = SampleStream(dataset, spec.config.resolved_data_seed, timeline, 0)
+
+    def loss(parameters, inputs, target):
+        batch = inputs[None], target[None]
+        return torch.func.functional_call(module, parameters, batch)[0]
+
+    gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+    found = []
+    for k in range(spec.optimizer_steps):
+        batch = dataset.batch(stream.step(k).indices.ravel())
+        batch = to_device(batch, torch.device("cpu"), spec.precision)
+        parts = gradient(parameters, *batch).values()
+        found.append(torch.cat([part.detach().flatten(1) for part in parts], dim=1))
+    return torch.stack(found).numpy()
+
+
+@pytest.fixture(scope="module")
+def single_gradients(trainer):
+    """Gradients of 16 samples a step."""
+    return by_sample(trainer.make_spec((1, 16, 1), **FROZEN, **DIGITS, budget__optimizer_steps=4))
+
+
+def train_digits(trainer, root, geometry, target=WORKER, **more):
+    """Train four optimizer steps, all of them sampled."""
+    settings = {"budget__optimizer_steps": 4, "measure__noise_scale_every": 1, **more}
+    spec = trainer.make_spec(geometry, **FROZEN, **DIGITS, **settings)
+    return trainer.train(spec, root, target=target)
+
+
+@pytest.mark.parametrize("geometry", [(4, 4, 1), (1, 4, 4), (2, 4, 2), (1, 16, 1)], ids=str)
+def test_norms_are_those_of_single_gradients(trainer, steps, tmp_path, single_gradients, geometry):
+    assert_norms(steps(train_digits(trainer, tmp_path, geometry)), single_gradients)
+
+
+@pytest.mark.parametrize("fault", ["forgotten_count", "after_clipping", "accumulated"])
+def test_planted_faults_are_found_out(trainer, steps, tmp_path, single_gradients, fault):
+    rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), target=f"wrong_noise:{fault}"))
+    with pytest.raises(AssertionError):
+        assert_norms(rows, single_gradients)
+
+
+def assert_norms(rows, single):
+    """Compare the recorded norms with those of single gradients, summed by hand."""
+    small = int(rows["small_batch_size"].unique().item())
+    means = single.reshape(len(single), -1, small, single.shape[-1]).mean(axis=2)
+    squares = (means**2).sum(axis=-1).mean(axis=-1)
+    norms = np.linalg.norm(means.mean(axis=1), axis=-1)
+    assert norms.min() > FROZEN["optimizer"]["gradient_clip_norm"], "nothing would be clipped"
+    np.testing.assert_allclose(rows["small_gradient_square"].to_numpy(float), squares, rtol=1e-9)
+    np.testing.assert_allclose(rows["gradient_norm"].to_numpy(float), norms, rtol=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_samples_unscaled_gradients(
+    trainer, steps, tmp_path, single_gradients, precision
+):
+    rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), engine__precision=precision))
+    squares = (single_gradients.reshape(4, 4, 4, -1).mean(axis=2) ** 2).sum(axis=-1).mean(axis=-1)
+    found = rows["small_gradient_square"].to_numpy(dtype=float, na_value=np.nan)
+    # The first steps may overflow, until the scale of the loss has come down.
+    usable = np.isfinite(found)
+    assert usable.any()
+    np.testing.assert_allclose(found[usable], squares[usable], rtol=0.05)
+
+
+PADDED = {"name": "stdlib", "sequence_length": 16, "layout": "padded"}
+
+
+@pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 8, 2), (1, 16, 1)], ids=str)
+def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometry):
+    tables = []
+    for every in (None, 3):
+        spec = trainer.make_spec(
+            geometry, data=PADDED, budget__optimizer_steps=30, measure__noise_scale_every=every
+        )
+        tables.append(steps(trainer.train(spec, tmp_path / str(every))))
+    plain, sampled = tables
+    assert sampled["small_batch_size"].dropna().tolist() == [8] * 10
+    assert sampled["small_gradient_square"].notna().sum() == 10
+    assert plain["small_batch_size"].isna().all()
+    for name in ("loss", "gradient_norm"):
+        if geometry == (1, 16, 1):
+            np.testing.assert_allclose(sampled[name], plain[name], rtol=1e-9)
+        else:
+            assert sampled[name].tolist() == plain[name].tolist()
+    for name in ("samples", "tokens", "learning_rate"):
+        assert sampled[name].tolist() == plain[name].tolist()
+
+
+def test_sampled_steps_follow_the_interval(trainer, steps, tmp_path):
+    spec = trainer.make_spec((1, 8, 1), budget__optimizer_steps=11, measure__noise_scale_every=4)
+    rows = steps(trainer.train(spec, tmp_path))
+    assert rows["optimizer_step"][rows["small_batch_size"].notna()].tolist() == [4, 8]
+
+
+def test_what_cannot_be_cut_is_not_sampled(trainer, steps, tmp_path):
+    spec = trainer.make_spec((1, 11, 1), budget__optimizer_steps=4, measure__noise_scale_every=1)
+    rows = steps(trainer.train(spec, tmp_path))
+    assert rows[["small_batch_size", "small_gradient_square"]].isna().all(axis=None)
+
+
+def test_the_memory_probe_is_the_same_with_sampling(trainer, tmp_path):
+    """Probed steps stand for the others, which are not cut."""
+    peaks = []
+    for every in (None, 1):
+        spec = trainer.make_spec(
+            (1, 8, 1),
+            budget__optimizer_steps=2,
+            measure={"memory": True, "noise_scale_every": every},
+        )
+        folder = trainer.train(spec, tmp_path / str(every))
+        (row,) = pd.read_json(folder.lines("ranks"), lines=True).to_dict("records")
+        peaks.append(row["peak_allocated_gib"])
+    assert peaks[0] == peaks[1] > 0
+
+
+def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
+    """Killed past a checkpoint and resumed: bit for bit what an undisturbed run recorded."""
+    spec = trainer.make_spec(
+        (1, 8, 1),
+        budget__optimizer_steps=40,
+        checkpoint__every_s=0.0,
+        measure__noise_scale_every=3,
+    )
+    undisturbed = steps(trainer.train(spec, tmp_path / "undisturbed"))
+    folder = trainer.start(spec, tmp_path, target="faulty_workers:hanging")
+    deadline = time.monotonic() + 60
+    while not (folder.path / "hangs-0").exists():
+        assert time.monotonic() < deadline, folder.log.read_text()
+        time.sleep(0.005)
+    trainer.kill(spec, signal.SIGKILL)
+    resumed = steps(trainer.train(spec, tmp_path, attempt=1))
+    assert resumed["attempt"].nunique() == 2
+    names = ["optimizer_step", "loss", "small_batch_size", "small_gradient_square"]
+    pd.testing.assert_frame_equal(resumed[names], undisturbed[names], check_exact=True)
+
+
+@pytest.mark.parametrize(("geometry", "samples"), [((1, 8, 1), 0), ((1, 4, 2), 2)], ids=str)
+def test_a_batch_is_not_cut_where_that_would_change_the_training(
+    trainer, steps, tmp_path, geometry, samples
+):
+    """With dropout halves of a batch draw otherwise; micro-batches that are there are sampled."""
+    tables = []
+    for every in (None, 3):
+        spec = trainer.make_spec(
+            geometry,
+            model__dropout=0.1,
+            budget__optimizer_steps=8,
+            measure__noise_scale_every=every,
+        )
+        tables.append(steps(trainer.train(spec, tmp_path / str(every))))
+    assert tables[1]["small_gradient_square"].notna().sum() == samples
+    assert tables[0]["loss"].tolist() == tables[1]["loss"].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)
+def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path, geometry):
+    tables = []
+    for compiled in (False, True):
+        spec = trainer.make_spec(
+            geometry,
+            engine__compile=compiled,
+            budget__optimizer_steps=12,
+            measure__noise_scale_every=3,
+        )
+        tables.append(steps(trainer.train(spec, tmp_path / str(compiled))))
+    plain, compiled = tables
+    for name in ("loss", "gradient_norm", "small_gradient_square"):
+        np.testing.assert_allclose(
+            compiled[name].to_numpy(float, na_value=np.nan),
+            plain[name].to_numpy(float, na_value=np.nan),
+            rtol=1e-9,
+        )
+    # A step that compiles takes many times longer; both sizes were compiled before the first.
+    times = compiled["step_time_s"]
+    assert times.max() < 20 * times.median()

@@ -1,0 +1,109 @@
+"""Laws 2 and 3 for every source of data: decompositions of one global batch train alike."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+DECOMPOSITIONS = [(1, 8, 1), (1, 2, 4), (2, 2, 2)]
+OPTIMIZER_STEPS = 20
+RTOL = 1e-9
+
+TEXTS = [f"record {n}: " + " ".join("abcdefgh"[: 1 + n % 8]) for n in range(400)]
+MLP = {"name": "mlp", "hidden_sizes": [8]}
+
+
+def token_files(root):
+    tokens = np.random.default_rng(0).integers(0, 50, (3, 900)) % (1 + np.arange(900) % 50)
+    for number, shard in enumerate(tokens):
+        shard.astype("<u2").tofile(root / f"shard-{number}.bin")
+    return {"name": "tokens", "path": str(root), "sequence_length": 16, "held_out_pct": 20.0}
+
+
+def documents(root, **more):
+    lines = [json.dumps({"text": text, "kind": n % 3}) + "\n" for n, text in enumerate(TEXTS)]
+    (root / "documents.jsonl").write_text("".join(lines))
+    return {
+        "name": "documents",
+        "path": str(root / "documents.jsonl"),
+        "sequence_length": 16,
+        "held_out_pct": 20.0,
+        **more,
+    }
+
+
+def tokenized(root):
+    """Text by a tokenizer: words, so that it need not be trained."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({word for text in TEXTS for word in text.split()})
+    vocabulary = {word: number for number, word in enumerate(["<unk>", "<end>", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"eos_token": "<end>"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(str(root / "tokenizer"))
+    (root / "text.txt").write_text("\n\n".join(TEXTS))
+    return {
+        "name": "text",
+        "path": str(root / "text.txt"),
+        "tokenizer": str(root / "tokenizer"),
+        "sequence_length": 4,
+        "layout": "padded",
+        "held_out_pct": 20.0,
+    }
+
+
+def custom(name, **more):
+    return {"name": "custom", "_target_": f"own_data.{name}", **more}
+
+
+CASES = {
+    "token files": (token_files, {}, True),
+    "packed documents": (documents, {}, True),
+    "padded documents": (lambda root: documents(root, layout="padded"), {}, False),
+    "padded text by a tokenizer": (tokenized, {}, False),
+    "full sequences of the user's": (
+        lambda _: custom("Counting", sequence_length=12),
+        {},
+        True,
+    ),
+    "points of the user's": (lambda _: custom("Blobs"), {"model": MLP}, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decompositions_train_alike(trainer, steps, tmp_path, case):
+    make, more, even = CASES[case]
+    data = make(tmp_path)
+    tables = [
+        steps(
+            trainer.train(
+                trainer.make_spec(
+                    geometry,
+                    data=data,
+                    budget__optimizer_steps=OPTIMIZER_STEPS,
+                    evaluation__samples=8,
+                    **more,
+                ),
+                tmp_path / "runs",
+            )
+        )
+        for geometry in DECOMPOSITIONS
+    ]
+    losses, norms = (
+        np.array([table[name] for table in tables], dtype=float)
+        for name in ("loss", "gradient_norm")
+    )
+    assert losses.shape == (len(DECOMPOSITIONS), OPTIMIZER_STEPS)
+    assert np.mean(losses[0, -5:]) < np.mean(losses[0, :5]), "nothing was learned"
+    for values in (losses, norms):
+        np.testing.assert_allclose(values[1:], values[[0, 0]], rtol=RTOL, atol=0)
+    for table in tables[1:]:
+        assert table["tokens"].tolist() == tables[0]["tokens"].tolist()
+    # Where samples are of one length, weighting cannot go wrong; where they are not, it could.
+    targets = tables[0]["tokens"].diff().dropna().nunique()
+    assert (targets == 1) == even

@@ -1,0 +1,168 @@
+"""Every source of a model trains alike however its batch is cut, or is labelled."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from batchscape.record.tables import read_table
+
+GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
+LLAMA = {"name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 48}
+HF_GPT2 = {
+    "name": "transformers",
+    "settings": {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 32,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    },
+}
+HF_BERT = {
+    "name": "transformers",
+    "settings": {
+        "model_type": "bert",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
+CUTS = [(1, 8, 1), (1, 2, 4), (2, 2, 2)]
+STEPS = 20
+
+
+def own(name, **arguments):
+    return {"name": "custom", "_target_": f"own_models.{name}", "arguments": arguments}
+
+
+def documents(folder):
+    """Write lines of two kinds, each with its class."""
+    rng = np.random.default_rng(0)
+    path = folder / "documents.jsonl"
+    with path.open("w") as file:
+        for number in range(400):
+            kind = int(rng.integers(3))
+            words = rng.choice([["the", "a"], ["def", "if"], ["0", "1"]][kind], rng.integers(2, 9))
+            record = {"text": f"{' '.join(words)} {number}", "kind": ["en", "py", "bits"][kind]}
+            file.write(json.dumps(record) + "\n")
+    return {
+        "name": "documents",
+        "path": str(path),
+        "label_field": "kind",
+        "layout": "padded",
+        "sequence_length": 24,
+        "held_out_pct": 20.0,
+    }
+
+
+@pytest.fixture(scope="module")
+def train(trainer, tmp_path_factory):
+    """Train under several cuts; return losses of shape (cuts, steps), and the rows of ranks."""
+
+    def train(cuts=CUTS, **settings):
+        root = tmp_path_factory.mktemp("workloads")
+        settings = {
+            "engine__precision": "float64",
+            "budget__optimizer_steps": STEPS,
+            "schedule__warmup_samples": 16,
+        } | settings
+        folders = [trainer.train(trainer.make_spec(cut, **settings), root) for cut in cuts]
+        losses = [read_table(folder, "steps")["loss"].to_numpy(float) for folder in folders]
+        return np.array(losses), [read_table(folder, "ranks") for folder in folders]
+
+    return train
+
+
+def assert_alike(losses, ranks, tolerance=1e-9):
+    assert losses.shape == (len(ranks), STEPS)
+    assert losses[0, -1] < losses[0, 0] - 0.02, "nothing was learned: the curves could not differ"
+    np.testing.assert_allclose(losses, np.broadcast_to(losses[0], losses.shape), rtol=tolerance)
+    for table in ranks:
+        first = table.set_index("rank").loc[0]
+        assert table["not_invariant"].isna().all()
+        assert first["model_flops_per_sample"] > 0
+        assert (table["peak_tflops"] > 0).all()
+        assert table["peak_source"].str.startswith("measured").all()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA, HF_GPT2, own("Bigram", width=8)],
+    ids=["llama", "transformers", "custom"],
+)
+def test_language_models_train_alike(train, model):
+    assert_alike(*train(model=model))
+
+
+def test_a_classifier_of_sequences_trains_alike(train, tmp_path):
+    losses, ranks = train(model=HF_BERT, data=documents(tmp_path))
+    assert_alike(losses, ranks)
+
+
+def test_a_custom_loss_trains_alike(train):
+    losses, ranks = train(
+        model=own("Brier", hidden=8), data={"name": "digits"}, optimizer__learning_rate=3e-2
+    )
+    assert_alike(losses, ranks)
+
+
+def test_recomputed_activations_train_alike(train):
+    model = GPT | {"n_layers": 3}
+    losses, ranks = train(model=model)
+    recomputed, others = train(model=model, engine__activation_checkpointing=True)
+    assert_alike(recomputed, others)
+    np.testing.assert_allclose(recomputed, losses, rtol=1e-12)
+    one, other = (table[0].iloc[0]["model_flops_per_sample"] for table in (ranks, others))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (own("Normalised"), "batch normalisation: model.norm"),
+        (own("Dropping"), "dropout or other randomness"),
+        (GPT | {"dropout": 0.1}, "dropout: model.dropout, p=0.1"),
+    ],
+    ids=["normalised", "dropping", "dropout"],
+)
+def test_models_that_cannot_are_labelled_and_do_differ(train, model, reason):
+    losses, ranks = train(CUTS[:2], model=model)
+    for table in ranks:
+        assert table["not_invariant"].iloc[0].startswith(reason)
+    assert np.abs(losses[1] / losses[0] - 1).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (own("MeanLoss"), "the model's loss is a mean"),
+        (own("Missing"), "has no 'Missing'"),
+        (GPT | {"vocabulary_size": 100}, "at least the data's vocabulary, 256; given 100"),
+    ],
+    ids=["mean", "missing", "vocabulary"],
+)
+def test_models_that_are_refused_end_their_run_with_the_reason(
+    trainer, outcome, tmp_path, model, message
+):
+    spec = trainer.make_spec((1, 8, 1), model=model)
+    folder = trainer.start(spec, tmp_path)
+    assert trainer.wait(spec) == [1]
+    left = outcome(folder)
+    assert left["status"] == "failed"
+    assert message in left["reason"]
+    assert "Traceback" not in folder.log.read_text()
+
+
+@pytest.mark.slow
+def test_recomputed_activations_compile(train):
+    losses, _ = train(CUTS[:1])
+    compiled, _ = train(CUTS[:1], engine__activation_checkpointing=True, engine__compile=True)
+    np.testing.assert_allclose(compiled, losses, rtol=1e-8)

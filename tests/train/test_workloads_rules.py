@@ -1,0 +1,203 @@
+"""Optimizers, schedules, rules, averages and ramps in real runs, planned as a user's are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from batchscape.config import RunConfig
+from batchscape.data import prepare
+from batchscape.models import build_model, parameter_count
+from batchscape.plan.machine import Machine
+from batchscape.plan.resolve import resolve
+from batchscape.plan.stages import solve_geometries
+from batchscape.record.tables import read_table
+
+MICRO = {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16}
+WSD = {"name": "wsd", "warmup_samples": 40, "decay_samples": 64}
+
+CASES = {
+    "sgd, linear rule, decay by a line": {
+        "optimizer": {"name": "sgd", "learning_rate": 0.2, "weight_decay": 0.01},
+        "scaling": {
+            "reference_global_batch_size": 16,
+            "learning_rate": "linear",
+            "weight_decay": "timescale",
+        },
+        "schedule": WSD,
+    },
+    "adamw, all rules, decay by a root, average": {
+        "optimizer": {"name": "adamw", "learning_rate": 0.004},
+        "scaling": {
+            "reference_global_batch_size": 16,
+            "learning_rate": "sqrt",
+            "betas": "half_life",
+            "weight_decay": "timescale",
+        },
+        "schedule": {**WSD, "shape": "sqrt", "final_fraction": 0.1},
+        "evaluation__ema_half_life_tokens": 500.0,
+    },
+    "muon, average": {
+        "optimizer": {"name": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.004},
+        "scaling": {"reference_global_batch_size": 16, "betas": "half_life"},
+        "schedule": {"name": "constant", "warmup_samples": 40},
+        "evaluation__ema_half_life_tokens": 500.0,
+    },
+    "ramp, all rules, cosine, average": {
+        "optimizer": {"name": "adamw", "learning_rate": 0.004},
+        "scaling": {
+            "reference_global_batch_size": 16,
+            "learning_rate": "sqrt",
+            "betas": "half_life",
+            "weight_decay": "timescale",
+        },
+        "schedule": {"name": "cosine", "warmup_samples": 40},
+        "evaluation__ema_half_life_tokens": 500.0,
+        "ramp": [
+            {"samples": 32, "global_batch_size": 8},
+            {"samples": 64, "global_batch_size": 16},
+        ],
+        "global_batch_size": 32,
+    },
+}
+CUTS = [(1, 8), (1, 2), (2, 2)]
+"""Data-parallel ranks and micro-batches: (1,8,1), (1,2,4), (2,2,2) where the global batch is 8."""
+
+
+@pytest.fixture
+def planned(config_of):
+    """Settle a run as `batchscape run` does."""
+
+    def spec_for(ranks, micro, *, ramp=(), global_batch_size=8, samples=256, **settings):
+        config = config_of(
+            batch={
+                "data_parallel_size": ranks,
+                "micro_batch_size": micro,
+                "global_batch_size": global_batch_size,
+                "ramp": list(ramp),
+            },
+            budget={"samples": samples},
+            model=MICRO,
+            **{"data__sequence_length": 16, "evaluation__every_samples": 32, **settings},
+        )
+        return resolve(
+            config,
+            solve_geometries(config),
+            prepare(config.data),
+            source_hash=None,
+            machine=Machine(2, "two cores"),
+            sweep_name="test",
+        )
+
+    return spec_for
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decompositions_train_alike(trainer, planned, steps, tmp_path, case):
+    specs = [planned(*cut, **CASES[case]) for cut in CUTS]
+    assert len({spec.trajectory_id for spec in specs}) == 1
+    assert len({spec.run_id for spec in specs}) == 3
+    folders = [trainer.train(spec, tmp_path) for spec in specs]
+    for columns, tables in (
+        (["loss", "gradient_norm"], [steps(folder) for folder in folders]),
+        (["eval_loss"], [read_table(folder, "evals") for folder in folders]),
+    ):
+        for column in columns:
+            values = np.array([table[column] for table in tables], dtype=float)
+            np.testing.assert_allclose(values[1:], values[[0, 0]], rtol=1e-9, atol=0)
+        for column in ("samples", "tokens"):
+            assert tables[0][column].tolist() == tables[1][column].tolist()
+    losses = steps(folders[0])["loss"].to_numpy(dtype=float)
+    assert losses[-1] < losses[0] - 0.02, "nothing was learned: the curves could not differ"
+
+
+def test_rates_are_those_of_rule_and_schedule(trainer, planned, steps, tmp_path):
+    """The root rule at every stage of a ramp, times half a cosine at the middle of every step."""
+    case = CASES["ramp, all rules, cosine, average"]
+    rows = steps(trainer.train(planned(1, 8, **case), tmp_path))
+    sizes = np.array([8] * 4 + [16] * 4 + [32] * 5)
+    assert rows["global_batch_size"].tolist() == sizes.tolist()
+    assert rows["samples"].tolist() == np.cumsum(sizes).tolist()
+    middle = np.cumsum(sizes) - sizes / 2
+    t = (middle - 40) / (256 - 40)
+    factor = np.where(middle < 40, middle / 40, 0.1 + 0.9 * (1 + np.cos(np.pi * t)) / 2)
+    expected = 0.004 * np.sqrt(sizes / 16) * factor
+    np.testing.assert_allclose(rows["learning_rate"].astype(float), expected, rtol=1e-12)
+
+
+def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_path):
+    """Until the ramp leaves its first stage, nothing tells it from a run of that global batch."""
+    alike = {"schedule": {"name": "constant"}, "optimizer": {"name": "sgd", "learning_rate": 0.2}}
+    ramp = [{"samples": 128, "global_batch_size": 8}]
+    grown = planned(1, 8, ramp=ramp, global_batch_size=32, **alike)
+    small = planned(1, 8, **alike)
+    one, other = (steps(trainer.train(spec, tmp_path)) for spec in (grown, small))
+    assert one["loss"].iloc[:16].tolist() == other["loss"].iloc[:16].tolist()
+    assert one["loss"].iloc[17] != other["loss"].iloc[17]
+    assert len(one) == 16 + 4
+
+
+def test_evaluations_are_of_the_average_and_of_the_weights(trainer, planned, tmp_path):
+    """A half-life of nothing keeps the last weights; a long one keeps them all alike."""
+    evals = {}
+    for half_life in (None, 1e-3, 500.0, 1e12):
+        spec = planned(1, 8, evaluation__ema_half_life_tokens=half_life)
+        folder = trainer.train(spec, tmp_path / str(half_life))
+        evals[half_life] = read_table(folder, "evals")
+    plain = evals[None]["eval_loss"]
+    assert evals[None]["raw_eval_loss"].isna().all()
+    assert evals[1e-3]["eval_loss"].tolist() == plain.tolist()
+    for half_life in (1e-3, 500.0, 1e12):
+        # Averaging leaves the training untouched.
+        assert evals[half_life]["raw_eval_loss"].tolist() == plain.tolist()
+    # Losses fall here, and an average of longer memory lags further behind.
+    lag = [(evals[h]["eval_loss"] - plain).iloc[-1] for h in (500.0, 1e12)]
+    assert 1e-4 < lag[0] < lag[1]
+    assert evals[1e12]["eval_loss"].iloc[0] == plain.iloc[0]
+
+
+@pytest.mark.slow
+def test_the_target_is_judged_by_the_average(trainer, planned, outcome, tmp_path):
+    plain = planned(1, 8, evaluation__ema_half_life_tokens=500.0)
+    table = read_table(trainer.train(plain, tmp_path / "plain"), "evals")
+    average, weights = table["eval_loss"].to_numpy(float), table["raw_eval_loss"].to_numpy(float)
+    # Between the two curves: the weights are there already, their average is not.
+    target = (average[4] + weights[4]) / 2
+    reached = int(np.argmax(average <= target))
+    assert reached > 4
+    spec = planned(1, 8, evaluation__ema_half_life_tokens=500.0)
+    mapping = spec.config.to_mapping()
+    mapping["budget"]["target_loss"] = float(target)
+    ended = dataclasses.replace(spec, config=RunConfig.from_mapping(mapping))
+    folder = trainer.train(ended, tmp_path / "target")
+    assert outcome(folder)["stop_reason"] == "target"
+    assert outcome(folder)["optimizer_step"] == reached * 4
+
+
+@pytest.mark.slow
+def test_the_rehearsal_counts_the_average(trainer, planned, tmp_path):
+    """One more copy of the parameters, from the start."""
+    found = []
+    for half_life in (None, 500.0):
+        spec = planned(1, 8, measure__memory=True, evaluation__ema_half_life_tokens=half_life)
+        folder = trainer.train(spec, tmp_path / str(half_life))
+        found.append(read_table(folder, "ranks").iloc[0])
+    copy_gib = 8 * parameter_count(build_model(spec.config, spec.data, "float64")) / 2**30
+    for column in ("allocated_after_model_gib", "peak_allocated_steady_gib"):
+        assert found[1][column] - found[0][column] == pytest.approx(copy_gib, rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_rehearsal_counts_the_heaviest_stage(trainer, planned, tmp_path):
+    """A ramp that comes to accumulate holds what its last stage does, not what its first does."""
+    ramp = [{"samples": 64, "global_batch_size": 8}]
+    peaks = [
+        read_table(trainer.train(planned(1, 8, measure__memory=True, **more), tmp_path), "ranks")[
+            "peak_allocated_gib"
+        ].iloc[0]
+        for more in ({}, {"global_batch_size": 32}, {"global_batch_size": 32, "ramp": ramp})
+    ]
+    assert peaks[0] < peaks[1]
+    assert peaks[2] == pytest.approx(peaks[1], rel=1e-6)

@@ -2,7 +2,8 @@
 # make test   the tests, from nothing
 # make check  lint, format, types
 # make slow   the long CPU tier
-# make gpu    the tests that need a CUDA device
+# make gpu    the tests and benchmarks that need a CUDA device; says so where there is none.
+#             It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
 # make bench  the benchmarks, one after the other
 
 PYTHON ?= python3
@@ -10,6 +11,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PINS := .ci/constraints.txt
 JOBS ?= 2
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+# Other modules may need packages that an environment without a network lacks.
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 .PHONY: demo test check slow gpu bench clean
 
@@ -28,8 +33,15 @@ check: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu"
 
-gpu: $(VENV)/.installed-dev
-	$(BIN)/pytest -m gpu
+gpu: export PYTHONPATH := $(CURDIR)/src
+gpu:
+	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)'; then \
+		$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) && \
+		for benchmark in gpt2_step_time adamw_kernels recorder_overhead_cuda; do \
+			$(GPU_PYTHON) benchmarks/gpu/$$benchmark.py || exit 1; \
+		done; \
+	elif [ $$? -eq 3 ]; then echo "make gpu: no CUDA device here; nothing was run"; \
+	else exit 1; fi
 
 bench: $(VENV)/.installed-dev
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done

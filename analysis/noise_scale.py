@@ -30,9 +30,10 @@ bootstrap of steps          78 to 83 %   85 to 94 %   92 to 96 %
 bootstrap of blocks, n^1/3  69 to 74 %   77 to 91 %   90 to 98 %
 =========================== ============ ============ ============
 
-With the sample variance instead of successive differences coverage is alike, and intervals under
-drift are 4 to 50 % wider at 50 and 200 steps. For cells of 2 to 10 runs whose true scales differ by 0, 10 and 30 %
-(2000 cells each): Fieller over runs 94 to 98 %, over the steps of all runs 55 to 96 %.
+Infinite ends count as they are. With the sample variance instead of successive differences
+intervals under drift are 4 to 50 % wider at 50 and 200 steps. For cells of 2 to 10 runs whose true
+scales differ by 0, 10 and 30 % (2000 cells each): Fieller over runs 94 to 98 %, over the steps of
+all runs 55 to 96 %. `tests/analysis/test_noise_scale.py` repeats a part of this.
 """
 
 from __future__ import annotations

@@ -28,6 +28,12 @@ def test_recorder_overhead():
 
 
 @pytest.mark.slow
+def test_noise_scale_overhead():
+    printed = printed_by("noise_scale_overhead.py", "--pairs", "4")
+    assert len(re.findall(r"share of the training, sampled every 20: -?\d+\.\d+ %", printed)) == 4
+
+
+@pytest.mark.slow
 def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")
     for peer in ("submitit_local", "hydra_joblib"):

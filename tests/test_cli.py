@@ -52,13 +52,13 @@ def told(capsys: Captured, argv: list[str], code: int) -> str:
 def test_help_names_every_verb(argv: list[str], capsys: Captured) -> None:
     assert main(argv) == 0
     text = capsys.readouterr().out
-    for verb in ("sweep", "run", "plan", "status", "report"):
+    for verb in ("sweep", "run", "plan", "status", "report", "sync", "doctor"):
         assert f"batchscape {verb} " in text
 
 
-@pytest.mark.parametrize("verb", ["sweep", "run", "plan", "status", "report"])
+@pytest.mark.parametrize("verb", ["sweep", "run", "plan", "status", "report", "sync", "doctor"])
 def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
-    if verb in {"status", "report"}:
+    if verb in {"status", "report", "sync", "doctor"}:
         with pytest.raises(SystemExit) as leaving:
             main([verb, "--help"])
         assert leaving.value.code == 0
@@ -94,6 +94,7 @@ def test_version(capsys: Captured) -> None:
         (["run", "data=text", "data.path=/nothing/there"], "/nothing/there"),
         (["report", "nowhere"], "nowhere"),
         (["status", "nowhere"], "nowhere holds no runs"),
+        (["sync", "nowhere"], "nowhere holds no runs"),
     ],
     ids=" ".join,
 )

@@ -15,7 +15,7 @@ import batchscape
 ROOT = Path(batchscape.__file__).parent
 
 # errors, geometry <- config <- record, measure, models, data <- engines <- train <- plan, launch
-# <- doctor <- cli. A part imports from lower layers, and from its own layer only where it is listed.
+# <- doctor <- cli. A part imports from lower layers, and from its own one only where it is listed.
 LAYERS = (
     {"errors", "geometry", "targets"},
     {"config"},
@@ -28,6 +28,7 @@ LAYERS = (
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
+    ("targets", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("data", "record"),  # the identity of data is part of a run's record
     ("models", "record"),

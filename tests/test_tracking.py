@@ -61,7 +61,7 @@ def test_training_is_untouched_where_wandb_cannot_be_reached(
     told = capsys.readouterr()
     said = "".join((told.out + told.err).split())
     assert "1of1runswerewrittenforWeights&Biasesoffline" in said
-    assert f"wandbsync{tmp_path}/tracked/wandb/offline-run-*" in said
+    assert f"batchscapesync{tmp_path}/tracked" in said
     assert KEY not in said
 
     plain, tracked = run_folders(Path("plain")), run_folders(Path("tracked"))

@@ -3,7 +3,7 @@
 The runs are those of `batchscape sweep`, one at a time, in a folder that is removed again. A
 micro-batch that does not fit is part of the answer.
 
-    python benchmarks/gpu/gpt2_step_time.py [--micro 1,2,4,8,16,32,64] [--steps 40] [key=value ...]
+    python benchmarks/gpu/gpt2_step_time.py [--micro 4,8,16,32] [--steps 40] [key=value ...]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARMUP = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--micro", default="1,2,4,8,16,32,64")
+    parser.add_argument("--micro", default="4,8,16,32")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("settings", nargs="*", help="more settings, key=value")
     options = parser.parse_args()
@@ -90,7 +90,7 @@ def show(rows: list[dict[str, Any]], ratios: dict[str, float]) -> None:
         figures = ("" if row[name] is None else f"{row[name]:.4g}" for name in SHOWN)
         compiled = "yes" if row["compile"] else "no"
         table.add_row(str(row["micro_batch_size"]), compiled, row["status"], *figures)
-    Console().print(table)
+    Console(width=120).print(table)
     for size, value in ratios.items():
         print(f"ratio eager / compiled, micro-batch {size}: {value:.2f}")
 

@@ -31,7 +31,7 @@ def main() -> None:
     """Build everything in the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="folder of the files")
-    parser.add_argument("--megabytes", type=float, default=60.0, help="text to read at most")
+    parser.add_argument("--megabytes", type=float, default=48.0, help="text to read at most")
     parser.add_argument("--vocabulary", type=int, default=50257, help="size of the vocabulary")
     chosen = parser.parse_args()
     if not 257 <= chosen.vocabulary <= 2**16:

@@ -259,7 +259,7 @@ def _doctor(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
-    from batchscape.doctor import examine
+    from batchscape.doctor.examine import examine
 
     examination = examine(parsed.dir)
     if parsed.json:

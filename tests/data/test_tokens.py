@@ -263,3 +263,20 @@ def test_no_files_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match=r"folder of \.bin files"):
             prepare(settings_of(path))
+
+
+def test_a_pattern_chooses_among_the_files_of_a_folder(tmp_path):
+    for name, seed in (("x_train_1", 1), ("x_train_0", 0), ("x_val_0", 2)):
+        (tmp_path / f"{name}.bin").write_bytes(llmc(tokens_of(161, seed)))
+    pattern = tmp_path / "x_train_*.bin"
+    config = settings_of(pattern, held_out_path=str(tmp_path / "x_val_*.bin"))
+    dataset, identity = opened(config, "train")
+    assert (identity.train_samples, identity.held_out_samples) == (20, 10)
+    expected = [*tokens_of(161, 0)[:160], *tokens_of(161, 1)[:160]]
+    assert everything(dataset)[0].flatten().tolist() == expected
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "no_file.bin").mkdir()
+    with pytest.raises(ConfigError, match=r"data=tokens cannot be read: .*no_file\.bin"):
+        prepare(settings_of(tmp_path))

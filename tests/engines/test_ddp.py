@@ -186,20 +186,22 @@ def test_float16_equals_a_loss_scaled_by_hand(spec_of):
         assert (mine == theirs).all()
 
 
-def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of):
-    engine = engine_of(spec_of(engine__precision="float16"))
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
+def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of, name):
+    spec = spec_of(engine__precision="float16", optimizer={"name": name, "learning_rate": 0.01})
+    engine, settings = engine_of(spec), spec.config.optimizer
     inputs, targets = batch()
     before = copy.deepcopy(engine.module.state_dict())
     engine.micro_step(inputs, targets, 1e30, last=True)
     assert engine.gradient_scale == 2**16
-    norm = engine.optimizer_step(SETTINGS, 1.0)
+    norm = engine.optimizer_step(settings, 1.0)
     assert engine.skipped
     assert not norm.isfinite()
     assert engine.gradient_scale == 2**15
     after = engine.module.state_dict()
     assert all((after[name] == before[name]).all() for name in before)
     engine.micro_step(inputs, targets, 1 / 256, last=True)
-    assert engine.optimizer_step(SETTINGS, 1.0).isfinite()
+    assert engine.optimizer_step(settings, 1.0).isfinite()
     assert not engine.skipped
     assert any((after[name] != before[name]).any() for name in before)
 

@@ -274,3 +274,28 @@ def test_clipping_sees_the_whole_gradient():
     assert clip_gradients(module, 0.5).item() == pytest.approx(everything.norm().item())
     clipped = torch.cat([p.grad.ravel() for p in module.parameters() if p.grad is not None])
     torch.testing.assert_close(clipped, everything * 0.5 / everything.norm(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("config", "tolerance"),
+    [(SGD, 1e-12), (ADAMW, 1e-12), (MUON, 0.02)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_a_device_updates_as_the_cpu_does(config, tolerance):
+    before = torch.cat([p.detach().ravel() for p in network().parameters()])
+    moved = []
+    for device in ("cpu", "cuda"):
+        module = network().to(device)
+        optimizer = build_optimizer(config, module)
+        for k in range(3):
+            on_cpu = network()
+            give_gradients(on_cpu, k)
+            for parameter, drawn in zip(module.parameters(), on_cpu.parameters(), strict=True):
+                assert drawn.grad is not None
+                parameter.grad = drawn.grad.to(device)
+            set_hyperparameters(optimizer, config, 0.5)
+            optimizer.step()
+        after = torch.cat([p.detach().cpu().ravel() for p in module.parameters()])
+        moved.append(after - before)
+    assert (moved[1] - moved[0]).norm() <= tolerance * moved[0].norm()

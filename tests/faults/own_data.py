@@ -17,12 +17,16 @@ class Blobs:
     classes = 3
     features = 4
 
-    def __init__(self, part: str, samples: int = 200, slow_s: float = 0.0) -> None:
+    def __init__(
+        self, part: str, samples: int = 200, slow_s: float = 0.0, stuck_after: int | None = None
+    ) -> None:
         generator = np.random.default_rng(0 if part == "train" else 1)
         self._labels = generator.integers(0, self.classes, samples)
         noise = generator.normal(size=(samples, self.features))
         self._points = np.eye(self.classes, self.features)[self._labels] * 3 + noise
         self._slow_s = slow_s
+        self._stuck_after = stuck_after
+        self._calls = 0
         self.num_samples = samples
 
     def count_targets(self, indices: NDArray[np.int64]) -> int:
@@ -30,8 +34,10 @@ class Blobs:
         return len(indices)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Points as float32, and their classes; slowly, if so asked."""
-        time.sleep(self._slow_s)
+        """Points as float32, and their classes; slowly, or some times only, if so asked."""
+        self._calls += 1
+        stuck = self._stuck_after is not None and self._calls > self._stuck_after
+        time.sleep(3600 if stuck else self._slow_s)
         points = torch.from_numpy(self._points[indices]).float()
         return points, torch.from_numpy(self._labels[indices])
 

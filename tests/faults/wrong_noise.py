@@ -1,4 +1,4 @@
-"""Workers that sample the noise of the gradient wrongly."""
+"""Workers that sample the noise of the gradient wrongly, or refuse to."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ def after_clipping(run_dir: str, rank: int) -> int:
         return real(module, None)
 
     ddp.clip_gradients = clip_gradients  # type: ignore[attr-defined]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
+def late_compilation(run_dir: str, rank: int) -> int:
+    """Fail where a model is compiled anew in an optimizer step."""
+    real = loop.Training._step
+
+    def step(self: loop.Training, k: int) -> None:
+        torch._dynamo.config.error_on_recompile = True  # type: ignore[attr-defined]
+        real(self, k)
+
+    loop.Training._step = step  # type: ignore[method-assign]  # a planted check
     return worker.main(run_dir, rank)
 
 

@@ -114,11 +114,10 @@ class Summed(nn.Module):
     def __init__(self, layer, call=None):
         super().__init__()
         self.layer = layer
-        self.call = call or layer
+        self.call = call or (lambda layer, inputs: layer(inputs))
 
     def forward(self, inputs, _targets):
-        out = self.call(inputs)
-        return (out[0] if isinstance(out, tuple) else out).sum(), None
+        return self.call(self.layer, inputs).sum(), None
 
 
 def test_convolutions_are_counted():
@@ -128,33 +127,66 @@ def test_convolutions_are_counted():
     assert model_flops(Summed(layer), images, images) == 2 * forward
 
 
-def test_grouped_products_without_a_formula_are_missing():
-    weights = nn.Parameter(torch.zeros(4))
+def test_products_without_a_formula_are_missing():
     layer = nn.Linear(4, 4)
-    layer.extra = weights
+    layer.extra = nn.Parameter(torch.zeros(4))
     vectors = torch.zeros(3, 4)
-    both = Summed(layer, lambda x: layer(x) @ weights)
+    both = Summed(layer, lambda layer, x: layer(x) @ layer.extra)
     assert model_flops(both, vectors, vectors) is None
+
+
+def test_parameters_that_a_copy_does_not_have_are_missing_and_left_alone():
+    layer = nn.Linear(4, 4)
+    vectors = torch.zeros(3, 4)
+    module = Summed(layer, lambda _, x: layer(x))
+    assert model_flops(module, vectors, vectors) is None
+    assert layer.weight.grad is None
+    module(vectors, vectors)[0].backward()
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda layer: lambda x: layer(x) * float(x.sum()),
-        lambda layer: lambda x: checkpoint(layer, x, use_reentrant=False),
-        lambda layer: lambda x: x.sum() * layer.weight.sum(),
+        lambda layer, x: layer(x) * float(x.sum()),
+        lambda layer, x: checkpoint(layer, x, use_reentrant=False),
+        lambda layer, x: x.sum() * layer.weight.sum(),
     ],
     ids=["depends on values", "recomputes by itself", "multiplies no matrices"],
 )
 def test_what_cannot_be_counted_is_missing(call):
     layer = nn.Linear(4, 4)
     vectors = torch.ones(3, 4)
-    assert model_flops(Summed(layer, call(layer)), vectors, vectors) is None
+    assert model_flops(Summed(layer, call), vectors, vectors) is None
 
 
 def test_constants_that_are_no_buffers_do_not_stop_the_count():
     layer = nn.Linear(4, 4)
     constant = torch.ones(4)
     vectors = torch.ones(3, 4)
-    module = Summed(layer, lambda x: functional.relu(layer(x) * constant))
+    module = Summed(layer, lambda layer, x: functional.relu(layer(x) * constant))
     assert model_flops(module, vectors, vectors) == 3 * 4 * 4 * 4
+
+
+def test_what_a_model_keeps_of_a_forward_does_not_reach_the_training():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.mask = None
+
+        def forward(self, inputs):
+            if self.mask is None:
+                self.mask = inputs.new_ones(4)
+            return self.layer(inputs) * self.mask
+
+    module = Summed(Keeping())
+    vectors = torch.ones(3, 4)
+    assert model_flops(module, vectors, vectors) == 3 * 4 * 4 * 4
+    module(vectors, vectors)[0].backward()
+
+
+@pytest.mark.gpu
+def test_a_device_has_the_same_operations(config_of):
+    module = build_model(config_of(model=GPT), TEXT, "float32")
+    on_cpu = model_flops(module, *batch())
+    assert model_flops(module.cuda(), *(part.cuda() for part in batch())) == on_cpu

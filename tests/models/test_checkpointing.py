@@ -122,3 +122,33 @@ def test_peak_memory_falls(config_of, text):
     kept, recomputed = peak_gib(recomputes=False), peak_gib(recomputes=True)
     torch.set_num_threads(threads)
     assert recomputed < 0.4 * kept
+
+
+@pytest.mark.slow
+def test_compiled_recomputation_is_one_graph_and_trains_alike(config_of, text):
+    """With a backend that compiles nothing: what could break is the tracing."""
+    module = build_model(config_of(model=GPT), text, "float64")
+    batch = batch_of()
+    plain = gradients(module, batch)
+    checkpoint_activations(module)
+    module.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_same(gradients(module, batch), plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [GPT | {"dropout": 0.2}, LLAMA], ids=str)
+def test_a_device_trains_alike_in_less_memory(config_of, text, model):
+    batch = tuple(part.cuda() for part in batch_of(64))
+    found, peaks = [], []
+    for recomputes in (False, True):
+        module = build_model(config_of(model=model | {"n_layers": 8}), text, "float32").cuda()
+        if recomputes:
+            checkpoint_activations(module)
+        gradients(module, batch)
+        torch.cuda.reset_peak_memory_stats()
+        found.append(gradients(module, batch))
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < peaks[0]
+    torch.testing.assert_close(found[1][0], found[0][0])
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)

@@ -115,3 +115,18 @@ def test_nothing_is_disturbed(build, batch, model):
     assert all(torch.equal(state[name], t) for name, t in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
     assert module.training
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [GPT, "Bigram", "Contrastive"], ids=str)
+def test_a_device_gives_the_same_answer(build, batch, model):
+    """Where the training's products are in TF32 too: the check's are not."""
+    on_cpu = why_not_invariant(build(model), batch)
+    on_device = build(model).to("cuda")
+    rng = torch.cuda.get_rng_state()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert why_not_invariant(on_device, tuple(part.cuda() for part in batch)) == on_cpu
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(rng, torch.cuda.get_rng_state())

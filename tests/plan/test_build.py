@@ -59,6 +59,8 @@ def test_budgets(lines: list[str], samples: int, plan: MakePlan) -> None:
         (["batch.global_batch_size=32,96,40"], r"480, the least common multiple of .* 32, 40, 96"),
         (["schedule=cosine", "schedule.decay_samples=320"], "warmup_samples must be below"),
         (["schedule=cosine", "budget.samples=320"], "warmup_samples must be below"),
+        (["schedule=wsd", "schedule.decay_samples=3521"], r"320 \+ 3521 > 3840 samples"),
+        (["model.vocabulary_size=255"], "at least the data's vocabulary, 256; given 255"),
         (["evaluation.samples=361"], "given 361, held out: 360"),
         (["budget=optimizer_steps", "budget.optimizer_steps=999999999999999999"], r"2\*\*63"),
         (["launcher.device=cuda"], "no CUDA device"),

@@ -25,7 +25,8 @@ decays = st.sampled_from(["none", "timescale"])
 
 def rules(reference: int, rate: str, beta: str, decay: str) -> Scaling:
     active = {rate, beta, decay} != {"none"}
-    return Scaling(reference if active else None, rate, beta, decay)
+    given: dict[str, Any] = {"learning_rate": rate, "betas": beta, "weight_decay": decay}
+    return Scaling(reference if active else None, **given)
 
 
 def close(one: Any, other: Any) -> None:
@@ -46,7 +47,7 @@ def test_the_reference_batch_keeps_its_settings(
 def test_two_steps_of_a_rule_are_one(
     first: int, second: int, third: int, rate: str, beta: str, decay: str, optimizer: Any
 ) -> None:
-    between = scaled(optimizer, rules(first, rate, beta, decay), second)
+    between: Any = scaled(optimizer, rules(first, rate, beta, decay), second)
     if 0 in (between.beta1, between.beta2) or max(between.beta1, between.beta2) > 1 - 1e-6:
         return  # the power has left the range in which a float can be taken back
     if min(between.beta1, between.beta2) < 1e-200:

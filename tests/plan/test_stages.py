@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -53,6 +53,16 @@ def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> N
     ]
     (spec,) = plan(RAMP, *lines).specs
     assert [c for _, c in cuts(spec)] == ["2 x 2 x 2 = 8", "2 x 4 x 2 = 16", "2 x 8 x 2 = 32"]
+
+
+def test_ranks_are_those_of_the_last_stage(plan: MakePlan) -> None:
+    (spec,) = plan(RAMP, "batch.data_parallel_size=null", "batch.devices_per_node=1").specs
+    assert {stage.geometry.data_parallel_size for stage in spec.stages} == {1}
+    # Two ranks are derived for 32; they hold for 16 and cannot be cut so, where one would do.
+    derived = ["batch.data_parallel_size=null", "batch.gradient_accumulation_steps=2"]
+    ramp = "batch.ramp=[{samples:640,global_batch_size:16}]"
+    with pytest.raises(GeometryError, match=r"batch\.ramp, stage 1 of 1: "):
+        plan(ramp, *derived)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +175,8 @@ def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
     assert [row["ramp"] for row in plan_rows(plan())] == [None]
 
 
+# The first one in the second stage falls between steps, the next one does not.
+@example(7, [(4, 1), (3, 8)])
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), max_size=4))
 def test_evaluations_fall_between_steps_or_are_refused(
     every: int, stages: list[tuple[int, int]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import signal
@@ -15,12 +17,14 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from batchscape.config import WandbTracker
 from batchscape.record import mirror
 from batchscape.record.columns import COLUMNS
 from batchscape.record.folder import SweepFolder
-from batchscape.record.mirror_state import MirrorState, wandb_folder
+from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.wandb_memory import memory_page
@@ -31,6 +35,8 @@ from batchscape.record.wandb_names import (
     NOT_MIRRORED,
     SUMMARY_ONLY,
     axis_of,
+    curve_points,
+    figure_points,
     mirrored_names,
 )
 
@@ -382,6 +388,7 @@ def _sync_by_hand(sweep: SweepFolder) -> None:
     subprocess.run(command, capture_output=True, check=True)
 
 
+@pytest.mark.slow
 def test_rows_that_the_server_refuses_are_not_taken_for_mirrored(
     sweep, server, fake_training, rows_of, monkeypatch
 ) -> None:
@@ -398,3 +405,65 @@ def test_rows_that_the_server_refuses_are_not_taken_for_mirrored(
     server.refused.clear()
     assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
     assert server.run_of("run-a").visible_history == rows_of(training.folder)
+
+
+def test_what_counts_as_uploaded(sweep, fake_training) -> None:
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 3))
+    training.end(Status.COMPLETED)
+    status = RunStatus.read(training.folder.status)
+    state = MirrorState("run-a-1", "p", None, "online", status="completed", attempts=1)
+    assert state.is_uploaded(status, sweep.path)  # of an older version, without a digest
+    state.content = content_of(status)
+    assert state.is_uploaded(status, sweep.path)
+    state.closed = False
+    assert not state.is_uploaded(status, sweep.path)
+    state.closed = True
+    changed = RunStatus.read(training.folder.status)
+    changed.summary["final_loss"] = 7.0
+    assert not state.is_uploaded(changed, sweep.path)
+
+    state.mode, state.segments = "offline", ["run-1", "offline-run-2", "offline-run-3"]
+    assert not state.is_uploaded(status, sweep.path)  # gone, perhaps never uploaded
+    for name in state.segments:
+        (wandb_folder(sweep.path) / name).mkdir(parents=True)
+        (wandb_folder(sweep.path) / name / "run-a.wandb").touch()
+    assert len(state.unsent(sweep.path)) == 2
+    (wandb_folder(sweep.path) / "offline-run-3" / "run-a.wandb.synced").touch()
+    assert not state.is_uploaded(status, sweep.path)
+    state.mark_sent(sweep.path)
+    assert state.unsent(sweep.path) == []
+    assert state.is_uploaded(status, sweep.path)
+    state.write(training.folder)
+    assert MirrorState.read(training.folder) == state
+
+
+@settings(max_examples=50)
+@given(
+    tokens=st.lists(st.integers(1, 10**6), min_size=1, max_size=20),
+    start=st.integers(0, 20),
+    step_time_s=st.floats(1e-3, 1e3),
+)
+def test_targets_of_all_steps_add_up(tokens, start, step_time_s) -> None:
+    """Wherever the mirror goes on, what it computes from two rows is what one reading gives."""
+    sums = list(itertools.accumulate(tokens))
+    rows = [
+        {"optimizer_step": k, "tokens": total, "step_time_s": step_time_s, "global_batch_size": 4}
+        for k, total in enumerate(sums, start=1)
+    ]
+    first = min(start, len(rows) - 1)
+    before = [0, *sums]
+    points = [curve_points("steps", rows[k], before[k]) for k in range(first, len(rows))]
+    assert sum(point["data/targets"] for point in points) == sums[-1] - before[first]
+    for point, fresh in zip(points, tokens[first:], strict=True):
+        assert point["throughput/tokens_per_s"] * step_time_s == pytest.approx(fresh)
+        assert point["throughput/samples_per_s"] * step_time_s == pytest.approx(4)
+
+
+def test_what_is_missing_has_no_point() -> None:
+    row = {"optimizer_step": 1, "tokens": None, "loss": math.nan, "step_time_s": pd.NA}
+    row |= {"skipped": True, "gradient_norm": None}
+    assert curve_points("steps", row, None) == {"optimizer_step": 1, "gradient/skipped": 1}
+    summary = {"throttled": False, "mfu_pct": None, "final_loss": 2.5}
+    assert figure_points(summary) == {"system/throttled": 0, "loss/final_train": 2.5}

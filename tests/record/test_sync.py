@@ -138,6 +138,7 @@ def test_a_key_that_the_server_does_not_know(sweep, server, capsys) -> None:
     assert server.runs == {}
 
 
+@pytest.mark.slow
 def test_a_failing_run_does_not_stop_the_others(
     sweep, three_runs, server, rows_of, monkeypatch, capsys
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_hanging_upload_is_cut_and_the_others_go_on(
     assert run.lines_received == len(run.history)
 
 
+@pytest.mark.slow
 def test_two_at_once_upload_once(sweep, three_runs, server, rows_of) -> None:
     command = [sys.executable, "-m", "batchscape", "sync", str(sweep.path)]
     both = [

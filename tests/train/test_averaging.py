@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,8 @@ from batchscape.train.averaging import WeightAverage
 tokens = st.integers(1, 10_000)
 
 
-def model() -> nn.Module:
-    made = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    return made.double()
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
 
 
 def walk(module: nn.Module, generator: torch.Generator) -> list[np.ndarray]:
@@ -118,7 +118,7 @@ def test_buffers_and_frozen_parameters_are_those_of_the_model() -> None:
     assert len(average.state()["average"]) == 3
 
 
-def test_it_goes_on_bit_for_bit_from_a_saved_state(tmp_path) -> None:
+def test_it_goes_on_bit_for_bit_from_a_saved_state(tmp_path: Path) -> None:
     module, generator = model(), torch.Generator().manual_seed(3)
     average = WeightAverage(module, 20.0)
     for _ in range(3):

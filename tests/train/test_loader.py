@@ -183,8 +183,13 @@ def workers_of_ranks():
 
 
 def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
+    """Also where they are in the middle of a batch, and cannot notice that nobody waits for it."""
     before = set(psutil.Process().children(recursive=True))
-    spec = trainer.make_spec((2, 8, 2), **settings(2))
+    more = {
+        "data": {**BLOBS, "arguments": {"stuck_after": 25}},
+        "loader": {"workers": 2, "prefetch": 50},
+    }
+    spec = trainer.make_spec((2, 8, 2), **settings(2, **more))
     folder = trainer.start(spec, tmp_path, target="faulty_workers:hanging")
     wait_for(folder, "hangs-", 2)
     new = set(psutil.Process().children(recursive=True)) - before
@@ -192,6 +197,7 @@ def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
     ranks = [process for process in new if len(tree.get(process.pid, [])) == 2]
     assert len(ranks) == 2
     orphans, others = (tree[rank.pid] for rank in ranks)
+    time.sleep(0.5)  # until they are stuck, far ahead; before that they would end as well
     # One rank alone dies, of a signal that it cannot answer; the other one is still there.
     os.kill(ranks[0].pid, signal.SIGKILL)
     psutil.wait_procs(orphans, timeout=30)

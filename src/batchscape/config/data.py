@@ -74,8 +74,8 @@ class TokenFiles:
 
     name: Literal["tokens"]
     path: str
-    """A file, or a folder of shards, which are read in the order of their names. Scope: trajectory
-    (its content)."""
+    """A file, or shards, which are read in the order of their names: a folder, or a pattern such as
+    `folder/train_*.bin`. Scope: trajectory (its content)."""
     held_out_path: str | None = None
     """The same for evaluation; null: the last `held_out_pct` percent of each file. Scope:
     trajectory (its content)."""

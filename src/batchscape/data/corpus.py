@@ -8,6 +8,7 @@ from batchscape.data.documents import prepare_documents
 from batchscape.data.images import prepare_digits
 from batchscape.data.text import prepare_text
 from batchscape.data.tokens import prepare_tokens
+from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["prepare"]
@@ -28,8 +29,17 @@ def prepare(config: Data) -> DataIdentity:
     Raises
     ------
     ConfigError
-        If there are no such data, or too few of them for one sample in each part.
+        If there are no such data, they cannot be read, or they are too few for one sample in each
+        part.
     """
+    try:
+        return _prepare(config)
+    except OSError as error:
+        msg = f"data={config.name} cannot be read: {error}"
+        raise ConfigError(msg) from None
+
+
+def _prepare(config: Data) -> DataIdentity:
     if isinstance(config, Digits):
         return prepare_digits(config)
     if isinstance(config, TokenFiles):

@@ -77,7 +77,8 @@ class ScannedFile:
     smallest: int
     largest: int
     halves: bool
-    """Whether the odd tokens are so small, and the even ones are not, that each pair is one."""
+    """Whether, in the first block, each pair looks like one token: the odd ones are next to
+    nothing, and the even ones are not."""
 
 
 def recognise(path: Path, dtype: str) -> TokenFile:
@@ -181,8 +182,8 @@ def _with_header(path: Path, dtype: str, offset: int, tokens: int, size: int) ->
 def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     digest = hashlib.sha256()
     smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-    even = odd = 0
     dtype = np.dtype(file.dtype).newbyteorder("<")
+    halves = None
     with file.path.open("rb") as content:
         digest.update(content.read(file.offset))
         while block := content.read(_BLOCK):
@@ -190,9 +191,12 @@ def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
             tokens = np.frombuffer(block, dtype=dtype)
             smallest = min(smallest, int(tokens.min()))
             largest = max(largest, int(tokens.max()))
-            even = max(even, int(tokens[::2].max()))
-            odd = max(odd, int(tokens[1::2].max(initial=0)))
+            halves = _are_halves(tokens) if halves is None else halves
             advance(len(block))
-    # The upper halves of uint32 tokens are below 16 for any vocabulary up to 2**20.
-    halves = file.tokens >= _JUDGED and odd < _NO_VOCABULARY >> 16 <= even
-    return ScannedFile(digest.hexdigest(), smallest, largest, halves)
+    return ScannedFile(digest.hexdigest(), smallest, largest, bool(halves))
+
+
+def _are_halves(tokens: NDArray[Any]) -> bool:
+    """Judge whether pairs are one: upper halves are below 16 for vocabularies up to 2**20."""
+    most = _NO_VOCABULARY >> 16
+    return len(tokens) >= _JUDGED and int(tokens[1::2].max()) < most <= int(tokens[::2].max())

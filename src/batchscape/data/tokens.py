@@ -121,18 +121,22 @@ def segments(folder: Path, part: str) -> list[Segment]:
 
 
 def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
-    root = Path(path).expanduser().resolve()
+    root = Path(path).expanduser().absolute()
     if root.is_file():
         return [recognise(root, dtype)]
-    shards = sorted(root.glob("*.bin")) if root.is_dir() else []
+    folder, pattern = (root, "*.bin") if root.is_dir() else (root.parent, root.name)
+    shards = sorted(folder.glob(pattern))
     if not shards:
-        msg = f"data.{setting}={path}: no tokens there; give a file, or a folder of .bin files"
+        msg = (
+            f"data.{setting}={path}: no tokens there; give a file, a folder of .bin files, or a "
+            "pattern such as folder/train_*.bin"
+        )
         raise ConfigError(msg)
     return [recognise(shard, dtype) for shard in shards]
 
 
 def _refuse_shared(files: dict[str, list[TokenFile]]) -> None:
-    train, held_out = ({file.path for file in files[part]} for part in PARTS)
+    train, held_out = ({file.path.resolve() for file in files[part]} for part in PARTS)
     if shared := train & held_out:
         msg = (
             f"data.held_out_path must hold other files than data.path; both hold "

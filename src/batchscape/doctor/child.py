@@ -50,14 +50,14 @@ def torch_build() -> dict[str, Any]:
     import torch
 
     mkldnn = torch.ops.mkldnn
-    answer = {
+    answer: dict[str, Any] = {
         "version": torch.__version__,
         "cuda_build": torch.version.cuda,
         "hip_build": torch.version.hip,
         "threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "cpu_bf16": bool(mkldnn._is_mkldnn_bf16_supported()),  # noqa: SLF001
-        "cpu_fp16": bool(mkldnn._is_mkldnn_fp16_supported()),  # noqa: SLF001
+        "cpu_bf16": bool(mkldnn._is_mkldnn_bf16_supported()),
+        "cpu_fp16": bool(mkldnn._is_mkldnn_fp16_supported()),
         "gloo": torch.distributed.is_gloo_available(),
         "nccl": None,
         "devices": [],

@@ -46,4 +46,4 @@ def findings_of(what: str, probe: Probe) -> list[Finding]:
         return probe()
     except Exception as error:  # noqa: BLE001  (whatever is broken here is to be shown)
         said = str(error).strip().splitlines() or [""]
-        return [Finding(what, "broken", f"{type(error).__name__}: {said[-1]}".rstrip(": "))]
+        return [Finding(what, "broken", f"{type(error).__name__}: {said[0]}".rstrip(": "))]

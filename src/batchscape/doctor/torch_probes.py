@@ -26,8 +26,7 @@ def torch() -> list[Finding]:
     try:
         build = ask("torch_build", _ANSWER_S)
     except ChildError as error:
-        status = "missing" if "No module named 'torch'" in str(error) else "broken"
-        return [Finding("torch", status, str(error), _INSTALL, needed=True)]
+        return [Finding("torch", "broken", str(error), _INSTALL, needed=True)]
     kind = f"CUDA {build['cuda_build']}" if build["cuda_build"] else "CPU only"
     detail = f"{build['version']} ({kind}), {build['threads']} threads, {build['cpu_capability']}"
     found = [Finding("torch", "ok", detail, needed=True)]

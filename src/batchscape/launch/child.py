@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 __all__ = [
+    "ALSO_PRELOADED",
     "WORKER",
     "WORKER_ENVIRONMENT",
     "RankExit",
@@ -35,6 +36,9 @@ __all__ = [
 
 WORKER = "batchscape.train.worker:main"
 """What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
+
+ALSO_PRELOADED = "BATCHSCAPE_PRELOAD"
+"""Environment variable of a fork server: a slow module that the models of a sweep need."""
 
 WORKER_ENVIRONMENT = {
     # One thread a rank, decided before any library counts the cores. Waiting threads must sleep:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from batchscape.errors import LaunchError
-from batchscape.launch.child import RankExit, Start, start_interpreter
+from batchscape.launch.child import ALSO_PRELOADED, RankExit, Start, start_interpreter
 
 __all__ = ["Forked", "UnsafeToForkError"]
 
@@ -30,8 +30,11 @@ class Forked:
     method = "fork"
     note: str | None = None
 
-    def __init__(self, target: str, keep_open: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, target: str, keep_open: tuple[int, ...] = (), also_preload: str = ""
+    ) -> None:
         self._target = target
+        self._also_preload = also_preload
         self._keep_open = keep_open
         self._living: dict[str, set[int]] = {}
         self._groups: dict[str, int] = {}
@@ -49,6 +52,7 @@ class Forked:
                 descriptors,
                 stdin=subprocess.DEVNULL,
                 output=self._errors,
+                environment={ALSO_PRELOADED: self._also_preload},
                 # Out of the terminal's reach: Ctrl-C is the launcher's to interpret.
                 start_new_session=True,
             )

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from batchscape.launch.child import Start, live
+from batchscape.launch.child import ALSO_PRELOADED, Start, live
 
 __all__ = ["PRELOADED", "main"]
 
@@ -80,12 +80,14 @@ def main(channel: str, target: str) -> NoReturn:
 def _preload(target: str) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
-    try:
-        # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
-        # then runs one version of the code, whatever is edited meanwhile.
-        importlib.import_module(target.partition(":")[0])
-    except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
-        traceback.print_exc()
+    # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
+    # then runs one version of the code, whatever is edited meanwhile.
+    for name in (target.partition(":")[0], os.environ.get(ALSO_PRELOADED, "")):
+        try:
+            if name:
+                importlib.import_module(name)
+        except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
+            traceback.print_exc()
     # What is loaded by now is garbage to nobody: keep the collector off the shared pages.
     gc.collect()
     gc.freeze()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from batchscape.config import Transformers
 from batchscape.errors import LaunchError, RecordError
 from batchscape.launch.child import WORKER
 from batchscape.launch.interrupts import Interrupts
@@ -91,7 +92,9 @@ def run_sweep(
         presence = Presence()
         if queue:
             stack.enter_context(presence)
-            processes = open_processes(target, (lock,), lambda: interrupts.count > 0, method)
+            processes = open_processes(
+                target, (lock,), lambda: interrupts.count > 0, method, _slow_import(queue)
+            )
         if processes is not None:
             stack.callback(processes.close)
             if processes.note is not None:
@@ -137,6 +140,13 @@ def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:
         return (config.timing_repeat, *seeds, digest)
 
     return sorted(specs, key=key)
+
+
+def _slow_import(specs: Iterable[RunSpec]) -> str:
+    """Name the module that models of a sweep need and that is worth importing once for all."""
+    if any(isinstance(spec.config.model, Transformers) for spec in specs):
+        return "batchscape.models.offline_transformers"
+    return ""
 
 
 def _stand_still(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, RunResult]:

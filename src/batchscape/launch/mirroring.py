@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Mirroring", "may_mirror_live"]
 
 _BASE_S = 60.0
-_PER_RUN_S = 5.0
+_PER_RUN_S = 10.0
 _INTERRUPTED_S = 5.0
 
 

@@ -41,7 +41,11 @@ class Processes(Protocol):
 
 
 def open_processes(
-    target: str, keep_open: tuple[int, ...], should_stop: Callable[[], bool], method: str | None
+    target: str,
+    keep_open: tuple[int, ...],
+    should_stop: Callable[[], bool],
+    method: str | None,
+    also_preload: str = "",
 ) -> Processes | None:
     """Choose and prepare the way of starting ranks.
 
@@ -55,6 +59,8 @@ def open_processes(
         Asked while the fork server boots.
     method : str or None
         `fork` or `spawn`; None: fork where that is safe.
+    also_preload : str
+        Module that a fork server imports beside the usual ones; empty: none.
 
     Returns
     -------
@@ -70,7 +76,7 @@ def open_processes(
         method = "fork" if sys.platform == "linux" else "spawn"
     if method == "spawn":
         return Spawned(keep_open)
-    server = Forked(target, keep_open)
+    server = Forked(target, keep_open, also_preload)
     try:
         while not server.is_ready(0.1):
             if should_stop():

@@ -7,7 +7,9 @@ whether activations are computed anew in the backward, a model has the same oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ _NO_FORMULA = (
 
 
 class _UncountedError(Exception):
-    """An operator multiplies matrices and tells no number of operations."""
+    """Something multiplies matrices that cannot be counted."""
 
 
 class _Counter(TorchDispatchMode):
@@ -68,18 +70,6 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-class _AsWritten(nn.Module):
-    """Calls a module's forward, compiled or not, as it was written."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *batch: Tensor) -> Tensor:
-        loss: Tensor = self.module.forward(*batch)[0]
-        return loss
-
-
 def model_flops(module: nn.Module, inputs: Tensor, targets: Tensor) -> int | None:
     """Count the operations of one forward and backward, without doing them.
 
@@ -102,27 +92,49 @@ def model_flops(module: nn.Module, inputs: Tensor, targets: Tensor) -> int | Non
     For a transformer this is Chowdhery et al. 2022 (arXiv 2204.02311), appendix B: 6N + 12LHQT a
     token, N without the tables that are looked up. Formulas: `torch.utils.flop_counter`.
     """
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return _count(module, (inputs, targets)) or None
-    except Exception:  # noqa: BLE001  (whatever a model does without values: there is no figure)
-        return None
+    batch = inputs, targets
+    # Whatever a model does that needs values, there is no figure then.
+    with torch.random.fork_rng(devices=[]), _gradients_kept(module):
+        with suppress(Exception):
+            return _count(module, batch, lambda tensor: tensor.to("meta")) or None
+        # Slower, and for models that look at devices, or hold tensors that are no buffers.
+        with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            return _count(module, batch, fake.from_tensor) or None
+    return None
 
 
-def _count(module: nn.Module, batch: tuple[Tensor, ...]) -> int:
-    wrapped = _AsWritten(module)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        tensors: dict[str, Tensor] = {
-            name: fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
-            for name, tensor in wrapped.named_parameters()
-        }
-        tensors |= {name: fake.from_tensor(tensor) for name, tensor in wrapped.named_buffers()}
-        inputs = tuple(fake.from_tensor(tensor) for tensor in batch)
-        # Written out, attention is counted like any product, on every device.
-        counter = _Counter()
-        with sdpa_kernel(SDPBackend.MATH), counter:
-            loss = torch.func.functional_call(wrapped, tensors, inputs)
-            # Recomputation hooks into what is saved; it must not count as the model's work.
-            with torch.autograd.graph.disable_saved_tensors_hooks("operations are counted"):
-                loss.backward()
+def _count(
+    module: nn.Module, batch: tuple[Tensor, ...], pretend: Callable[[Tensor], Tensor]
+) -> int:
+    """Run a forward and backward on tensors without values that `pretend` makes of real ones."""
+    stand_ins: dict[int, Any] = {
+        id(tensor): nn.Parameter(pretend(tensor.detach()), requires_grad=tensor.requires_grad)
+        for tensor in module.parameters()
+    }
+    stand_ins |= {id(tensor): pretend(tensor) for tensor in module.buffers()}
+    # A copy: what the model keeps of a forward must not reach the training. It is not compiled.
+    imitation = copy.deepcopy(module, stand_ins)
+    inputs = tuple(pretend(tensor) for tensor in batch)
+    counter = _Counter()
+    # Written out, attention is counted like any product, on every device.
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        loss = imitation(*inputs)[0]
+        # Recomputation hooks into what is saved; it must not count as the model's work.
+        with torch.autograd.graph.disable_saved_tensors_hooks("operations are counted"):
+            loss.backward()
+    if any(tensor.grad is not None for tensor in module.parameters()):
+        msg = "the copy computes with parameters of the original"
+        raise _UncountedError(msg)
     return counter.total
+
+
+@contextmanager
+def _gradients_kept(module: nn.Module) -> Iterator[None]:
+    """Set gradients aside, and put them back."""
+    before = [(tensor, tensor.grad) for tensor in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,15 +124,12 @@ def build_hugging_face(
 
 
 def _import() -> Any:  # noqa: ANN401  (its types are not worth their price)
-    # Local files only, whatever a folder refers to; read when the library is first imported.
-    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        transformers: Any = importlib.import_module("transformers")
+        from batchscape.models.offline_transformers import library
     except ImportError:
         msg = "model=transformers needs transformers: pip install 'batchscape[hf]'"
         raise ConfigError(msg) from None
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
+    return library
 
 
 def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN401

@@ -168,7 +168,8 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         parts.append(
             f"Weights & Biases lacks {len(missing)} of {ended} runs ({shown}): {cause}. "
-            f"The same command mirrors them when it is run again. Details: {mirror_log(sweep_dir)}"
+            f"The same command, run again, or batchscape sync {sweep_dir} mirrors them. "
+            f"Details: {mirror_log(sweep_dir)}"
         )
     if unsent:
         parts.append(

@@ -26,13 +26,14 @@ class DataIdentity:
     manifest_hash: str
     """Names the content: same hash, same samples."""
     folder: str
-    """Where the prepared arrays lie; may differ between machines."""
+    """Where the prepared arrays lie; may differ between machines; empty for custom data."""
     train_samples: int
     """Samples in the training part."""
     held_out_samples: int
     """Samples in the evaluation part."""
     classes: int
-    """Different values of a target: size of the vocabulary, or number of classes."""
+    """Different values of a target: size of the vocabulary, or number of classes; 0 where custom
+    data do not say."""
     task: str
     """What a target is: `next_token`, or `class` (one a sample); custom data may say `other`."""
     features: int | None = None

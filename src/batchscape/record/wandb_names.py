@@ -152,7 +152,7 @@ def mirrored_names() -> list[str]:
     return [*curves, *DERIVED, *FIGURES.values()]
 
 
-def curve_points(table: str, row: Row, tokens_before: int) -> dict[str, Any]:
+def curve_points(table: str, row: Row, tokens_before: int | None) -> dict[str, Any]:
     """Return what W&B gets of one row: the axes, and a point of each curve that has one there.
 
     Parameters
@@ -161,8 +161,8 @@ def curve_points(table: str, row: Row, tokens_before: int) -> dict[str, Any]:
         `steps` or `evals`.
     row : mapping
         Values by column.
-    tokens_before : int
-        Tokens up to the optimizer step before; not used for an evaluation.
+    tokens_before : int or None
+        Tokens up to the optimizer step before, where known; not used for an evaluation.
     """
     points = {axis: row.get(axis) for axis in AXES}
     points |= {name: row.get(column) for column, name in CURVES[table].items()}
@@ -176,14 +176,17 @@ def figure_points(summary: Row) -> dict[str, Any]:
     return _plain({name: summary.get(figure) for figure, name in FIGURES.items()})
 
 
-def _derived(row: Row, tokens_before: int) -> dict[str, Any]:
-    targets = row["tokens"] - tokens_before
-    samples: Any = row.get("global_batch_size")
-    points: dict[str, Any] = {"data/targets": targets}
-    step_time_s: Any = row.get("step_time_s")
-    if not _is_missing(step_time_s) and step_time_s > 0:
-        points["throughput/tokens_per_s"] = targets / step_time_s
-        if not _is_missing(samples):
+def _derived(row: Row, tokens_before: int | None) -> dict[str, Any]:
+    tokens, samples, step_time_s = (
+        row.get(name) for name in ("tokens", "global_batch_size", "step_time_s")
+    )
+    points: dict[str, Any] = {}
+    if tokens is not None and tokens_before is not None:
+        points["data/targets"] = tokens - tokens_before
+    if step_time_s is not None and not _is_missing(step_time_s) and step_time_s > 0:
+        if "data/targets" in points:
+            points["throughput/tokens_per_s"] = points["data/targets"] / step_time_s
+        if samples is not None:
             points["throughput/samples_per_s"] = samples / step_time_s
     return points
 

@@ -21,27 +21,25 @@ loss that is not a number is missing.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import wandb
 
 from batchscape.config import WandbTracker
-from batchscape.errors import RecordError
-from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
+from batchscape.record.tail import Tail
+from batchscape.record.wandb_config import run_config, run_settings
 from batchscape.record.wandb_memory import memory_page
 from batchscape.record.wandb_names import (
     AXES,
@@ -54,7 +52,7 @@ from batchscape.record.wandb_names import (
     mirrored_names,
 )
 
-__all__ = ["WandbRun", "run_config"]
+__all__ = ["WandbRun"]
 
 
 class WandbRun:
@@ -92,7 +90,7 @@ class WandbRun:
         self._tracker = tracker
         self._status = status
         self._patience_s = patience_s
-        self._tails = {table: _Tail(folder.lines(table)) for table in CURVES}
+        self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
         self._waiting: list[tuple[int, str, Row]] = []
         self._state = MirrorState.read(folder) or MirrorState(
             id=f"{config['run_id']}-{secrets.token_hex(4)}",
@@ -117,13 +115,13 @@ class WandbRun:
             resume="allow",
             reinit="create_new",
             allow_val_change=True,
-            settings=_settings(patience_s),
+            settings=run_settings(patience_s),
         )
         self._state.segments.append(Path(self._run.dir).parent.name)
         self._state.closed = False
         self._state.write(folder)
         self._last_step = self._where_to_go_on()
-        self._tokens = 0
+        self._tokens: int | None = 0
         self._may_add_figures = False
         self._define_axes()
 
@@ -199,7 +197,7 @@ class WandbRun:
         for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
             tokens_before = self._tokens
             if table == "steps":
-                self._tokens = row["tokens"]
+                self._tokens = row.get("tokens")
             # A resumed run writes again what came after its checkpoint.
             if step <= self._last_step:
                 continue
@@ -242,53 +240,11 @@ class WandbRun:
         return tuple(dict.fromkeys([*self._tracker.tags, str(status.status)]))
 
 
-def run_config(folder: RunFolder) -> dict[str, Any]:
-    """Return what W&B shows as the config of a run.
-
-    Groups of settings stay nested, which W&B shows as `model.name`; a dot inside a key would
-    break its queries.
-
-    Raises
-    ------
-    RecordError
-        If a file is missing or damaged.
-    """
-    content = read_json(folder.config)
-    config: dict[str, Any] = dict(content["config"])
-    for name, value in content["resolved"].items():
-        # What was planned must not pass for what was done.
-        config[f"planned_{name}" if name in SUMMARY else name] = value
-    config |= content["geometry"]
-    config |= {name: content[name] for name in ("run_id", "trajectory_id", "sweep_name")}
-    config["data_manifest_hash"] = content["data"]["manifest_hash"]
-    if folder.launch.exists():
-        launch = read_json(folder.launch)
-        launch.pop("rendezvous", None)  # a path that is gone when the run ends
-        config["launch"] = launch
-    return config
-
-
-def _settings(init_timeout_s: float) -> wandb.Settings:
-    """Nothing but the run folder: no console, code, git, packages, or machine statistics."""
-    return wandb.Settings(
-        silent=True,
-        console="off",
-        disable_git=True,
-        disable_code=True,
-        save_code=False,
-        init_timeout=init_timeout_s,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-    )
-
-
 def _wandb_step(table: str, optimizer_step: Any) -> Any:  # noqa: ANN401  (an int or a Series)
     return 2 * optimizer_step + (table == "evals")
 
 
-def _keyed(table: str, rows: list[Row]) -> list[tuple[int, str, Row]]:
+def _keyed(table: str, rows: Sequence[Row]) -> list[tuple[int, str, Row]]:
     return [(_wandb_step(table, row["optimizer_step"]), table, row) for row in rows]
 
 
@@ -307,37 +263,3 @@ def _has_ended_there(path: str, state: str, patience_s: float) -> bool:
             sys.stderr.write(f"the end of {path} has not arrived: {said}\n")
             return False
         time.sleep(patience_s / 20)
-
-
-class _Tail:
-    """Reads the lines that were appended to a file since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = -1
-        self._offset = 0
-
-    def read(self) -> list[Row]:
-        """Return the new rows; all of them, if the file was replaced.
-
-        Raises
-        ------
-        RecordError
-            If a line is damaged; one without its end is left for the next time.
-        """
-        try:
-            with self._path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_ino != self._inode or stat.st_size < self._offset:
-                    self._inode, self._offset = stat.st_ino, 0
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            msg = f"{self._path} is damaged: {error}"
-            raise RecordError(msg) from None

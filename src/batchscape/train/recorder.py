@@ -255,7 +255,7 @@ class StepRecorder:
         copied = None
         if self._device.type == "cuda":
             if work is not None:
-                work.wait()  # orders the streams; the host goes on
+                work.wait()  # orders the streams; over NCCL the host goes on
             reduced = _to_pinned(reduced)
             norms = _to_pinned(norms)
             copied = torch.cuda.Event()

@@ -216,6 +216,7 @@ def test_vectors_are_refused(build, vectors):
 
 
 def test_a_missing_library_is_told(build, text, monkeypatch):
+    monkeypatch.delitem(sys.modules, "batchscape.models.offline_transformers", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"pip install 'batchscape\[hf\]'"):
         build(text, GPT2)

@@ -14,6 +14,7 @@ from batchscape.config import Gpt
 from batchscape.errors import ConfigError
 from batchscape.models import build_model, parameter_count
 from batchscape.models.gpt import GptModel
+from batchscape.record.spec import DataIdentity
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
 LLAMA = {
@@ -146,3 +147,11 @@ def test_a_plan_asks_for_sources_without_torch():
     code += "print({'torch', 'transformers', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA, {"name": "mlp", "hidden_sizes": [8]}], ids=str)
+def test_data_that_do_not_say_their_classes_are_refused(config_of, model):
+    data = {"name": "custom", "_target_": "a.b", "sequence_length": 8}
+    untold = DataIdentity("hash", "", 100, 10, classes=0, task="other")
+    with pytest.raises(ConfigError, match="an attribute `classes`"):
+        build_model(config_of(model=model, data=data), untold, "float32")

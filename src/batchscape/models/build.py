@@ -13,7 +13,7 @@ from batchscape.models.gpt import GptModel
 from batchscape.models.hugging_face import build_hugging_face
 from batchscape.models.llama import LlamaModel
 from batchscape.models.mlp import MlpModel
-from batchscape.models.vocabulary import vocabulary_size
+from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["LossModule", "build_model", "parameter_count"]
@@ -95,6 +95,7 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
     model = config.model
     if isinstance(model, CustomModel):
         return build_custom(model, data)
+    check_classes(model.name, data)
     if isinstance(model, Transformers):
         return build_hugging_face(model, data, config.sequence_length)
     if isinstance(model, Mlp):

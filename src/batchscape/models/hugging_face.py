@@ -126,8 +126,8 @@ def build_hugging_face(
 def _import() -> Any:  # noqa: ANN401  (its types are not worth their price)
     try:
         from batchscape.models.offline_transformers import library
-    except ImportError:
-        msg = "model=transformers needs transformers: pip install 'batchscape[hf]'"
+    except ImportError as error:
+        msg = f"model=transformers needs transformers: pip install 'batchscape[hf]' ({error})"
         raise ConfigError(msg) from None
     return library
 

@@ -6,7 +6,23 @@ from batchscape.config import Gpt, Llama
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["check_vocabulary", "data_vocabulary", "vocabulary_size"]
+__all__ = ["check_classes", "check_vocabulary", "data_vocabulary", "vocabulary_size"]
+
+
+def check_classes(model: str, data: DataIdentity) -> None:
+    """Refuse data that do not say how many classes or tokens they have.
+
+    Raises
+    ------
+    ConfigError
+        Only data of the user's own can leave it open.
+    """
+    if not data.classes:
+        msg = (
+            f"model={model} needs to know how many classes or tokens there are: give the data an "
+            "attribute `classes`"
+        )
+        raise ConfigError(msg)
 
 
 def data_vocabulary(data: DataIdentity) -> int:
@@ -22,6 +38,7 @@ def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
     ConfigError
         If the data have tokens that the model would not know.
     """
+    check_classes(model.name, data)
     if model.vocabulary_size is None:
         return data_vocabulary(data)
     check_vocabulary("model.vocabulary_size", model.vocabulary_size, data)

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 import batchscape.conf
 from batchscape.compose import compose
 from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
 
 CONF = Path(batchscape.conf.__file__).parent
 OPTIONS = sorted(
@@ -111,6 +112,17 @@ def test_every_model_that_the_first_run_needs_is_small() -> None:
     model = composed().model
     assert model.name == "gpt"
     assert (model.n_layers, model.d_model) == (2, 128)
+
+
+def test_open_settings_take_entries_with_a_plus() -> None:
+    model = composed("model=hf_gpt2", "+model.settings.n_positions=128").to_mapping()["model"]
+    assert model["settings"]["n_positions"] == 128
+    with pytest.raises(ConfigError, match=r"with a plus: \+model\.settings\.n_positions=VALUE"):
+        composed("model=hf_gpt2", "model.settings.n_positions=128")
+    custom = ["model=custom", "model._target_=my_models.Model"]
+    assert composed(*custom, "+model.arguments.width=4").to_mapping()["model"]["arguments"]
+    with pytest.raises(ConfigError, match=r"\+model\.arguments\.NAME=VALUE"):
+        composed(*custom, "model.arguments={width: 4}")
 
 
 def test_users_own_options_and_sweeps(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import hydra
 
@@ -128,8 +128,16 @@ def _message(error: Exception) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    known = sorted(set(_setting_keys(RunConfig, "")))
+    hints = dict(_settings(RunConfig, ""))
+    known = sorted(hints)
     group, _, last = key.rpartition(".")
+    for entries in (key, group):
+        if get_origin(hints.get(entries)) is dict:
+            return (
+                f"{entries} takes new entries one by one, with a plus: "
+                f"+{entries}.{'NAME' if entries == key else last}=VALUE "
+                f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
+            )
     if key in known:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
     close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
@@ -140,13 +148,14 @@ def _unknown_key(key: str) -> str:
     return f"{key} is no setting{hint}{listed}\nAll settings: batchscape run --cfg job"
 
 
-def _setting_keys(owner: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401  (any dataclass)
-    """Yield the dotted key of every setting of every option."""
+def _settings(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (any dataclass)
+    """Yield the dotted key and the type of every setting of every option."""
     hints = get_type_hints(owner)
     for field in fields(owner):
         hint = hints[field.name]
         holders = [member for member in (hint, *get_args(hint)) if is_dataclass(member)]
         for holder in holders:
-            yield from _setting_keys(holder, f"{prefix}{field.name}.")
+            yield from _settings(holder, f"{prefix}{field.name}.")
         if not holders:
-            yield f"{prefix}{field.name}"
+            written = owner.__pydantic_fields__[field.name].alias or field.name
+            yield f"{prefix}{written}", hint

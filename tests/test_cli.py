@@ -173,6 +173,7 @@ def test_a_sweep_dir_that_cannot_be_is_a_message(
     assert left_behind() == {"file"}
 
 
+@pytest.mark.slow
 def test_a_run_that_others_stopped_is_code_1() -> None:
     """Nobody has interrupted the sweep, so its run is missing without anybody's wish."""
     command = [sys.executable, "-m", "batchscape", "run", *QUICK, "budget.samples=3200000"]

@@ -43,6 +43,7 @@ def run_folders(sweep: Path) -> dict[str, RunFolder]:
     return {folder.path.name: folder for folder in SweepFolder(sweep).run_folders()}
 
 
+@pytest.mark.slow
 def test_training_is_untouched_where_wandb_cannot_be_reached(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

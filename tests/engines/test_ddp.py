@@ -140,6 +140,7 @@ def test_state_round_trip(spec_of, precision):
         assert (mine == theirs).all()
 
 
+@pytest.mark.slow
 def test_buckets_of_any_size_exchange_every_gradient_once(trainer, steps, tmp_path):
     """Many small buckets carry the same bytes and train alike."""
     tables = []
@@ -151,6 +152,7 @@ def test_buckets_of_any_size_exchange_every_gradient_once(trainer, steps, tmp_pa
     np.testing.assert_allclose(many["loss"], one["loss"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_bfloat16_follows_float32_smoothly(trainer, steps, tmp_path):
     """Pointwise bfloat16 noise, no drift: the mean of the last steps agrees."""
     losses = {}

@@ -271,6 +271,7 @@ def test_what_others_stopped_is_a_failure_of_the_sweep(sweep: Sweep) -> None:
     assert replace(result, interrupted=True).failed == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_graces")
 def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
     names = ("polite-d2", "stubborn-d2", "completes")

@@ -353,6 +353,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[s
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
+@pytest.mark.slow
 def test_ddp_holds_one_more_set_of_gradients(
     two_ranks: list[dict[str, dict[str, int]]],
 ) -> None:

@@ -233,6 +233,7 @@ def plan_or_message(lines: list[str]) -> None:
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(LINES, max_size=3))
 def test_any_line_has_a_plan_or_a_message(lines: list[str]) -> None:

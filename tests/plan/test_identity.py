@@ -172,6 +172,7 @@ def test_sweep_names(plan: MakePlan) -> None:
     assert folder(plan("seed=1")).startswith("run-")
 
 
+@pytest.mark.slow
 def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
     study = "sweeps=fixed_global_batch"
     same = [

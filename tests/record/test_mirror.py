@@ -212,6 +212,7 @@ def test_memory_of_ranks_is_a_table_of_the_last_attempt() -> None:
     assert memory_page(ranks[["rank", "attempt", "memory_method"]]) is None
 
 
+@pytest.mark.slow
 def test_following_a_run_and_being_killed(
     sweep, monkeypatch, fake_training, offline_segments, checked_segments
 ) -> None:
@@ -263,6 +264,7 @@ sys.stdin.read()
     checked_segments(training.folder)
 
 
+@pytest.mark.slow
 def test_unreachable_server_leaves_an_offline_copy(
     sweep, monkeypatch, fake_training, checked_segments
 ) -> None:
@@ -286,6 +288,7 @@ def test_unreachable_server_leaves_an_offline_copy(
         assert not path.is_file() or KEY.encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_hanging_server_no_key_and_a_damaged_run(
     sweep, silent_server, monkeypatch, fake_training, checked_segments
 ) -> None:

@@ -246,7 +246,9 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
 def test_another_format_version_is_refused(run):
     content = json.loads(run.config.read_text())
     write_json(run.config, {**content, "format_version": 99})
-    with pytest.raises(RecordError, match=f"format version 99; this .* reads version {FORMAT_VERSION}"):
+    with pytest.raises(
+        RecordError, match=f"format version 99; this .* reads version {FORMAT_VERSION}"
+    ):
         RunSpec.read(run.config)
 
 

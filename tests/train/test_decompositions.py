@@ -102,6 +102,7 @@ def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path, geometry):
         assert error.max() > 1e-3, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [PACKED, PADDED], ids=["packed", "padded"])
 def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp_path, data):
     """The tolerance is measured: the same batches summed in other orders, with no decomposition.

@@ -9,6 +9,7 @@ from batchscape.measure.telemetry import DeviceTotals
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.train import loop, recorder
+from batchscape.train.evaluation import Evaluator
 from batchscape.train.loop import Training
 
 
@@ -52,7 +53,8 @@ def test_only_measured_steps_are_counted(spec_of, tmp_path, monkeypatch):
         return call
 
     monkeypatch.setattr(recorder, "build_telemetry", lambda *_: meter)
-    monkeypatch.setattr(loop, "evaluate", watched("evaluation", loop.evaluate))
+    evaluation = watched("evaluation", Evaluator.evaluate)
+    monkeypatch.setattr(Evaluator, "evaluate", evaluation)
     monkeypatch.setattr(loop, "save_checkpoint", watched("checkpoint", loop.save_checkpoint))
     step = watched("step", DdpEngine.optimizer_step)
     monkeypatch.setattr(DdpEngine, "optimizer_step", step)

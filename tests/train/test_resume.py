@@ -137,6 +137,7 @@ def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
     assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path):
     spec = trainer.make_spec((1, 16, 2), **settings())
     folder = kill_past_checkpoint(trainer, spec, tmp_path)

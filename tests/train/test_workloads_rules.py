@@ -139,6 +139,7 @@ def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_pa
     assert len(one) == 16 + 4
 
 
+@pytest.mark.slow
 def test_evaluations_are_of_the_average_and_of_the_weights(trainer, planned, tmp_path):
     """A half-life of nothing keeps the last weights; a long one keeps them all alike."""
     evals = {}

@@ -99,7 +99,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "string", "why decompositions may train unlike one another; missing where they may not"
         ),
         "clock_mhz": Column("Float64", "clock of the device right after the last step"),
-        "throttled": Column("boolean", "whether heat or power held the clock down at any sample; CUDA only"),
+        "throttled": Column(
+            "boolean", "whether heat or power held the clock down at any sample; CUDA only"
+        ),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
         "startup_s": Column(
             "Float64", "from process start to first step, evaluation and compilation excluded"

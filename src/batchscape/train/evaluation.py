@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from batchscape.config import Evaluation
-from batchscape.data.datasets import Dataset
+from batchscape.data.datasets import open_dataset
 from batchscape.data.order import SampleOrder
 from batchscape.engines.precision import autocast
+from batchscape.record.spec import RunSpec
+from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 
-__all__ = ["EvaluationResult", "evaluate"]
+__all__ = ["EvaluationResult", "Evaluator"]
 
 
 class EvaluationResult(NamedTuple):
@@ -24,51 +26,67 @@ class EvaluationResult(NamedTuple):
 
     eval_loss: float
     """Sum of the losses over all targets / number of targets."""
+    raw_eval_loss: float | None
+    """The same of the weights themselves, where an average of them was evaluated."""
     eval_accuracy: float | None
     """Share of right classes; None for language models."""
     eval_targets: int
     """Targets that bore a loss."""
 
 
-def evaluate(
-    module: nn.Module,
-    dataset: Dataset,
-    config: Evaluation,
-    precision: str,
-    *,
-    device: torch.device,
-    rank: int,
-    world_size: int,
-    classifies: bool,
-) -> EvaluationResult:
-    """Evaluate the same held-out samples every time; the batches are dealt to the ranks in turn.
+class Evaluator:
+    """Evaluates the same held-out samples every time; the batches are dealt to the ranks in turn.
 
     The samples are the first of one fixed permutation, so that they come from all held-out files.
     Losses of a batch are summed by the model, then over batches and ranks in float64. A compiled
     model is evaluated as it was written: the shapes of an evaluation must not decide what the
     training is compiled to.
+
+    Parameters
+    ----------
+    spec : RunSpec
+    device : torch.device
+    rank : int
+        Data-parallel rank.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
-    batches = _batches(config, dataset.num_samples)
-    module.eval()
-    with (
-        torch.no_grad(),
-        autocast(device.type, precision),
-    ):
-        for indices in batches[rank::world_size]:
-            inputs, targets = to_device(dataset.batch(indices), device, precision)
-            loss, right = module.forward(inputs, targets)
-            sums += torch.stack([loss.double(), right.double(), sums.new_zeros(())])
-            sums[2] += dataset.count_targets(indices)
-    module.train()
-    if world_size > 1:
-        dist.all_reduce(sums)
-    loss_sum, right_sum, count = sums.tolist()
-    return EvaluationResult(
-        eval_loss=loss_sum / count,
-        eval_accuracy=right_sum / count if classifies else None,
-        eval_targets=int(count),
-    )
+
+    def __init__(self, spec: RunSpec, device: torch.device, rank: int) -> None:
+        self._dataset = open_dataset(spec.config, spec.data, "held_out")
+        self._device = device
+        self._precision = spec.precision
+        self._world_size = spec.geometry.data_parallel_size
+        self._classifies = spec.data.task == "class"
+        batches = _batches(spec.config.evaluation, self._dataset.num_samples)
+        self._batches = batches[rank :: self._world_size]
+
+    def evaluate(self, module: nn.Module, average: WeightAverage | None) -> EvaluationResult:
+        """Evaluate the average of the weights where there is one, and the weights as well."""
+        raw = self._evaluate(module)
+        if average is None:
+            return raw
+        with average.applied():
+            return self._evaluate(module)._replace(raw_eval_loss=raw.eval_loss)
+
+    def _evaluate(self, module: nn.Module) -> EvaluationResult:
+        sums = torch.zeros(3, dtype=torch.float64, device=self._device)
+        module.eval()
+        with torch.no_grad(), autocast(self._device.type, self._precision):
+            for indices in self._batches:
+                batch = self._dataset.batch(indices)
+                inputs, targets = to_device(batch, self._device, self._precision)
+                loss, right = module.forward(inputs, targets)
+                sums += torch.stack([loss.double(), right.double(), sums.new_zeros(())])
+                sums[2] += self._dataset.count_targets(indices)
+        module.train()
+        if self._world_size > 1:
+            dist.all_reduce(sums)
+        loss_sum, right_sum, count = sums.tolist()
+        return EvaluationResult(
+            eval_loss=loss_sum / count,
+            raw_eval_loss=None,
+            eval_accuracy=right_sum / count if self._classifies else None,
+            eval_targets=int(count),
+        )
 
 
 def _batches(config: Evaluation, held_out: int) -> list[NDArray[np.int64]]:

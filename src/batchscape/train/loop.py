@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from batchscape.data.datasets import open_dataset
@@ -27,9 +26,10 @@ from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
-from batchscape.train.evaluation import EvaluationResult, evaluate
+from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
+from batchscape.train.random_state import gather_random_states, random_state, set_random_state
 from batchscape.train.recorder import StepRecorder, Verdict
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
@@ -81,7 +81,7 @@ class Training:
         self._timeline = Timeline(spec.stages)
         self._device = device
         self._attempt = attempt
-        self._held_out = open_dataset(spec.config, spec.data, "held_out")
+        self._evaluator = Evaluator(spec, device, rank)
         self._dataset = open_dataset(spec.config, spec.data, "train")
         self._stream = SampleStream(
             self._dataset,
@@ -241,16 +241,15 @@ class Training:
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         began = time.perf_counter()
-        rng = torch.get_rng_state(), _cuda_rng_state(self._device)
+        state = random_state(self._device)
         indices = self._stream.step(self.done, sampling=False).indices.ravel()
         for size in self._stream.micro_batch_sizes:
             micro_batch = self._dataset.batch(np.resize(indices, size))
             batch = to_device(micro_batch, self._device, self.spec.precision)
             self._engine.micro_step(*batch, 0.0, last=False)
         self._engine.module.zero_grad(set_to_none=True)
-        torch.set_rng_state(rng[0])
+        set_random_state(self._device, state)
         if self._device.type == "cuda":
-            torch.cuda.set_rng_state(rng[1], self._device)
             torch.cuda.synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - began)
 
@@ -345,11 +344,7 @@ class Training:
     def _evaluate(self) -> float:
         self.recorder.telemetry.pause()
         began = time.perf_counter()
-        result, raw_loss = self._evaluate_weights(), None
-        if self._average is not None:
-            raw_loss = result.eval_loss
-            with self._average.applied():
-                result = self._evaluate_weights()
+        result = self._evaluator.evaluate(self._engine.module, self._average)
         elapsed_s = time.perf_counter() - began
         self.evaluation_s += elapsed_s
         if self._evals is not None:
@@ -360,24 +355,10 @@ class Training:
                 "train_time_s": self.recorder.train_time_s,
                 "attempt": self._attempt,
                 **result._asdict(),
-                "raw_eval_loss": raw_loss,
                 "evaluation_s": elapsed_s,
             }
             self._evals.append([row])
         return result.eval_loss
-
-    def _evaluate_weights(self) -> EvaluationResult:
-        """Evaluate the weights that the model has now."""
-        return evaluate(
-            self._engine.module,
-            self._held_out,
-            self.spec.config.evaluation,
-            self.spec.precision,
-            device=self._device,
-            rank=self._rank,
-            world_size=self._world_size,
-            classifies=self.spec.data.task == "class",
-        )
 
     def _checkpoint_is_due(self) -> bool:
         every_s = self.spec.config.checkpoint.every_s
@@ -388,7 +369,7 @@ class Training:
     def _save(self) -> None:
         self.recorder.telemetry.pause()
         began = time.perf_counter()
-        rng = _rng_states(self._device, self._world_size)
+        rng = gather_random_states(self._device, self._world_size)
         if self._rank == 0:
             if self._evals is not None:
                 self._evals.flush()
@@ -416,7 +397,7 @@ class Training:
             self._engine.restore(state)
             if self._average is not None:
                 self._average.restore(state["average"])
-            _set_rng_state(self._device, state["rng"][self._rank])
+            set_random_state(self._device, state["rng"][self._rank])
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
@@ -439,29 +420,3 @@ class Training:
             train_time_s=train_time_s,
         )
         return done
-
-
-def _rng_states(device: torch.device, world_size: int) -> Tensor:
-    """Return the random state of every rank, shape (world_size, bytes)."""
-    state = torch.cat([torch.get_rng_state(), _cuda_rng_state(device)])
-    if world_size == 1:
-        return state[None]
-    # Gloo, which ranks that share a device exchange through, gathers on the CPU only.
-    mine = state.to(device) if dist.get_backend() == "nccl" else state
-    states = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(states, mine)
-    return torch.stack(states).cpu()
-
-
-def _cuda_rng_state(device: torch.device) -> Tensor:
-    """Return the random state of a CUDA device; empty on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_rng_state(device)
-    return torch.empty(0, dtype=torch.uint8)
-
-
-def _set_rng_state(device: torch.device, state: Tensor) -> None:
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)

@@ -31,7 +31,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "slow and not gpu"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not gpu"
 
 gpu: export PYTHONPATH := $(CURDIR)/src
 gpu:

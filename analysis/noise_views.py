@@ -88,10 +88,10 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     Returns
     -------
     Figure or None
-        None where no window has an estimate.
+        None where no cell has estimates in two windows: there is no curve to draw.
     """
     drawn = curves[curves["estimate"].notna()]
-    if drawn.empty:
+    if not drawn["cell"].duplicated().any():
         return None
     labels = geometry_label(cells.table)
     figure = Figure(figsize=(COLUMN_IN, 2.9), layout="constrained")

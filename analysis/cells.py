@@ -44,7 +44,7 @@ _ORDER = (
     "micro_batch_size",
 )
 _DATA = "data.manifest_hash"
-WHERE = ("hardware", "device_type", "precision", "nodes", _DATA)
+WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
 """What a run met when it was launched. A run that was not may lack it, and does not vary in it."""
 # A new group of settings must count without being named here, so what does not count is listed.
 _NOT_SETTINGS = {
@@ -65,6 +65,7 @@ _NOT_SETTINGS = {
     "stop_reason",
     "sweep_dir",
     "sweep_name",
+    "task",
     "timing_note",
     "timing_repeat",
     "timing_valid",

@@ -11,6 +11,7 @@ __all__ = ["BUSY_PCT", "known_where"]
 BUSY_PCT = 10.0
 """Share of the step time that a rank waited for a core beyond which its times are no times."""
 _BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
+_NOT_MEASURED = "no optimizer step was measured: all were warm-up, or sampled the gradient's noise"
 _NO_LAUNCH = "no record of how it was launched"
 _NO_REASON = "marked as not valid, without a reason"
 
@@ -41,6 +42,9 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
     note = note.where(~busy, _BUSY)
     valid &= ~busy
+    unmeasured = valid & pd.to_numeric(_column(runs, "measured_optimizer_steps")).eq(0)
+    note = note.where(~unmeasured, _NOT_MEASURED)
+    valid &= ~unmeasured
     note = note.where(launched, _NO_LAUNCH).where(~valid & (launched | ended))
     where = {
         "hardware": _hardware(runs),

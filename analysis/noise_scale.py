@@ -46,7 +46,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.record.noise_scale import SAMPLED, noise_samples
+from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
 from .cells import Cells
 from .joins import rows_of
@@ -195,10 +195,15 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    completed = cells.runs[cells.runs["status"].eq("completed")]
+    labels = cells.runs.reindex(columns=["not_invariant"])["not_invariant"]
+    counted = cells.runs["status"].eq("completed") & ~labels.map(has_no_noise_scale).astype(bool)
+    completed = cells.runs[counted]
     # A timing repeat of a trajectory is no further draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
     samples = _samples(runs, steps)
+    # A sample of another task has no tokens, though it has a target.
+    tasks = runs.reindex(columns=["task"])["task"].to_numpy()[samples["run"].to_numpy()]
+    samples["tokens"] = samples["tokens"].where(tasks == "next_token")
     return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
 
 
@@ -215,7 +220,7 @@ def _row(units: _Units, samples: pd.DataFrame) -> dict[str, object]:
     noise, signal = units.values.mean(axis=0)
     found = noise / signal if noise > 0 and signal > 0 else math.nan
     low, high = _interval(units)
-    tokens = samples["tokens"].sum() / samples["samples"].sum()
+    tokens = samples["tokens"].sum(min_count=1) / samples["samples"].sum()
     values = {"estimate": found, "low": low, "high": high}
     return {
         **values,

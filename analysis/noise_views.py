@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -52,11 +53,17 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     """
     settings = cells.shown
     columns = [geometry_texts(table), *(table[name].fillna(MISSING) for name in settings)]
-    columns += [_with_interval(table, ""), _with_interval(table, "_tokens")]
+    columns.append(_with_interval(table, ""))
+    in_tokens = table["tokens_per_sample"].notna().any()
+    if in_tokens:
+        columns.append(
+            _with_interval(table, "_tokens").where(table["tokens_per_sample"].notna(), MISSING)
+        )
     columns += [table["b_small"].astype(str), table["b_big"].astype(str)]
     columns += [table["n_runs"].astype(str), table["n"].astype(str) + " " + _units(table)]
     headers = [GEOMETRY_HEADER, *setting_headers(settings), "noise scale (samples)"]
-    headers += ["noise scale (tokens)", "small batch", "large batch", "runs", "n"]
+    headers += ["noise scale (tokens)"] if in_tokens else []
+    headers += ["small batch", "large batch", "runs", "n"]
     return Grid(
         headers=headers,
         rows=[list(row) for row in zip(*columns, strict=True)],
@@ -88,9 +95,9 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     Returns
     -------
     Figure or None
-        None where no cell has estimates in two windows: there is no curve to draw.
+        None where no cell has intervals in two windows: there is no curve to draw.
     """
-    drawn = curves[curves["estimate"].notna()]
+    drawn = curves[curves["estimate"].notna() & np.isfinite(curves["high"])]
     if not drawn["cell"].duplicated().any():
         return None
     labels = geometry_label(cells.table)
@@ -111,9 +118,9 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     low, high = axes.get_ylim()
     axes.set_ylim(low / 3, high * 3)
     for cell, rows in drawn.groupby("cell"):
-        # An interval may reach beyond the panel, or have no end at all.
-        ends = rows["high"].fillna(math.inf).clip(upper=high * 3)
-        starts = rows["low"].fillna(0.0).clip(lower=low / 3)
+        # An interval may reach beyond the panel.
+        ends = rows["high"].clip(upper=high * 3)
+        starts = rows["low"].clip(lower=low / 3)
         colour = look[labels[cell]].colour
         axes.fill_between(rows["samples"], starts, ends, color=colour, alpha=0.12, linewidth=0)
     axes.set_xlabel("samples")

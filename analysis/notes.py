@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from batchscape.record.noise_scale import has_no_noise_scale
+
 from .cells import SEEDS, Cells
 
 __all__ = ["find_notes"]
@@ -131,11 +133,29 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"Not decomposition-invariant ({why}): {_counted(count, 'run')}. Decompositions of one "
             "global batch may train unlike one another."
         )
+    barred = completed.get("not_invariant", pd.Series(dtype=str)).map(has_no_noise_scale)
+    if barred.any():
+        yield (
+            f"The gradient noise scale of {_counted(int(barred.sum()), 'run')} is left out: their "
+            "small batches have another objective than their large ones."
+        )
+    yield from _short_warmup(completed)
     skipped = pd.to_numeric(completed.get("skipped_optimizer_steps", pd.Series(dtype=float)))
     if skipped.gt(0).any():
         yield (
             f"{skipped.sum():.0f} updates of {_counted(skipped.gt(0).sum(), 'run')} were left out: "
             "a gradient overflowed in float16."
+        )
+
+
+def _short_warmup(completed: pd.DataFrame) -> Iterator[str]:
+    names = ["schedule.warmup_samples", "samples"]
+    seen = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    cut = int(seen["schedule.warmup_samples"].ge(seen["samples"]).sum())
+    if cut:
+        yield (
+            f"In {_counted(cut, 'run')} the warm-up lasts as long as the training, or longer: the "
+            "peak learning rate was never reached."
         )
 
 

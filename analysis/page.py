@@ -38,13 +38,15 @@ FIGURES: dict[str, str] = {
     "throughput": "Throughput over all devices: bars are means, points are runs.",
     "noise_scale": (
         "Gradient noise scale against training samples, in windows of equal numbers of samples; "
-        "shaded: its interval, cut at the panel's edge where it has no upper end."
+        "shaded: its interval; windows in which it is not identified are left out."
     ),
 }
 """Figures by file name, with their captions."""
 
 _VERSIONS = ("environment.batchscape", "environment.python", "environment.packages.torch")
 _MAX_VALUES = 4
+_GROUPS = ("model", "data", "optimizer", "schedule", "scaling", "budget", "evaluation", "engine")
+"""Groups of settings that say what was trained."""
 
 
 def page(
@@ -82,7 +84,8 @@ def page(
     """
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     sections = [f"# {escape_markdown(' and '.join(names))}", *_questions(names)]
-    sections += [_overview(cells), "## What ran where", _where(cells.runs)]
+    sections += [_overview(cells), "## What was trained", _settings(cells.runs)]
+    sections += ["## What ran where", _where(cells.runs)]
     sections += ["## Comparison", to_markdown(comparison), _files("comparison")]
     if memory_methods:
         sections.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
@@ -146,6 +149,25 @@ def _where(runs: pd.DataFrame) -> str:
     if dirty.any():
         table += f"\n{dirty.sum()} runs came from a working tree with uncommitted changes."
     return table
+
+
+def _settings(runs: pd.DataFrame) -> str:
+    """List the settings that decide a loss curve, and which of them vary."""
+    rows = []
+    for group in _GROUPS:
+        same, vary = [], []
+        for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
+            values = [text for text in plain_texts(runs[name]).unique() if text != "null"]
+            leaf = name.partition(".")[2]
+            if len(values) > 1:
+                vary.append(leaf)
+            elif values and leaf != "manifest_hash":
+                same.append(f"{leaf}={values[0]}")
+        shown = ", ".join(sorted(same, key=lambda text: not text.startswith("name=")))
+        more = f"; varies: {', '.join(vary)}" if vary else ""
+        if shown or more:
+            rows.append([group, shown + more])
+    return to_markdown(Grid(headers=["group", "settings"], rows=rows, n_left=2))
 
 
 def _environment(runs: pd.DataFrame) -> str:

@@ -44,6 +44,7 @@ class Timed:
         self._recorder.add(
             optimizer_step=k + 1,
             samples=8 * (k + 1),
+            global_batch_size=8,
             targets=targets,
             loss_sum=loss_sum,
             gradient_norm=loss_sum,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -9,8 +10,10 @@ import pandas as pd
 import psutil
 import pytest
 
+import batchscape.conf
 from batchscape import __version__
 from batchscape.cli import main
+from batchscape.compose import _options_first
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
@@ -69,6 +72,15 @@ def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
     assert "Example" in text
     assert text.count(f"batchscape {verb} ") >= 2
     assert left_behind() == set()
+
+
+@pytest.mark.parametrize("verb", ["sweep", "run", "plan"])
+def test_help_lists_every_group_of_settings(verb: str, capsys: Captured) -> None:
+    assert main([verb, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("one of ")[2].partition("\n  --")[0]
+    conf = Path(batchscape.conf.__file__).parent
+    groups = {path.parent.name for path in conf.glob("*/*.yaml")}
+    assert sorted(re.findall(r"\w+", listed)) == sorted(groups)
 
 
 def test_version(capsys: Captured) -> None:
@@ -218,6 +230,57 @@ def test_users_own_sweeps(tmp_path: Path, capsys: Captured) -> None:
     assert main(["plan", "--config-dir", str(own), "sweeps=mine"]) == 0
     text = capsys.readouterr().out
     assert "Runs: 2. Rejected cells: 0. Folder: outputs/mine" in text
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "sweeps=mine seed=0,1 {}",
+        "sweeps=mine {} seed=0,1",
+        "{} sweeps=mine seed=0,1",
+    ],
+)
+@pytest.mark.parametrize("option", ["--config-dir DIR", "-cd DIR", "--config-dir=DIR"])
+def test_options_may_stand_anywhere(
+    order: str, option: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    arguments = order.format(option.replace("DIR", str(tmp_path))).split()
+    assert main(["plan", *arguments]) == 0
+    assert "Runs: 2. Rejected cells: 0." in capsys.readouterr().out
+
+
+def test_options_that_show_may_stand_anywhere(capsys: Captured) -> None:
+    assert main(["run", "seed=3", "--cfg", "job", "model=gpt_micro"]) == 0
+    assert "seed: 3" in capsys.readouterr().out
+    assert _options_first(["--info", "seed=3"]) == ["--info=all", "seed=3"]
+    assert _options_first(["seed=3", "-i", "config"]) == ["--info=config", "seed=3"]
+    assert _options_first(["seed=3", "--info"]) == ["--info=all", "seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["optimiser=muon"], "did you mean optimizer?"),
+        (["modle=mlp"], "did you mean model?"),
+        (["sede=1"], "did you mean seed?"),
+        (["model.d_modle=1"], "did you mean model.d_model?"),
+        (["optimiser.learning_rat=1"], "did you mean optimizer.learning_rate?"),
+        (
+            ["model=custom", "+model.arguments.width=8", "model.arguments.widht=64"],
+            "did you mean model.arguments.width?",
+        ),
+        (["model=hf_gpt2", "model.settings.n_layr=3"], "did you mean model.settings.n_layer?"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_misspelt_settings_are_answered_with_the_right_ones(
+    argv: list[str], hint: str, capsys: Captured
+) -> None:
+    said = told(capsys, ["plan", *argv], 2)
+    assert hint in said
+    assert "+model" not in said
 
 
 def test_interrupted_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

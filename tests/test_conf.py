@@ -27,6 +27,7 @@ GIVEN = {
     "data/tokens": {"path": "some/train.bin"},
     "data/documents": {"path": "some/documents.jsonl"},
     "data/custom": {"_target_": "my_data.Data"},
+    "model/hf": {"path": "some/folder"},
     "model/custom": {"_target_": "my_models.Model"},
 }
 SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")

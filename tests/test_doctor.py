@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -245,18 +246,17 @@ def test_what_follows_from_the_build_of_torch(answer, in_driver, expected, monke
         assert (answer["cuda_problem"] or "knows no CUDA") in found["CUDA"].detail
 
 
-def test_slurm_absent_partial_mute_and_there(only) -> None:
-    assert [f.status for f in tools.slurm()] == ["not needed"]
-    executable(only, "sinfo", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    (partial,) = tools.slurm()
-    assert (partial.status, partial.detail) == ("missing", "no sbatch, srun")
+def test_slurm_is_found_or_not_and_called_by_nobody(only) -> None:
+    (absent,) = tools.slurm()
+    unused = "batchscape does not submit jobs itself yet"
+    assert absent.status == "not needed"
+    assert absent.detail == f"not found: sbatch, srun, sinfo; {unused}"
     for name in ("sbatch", "srun"):
-        executable(only, name, "exit 0")
-    (mute,) = tools.slurm()
-    assert (mute.status, mute.detail) == ("broken", "Unable to contact slurm controller")
-    executable(only, "sinfo", "echo 'long 4 idle'; echo 'debug* 1 mix'; echo 'long 1 down'")
+        executable(only, name, "touch called")
     (there,) = tools.slurm()
-    assert (there.status, there.detail) == ("ok", "reachable, partitions: debug, long")
+    assert (there.status, there.repair) == ("not needed", None)
+    assert there.detail == f"found: sbatch, srun; {unused}"
+    assert {path.name for path in only.iterdir()} == {"sbatch", "srun"}
 
 
 def test_latex_absent_without_booktabs_and_there(only) -> None:
@@ -272,11 +272,18 @@ def test_latex_absent_without_booktabs_and_there(only) -> None:
 
 def test_a_program_that_hangs_is_left(only, monkeypatch) -> None:
     monkeypatch.setattr(tools, "_TOOL_S", 0.3)
-    for name in ("sbatch", "srun"):
-        executable(only, name, "exit 0")
-    executable(only, "sinfo", "exec /bin/sleep 60")
-    (found,) = tools.slurm()
-    assert (found.status, found.detail) == ("broken", "sinfo gave no answer within 0.3 s")
+    executable(only, "pdflatex", "exit 0")
+    executable(only, "kpsewhich", "exec /bin/sleep 60")
+    (found,) = tools.latex()
+    assert (found.status, found.detail) == ("missing", "pdflatex without booktabs")
+
+
+def test_optional_packages_are_those_that_an_extra_of_use_brings() -> None:
+    """Those that only tests and benchmarks import are none."""
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    extra = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["hf"]
+    # tokenizers comes with transformers.
+    assert {line.partition(">")[0] for line in extra} | {"tokenizers"} == set(tools.OPTIONAL)
 
 
 def test_wandb_without_a_key_goes_offline(tmp_path, monkeypatch) -> None:

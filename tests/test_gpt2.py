@@ -45,4 +45,4 @@ def test_gpt2_124m_trains_for_a_few_steps(tmp_path, monkeypatch):
     assert tables.steps["loss"].iloc[-1] < tables.steps["loss"].iloc[0]
     page = Path("outputs/gpt2/report/report.md").read_text()
     # On a machine that did other work meanwhile, times stay out of the table, MFU with them.
-    assert "| MFU (%) |" in page or "other work took the core" in page
+    assert "| MFU (%) |" in page or "no times: " in page

@@ -45,8 +45,8 @@ Example:
 _SETTINGS_HELP = """
 Settings:
   key=value               one setting, such as optimizer.learning_rate=0.003
-  group=option            one of batch, model, data, optimizer, schedule, budget, evaluation,
-                          engine, checkpoint, measure, launcher, tracker
+  group=option            one of batch, model, data, optimizer, schedule, scaling, budget,
+                          evaluation, engine, loader, checkpoint, measure, launcher, tracker
   --config-dir DIR        a folder with options and sweeps of your own
   --cfg job               show the settings instead
 """

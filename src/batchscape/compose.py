@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -24,6 +24,11 @@ MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
 _SHOW_FLAGS = frozenset(
     {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
 )
+_TAKE_A_VALUE = frozenset(
+    {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
+    | {"--config-dir", "-cd", "--experimental-rerun"}
+)
+_INFO = frozenset({"--info", "-i"})
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 
 
@@ -50,7 +55,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
     shows = bool(flags & _SHOW_FLAGS)
-    passed = [argument for argument in arguments if argument not in MULTIRUN_FLAGS]
+    passed = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
     # Everything is a grid for us, one run being a grid of one cell.
     command = [program, *passed] if shows else [program, "--multirun", *passed]
 
@@ -111,6 +116,26 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
             raise ConfigError(msg)
 
 
+def _options_first(arguments: Sequence[str]) -> list[str]:
+    """Put options, with their values, before settings: Hydra takes settings in one piece only."""
+    options: list[str] = []
+    settings: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument in _INFO:
+            # Its value may be missing; a setting that comes to stand behind it is none.
+            has_value = left and "=" not in left[0] and left[0][:1] not in {"-", "~"}
+            options.append(f"--info={left.pop(0) if has_value else 'all'}")
+        elif argument in _TAKE_A_VALUE:
+            options.append(argument)
+            options += left[:1]
+            del left[:1]
+        else:
+            (options if argument.startswith("-") else settings).append(argument)
+    return options + settings
+
+
 def _is_from_hydra(error: Exception) -> bool:
     """Whether an exception was raised by Hydra or what it stands on."""
     raisers = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -122,15 +147,23 @@ def _message(error: Exception) -> str:
     told = str(error).split("\nConfig search path:")[0].strip()
     refused = re.match(r"Could not override '([^']+)'", told)
     if refused:
-        return _unknown_key(refused[1])
+        # The dictionary that lacks the key, in the chosen options.
+        there = getattr(error.__cause__, "parent_node", None)
+        return _unknown_key(refused[1], list(map(str, there)) if isinstance(there, Mapping) else [])
     cause = str(error.__cause__ or "").strip().splitlines()[:2]
     return "\n".join([told, *cause] if told else cause) or type(error).__name__
 
 
-def _unknown_key(key: str) -> str:
+def _unknown_key(key: str, there: list[str]) -> str:
     hints = dict(_settings(RunConfig, ""))
     known = sorted(hints)
     group, _, last = key.rpartition(".")
+    misspelt = difflib.get_close_matches(last, there, n=1)
+    if misspelt and get_origin(hints.get(group)) is dict:
+        return (
+            f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
+            f"(Entries: {', '.join(there)}; one that is new takes a plus)"
+        )
     for entries in (key, group):
         if get_origin(hints.get(entries)) is dict:
             return (
@@ -140,12 +173,21 @@ def _unknown_key(key: str) -> str:
             )
     if key in known:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
-    close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
-    meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]
+    groups = [] if group else sorted({k.partition(".")[0] for k in known})
+    meant = difflib.get_close_matches(key, groups, n=1)
+    if not meant:
+        close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
+        meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]
+    # A misspelt group is near to the right one.
+    meant = [k for k in meant if _is_near(k.rpartition(".")[0], group)] or meant
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     here = [k for k in known if group and k.startswith(f"{group}.")]
     listed = f"\nKnown there: {', '.join(here)}" if here else ""
     return f"{key} is no setting{hint}{listed}\nAll settings: batchscape run --cfg job"
+
+
+def _is_near(group: str, given: str) -> bool:
+    return bool(difflib.get_close_matches(given, [group], n=1))
 
 
 def _settings(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (any dataclass)

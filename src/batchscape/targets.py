@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from importlib.machinery import PathFinder
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = ["call_target", "source_hash"]
+__all__ = ["call_target", "named_files", "source_hash"]
+
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages that others have written."""
+_THIS_PACKAGE = __name__.partition(".")[0]
 
 
 def call_target(
@@ -71,8 +80,10 @@ def call_target(
 def source_hash(path: str) -> str:
     """Return the first digits of the SHA-256 of the source behind an import path.
 
-    All Python files of the top-level package count, or the one top-level module. Nothing is
-    imported.
+    All Python files of the top-level package count, or the one top-level module; and so does every
+    module that they import, directly or not, where it lies in the same folder as that package or
+    module, or below the working directory. Installed packages do not count, nor do imports that
+    are not written as `import` statements. Nothing is imported.
 
     Raises
     ------
@@ -81,26 +92,156 @@ def source_hash(path: str) -> str:
     """
     top = _split(path)[0].partition(".")[0]
     _see_working_directory()
-    spec = PathFinder.find_spec(top)
-    if spec is None:
+    importlib.invalidate_caches()
+    place = _place(top)
+    if place is None:
         msg = (
             f"_target_={path}: there is no module {top!r} in {Path.cwd()} or among the installed "
             "packages"
         )
         raise ConfigError(msg)
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if folders:
-        files = sorted(
-            (file.relative_to(folder).as_posix(), file)
-            for folder in folders
-            for file in folder.rglob("*.py")
-        )
-    else:
-        files = [(f"{top}.py", Path(spec.origin or ""))]
+    found = _whole(top, place)
+    if not place.is_installed():
+        homes = [home.resolve() for home in place.homes()]
+        _follow(found, lambda other: other.is_beside(homes))
     digest = hashlib.sha256()
-    for name, file in files:
+    for module, file in sorted(found.items()):
+        name = module.replace(".", "/") + ("/" if file.stem == "__init__" else "")
         digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def named_files(arguments: Any) -> dict[str, Path]:  # noqa: ANN401  (the user's own)
+    """Return the files that texts in arguments name, by these texts, in their order.
+
+    Folders, and texts that name no file that is there, do not count.
+
+    Parameters
+    ----------
+    arguments : mapping, sequence or value
+        Searched through all levels.
+    """
+    found = {}
+    for text in sorted(set(_texts(arguments))):
+        with suppress(OSError, ValueError, RuntimeError):  # too long for a path, or no path
+            file = Path(text).expanduser()
+            if file.is_file():
+                found[text] = file
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a module lies: a file, the folders of a package, or both."""
+
+    file: Path | None
+    folders: tuple[Path, ...]
+
+    def homes(self) -> list[Path]:
+        """Return the folders in which it was found."""
+        return [folder.parent for folder in self.folders] or (
+            [] if self.file is None else [self.file.parent]
+        )
+
+    def is_installed(self) -> bool:
+        """Return whether it is not the user's own."""
+        return any(_INSTALLED & set(home.parts) for home in self.homes())
+
+    def is_beside(self, homes: list[Path]) -> bool:
+        """Return whether it lies in one of these folders, or below the working directory."""
+        here = Path.cwd().resolve()
+        own = [home.resolve() for home in self.homes()]
+        return not self.is_installed() and any(
+            home in homes or home.is_relative_to(here) for home in own
+        )
+
+    def inner(self, name: str) -> _Place | None:
+        """Find a module in a package."""
+        for folder in self.folders:
+            if (folder / name / "__init__.py").is_file():
+                return _Place(folder / name / "__init__.py", (folder / name,))
+            for suffix in all_suffixes():
+                if (folder / f"{name}{suffix}").is_file():
+                    return _Place(folder / f"{name}{suffix}", ())
+        spaces = tuple(folder / name for folder in self.folders if (folder / name).is_dir())
+        return _Place(None, spaces) if spaces else None
+
+
+def _place(top: str) -> _Place | None:
+    """Find a top-level module as Python does; its code does not run."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module that was made, not found
+        return None
+    if spec is None:
+        return None
+    folders = tuple(Path(folder) for folder in spec.submodule_search_locations or ())
+    file = Path(spec.origin) if spec.has_location and spec.origin else None
+    return _Place(file if file is not None and file.is_file() else None, folders)
+
+
+def _whole(top: str, place: _Place) -> dict[str, Path]:
+    """Return all files of a top-level module, by the names of their modules."""
+    found = {} if place.file is None else {top: place.file}
+    for folder in place.folders:
+        for file in sorted(folder.rglob("*.py")):
+            parts = file.relative_to(folder).with_suffix("").parts
+            if not _INSTALLED & set(parts):
+                parts = parts[:-1] if parts[-1] == "__init__" else parts
+                found.setdefault(".".join((top, *parts)), file)
+    return found
+
+
+def _follow(found: dict[str, Path], counts: Callable[[_Place], bool]) -> None:
+    """Add the modules that those found import, and what these import."""
+    tops: dict[str, _Place | None] = {}
+    waiting = list(found.items())
+    while waiting:
+        for name in _imported(*waiting.pop()):
+            top, *inner = name.split(".")
+            if top not in tops:
+                known = top in sys.stdlib_module_names or top == _THIS_PACKAGE
+                place = None if known else _place(top)
+                tops[top] = place if place is not None and counts(place) else None
+            at, module = tops[top], top
+            while at is not None:
+                if at.file is not None and module not in found:
+                    found[module] = at.file
+                    waiting.append((module, at.file))
+                if not inner:
+                    break
+                at, module = at.inner(inner[0]), f"{module}.{inner.pop(0)}"
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """Return what a module may import: names of modules, and of what is in them."""
+    if file.suffix != ".py":
+        return
+    tree = ast.Module([], [])
+    with warnings.catch_warnings(), suppress(SyntaxError, ValueError):
+        warnings.simplefilter("ignore")
+        tree = ast.parse(file.read_bytes())
+    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            if origin:
+                yield origin
+                yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
 
 
 def _split(path: str) -> tuple[str, str]:

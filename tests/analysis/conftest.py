@@ -57,6 +57,7 @@ class SweepBuilder:
         ranks: dict[str, Any] | None = None,
         ramp: tuple[tuple[int, tuple[int, int, int]], ...] = (),
         noise: tuple[float, float] | None = None,
+        task: str = "next_token",
         **settings: Any,
     ) -> RunFolder:
         """Write one run; `group__name=value` changes a setting."""
@@ -82,7 +83,7 @@ class SweepBuilder:
             device_type=device_type,
             precision="float32",
             evaluation_every_samples=None,
-            data=DataIdentity("0" * 16, "data", 10_000, 500, 256, "next_token"),
+            data=DataIdentity("0" * 16, "data", 10_000, 500, 256, task),
             config=config,
         )
         folder = self.folder.run(spec.run_id)

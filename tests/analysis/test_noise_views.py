@@ -45,3 +45,30 @@ def test_nothing_sampled_shows_nothing(build: Any) -> None:
     report = write_report([sweep.path], figures=False)
     assert not (report.out / "tables" / "noise_scale.csv").exists()
     assert "noise scale" not in (report.out / "report.md").read_text()
+
+
+def test_classes_are_no_tokens(build: Any) -> None:
+    sweep = build()
+    mlp = {"name": "mlp", "hidden_sizes": [8]}
+    for seed in range(3):
+        sweep.run(
+            (1, 8, 4),
+            seed=seed,
+            model=mlp,
+            data={"name": "digits"},
+            noise=(90.0, 1.0),
+            task="class",
+        )
+    report = write_report([sweep.path], figures=False)
+    grid = report.grids[-1][1]
+    assert "noise scale (samples)" in grid.headers
+    assert "noise scale (tokens)" not in grid.headers
+
+
+def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
+    sweep = build()
+    label = {"not_invariant": "loss not additive over samples"}
+    sweep.run((1, 8, 4), noise=(90.0, 1.0), ranks=label)
+    report = write_report([sweep.path], figures=False)
+    assert not (report.out / "tables" / "noise_scale.csv").exists()
+    assert "The gradient noise scale of 1 run is left out" in (report.out / "report.md").read_text()

@@ -58,6 +58,19 @@ def test_targets_labels_and_missing_losses(build: Any) -> None:
     assert "Not decomposition-invariant (dropout 0.1): 1 run." in notes
 
 
+def test_a_warmup_that_outlasts_the_training_is_noted(build: Any) -> None:
+    sweep = build()
+    sweep.run(schedule={"name": "constant", "warmup_samples": 40 * 32})
+    sweep.run(seed=1, schedule={"name": "constant", "warmup_samples": 40 * 32 - 1})
+    assert "In 1 run the warm-up lasts as long as the training" in notes_of(sweep)
+
+
+def test_times_without_a_measured_step_are_left_out_with_a_reason(build: Any) -> None:
+    sweep = build()
+    sweep.run(optimizer_steps=5)
+    assert "no optimizer step was measured" in notes_of(sweep)
+
+
 def test_mixed_software_in_a_cell(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)

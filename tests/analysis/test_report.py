@@ -175,6 +175,18 @@ def test_mfu_names_its_peak(build: Any) -> None:
     assert "0.5 (Some datasheet)" in page
 
 
+def test_the_page_says_what_was_trained(build: Any) -> None:
+    sweep = build()
+    sweep.run(optimizer__learning_rate=0.001)
+    sweep.run(optimizer__learning_rate=0.002)
+    report = write_report([sweep.path], figures=False)
+    text = (report.out / "report.md").read_text().split("## What was trained")[1].split("##")[0]
+    assert "name=gpt" in text
+    assert "d\\_model=128" in text
+    assert "varies: learning\\_rate" in text
+    assert "beta1=0.9" in text
+
+
 def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> None:
     sweep = build()
     for geometry in ((1, 32, 1), (1, 8, 4)):

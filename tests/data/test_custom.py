@@ -85,12 +85,116 @@ def test_source_and_arguments_name_the_data(module, tmp_path):
     assert len(set(hashes)) == 4
 
 
-def test_a_content_hash_names_the_data_whatever_the_source(module):
+def test_a_content_hash_is_named_beside_source_target_and_arguments(module):
     source = GOOD.replace("    classes = 5\n", "    classes = 5\n    content_hash = 'HASH'\n")
-    one = prepare(module(source.replace("HASH", "one")))
-    moved = prepare(module(source.replace("HASH", "one") + "\n# elsewhere\n"))
-    two = prepare(module(source.replace("HASH", "two")))
-    assert one.manifest_hash == moved.manifest_hash != two.manifest_hash
+    one = source.replace("HASH", "one")
+    configs = [
+        module(one, module="hashed"),
+        module(one, module="hashed", arguments={"size": 9}),
+        module(one, module="hashed_elsewhere"),
+        module(one + "\n# edited\n", module="hashed_and_edited"),
+        module(source.replace("HASH", "two"), module="hashed_twice"),
+        module(GOOD, module="not_hashed"),
+    ]
+    hashes = [prepare(config).manifest_hash for config in configs]
+    assert len(set(hashes)) == len(configs)
+    assert prepare(configs[0]).manifest_hash == hashes[0]
+
+
+@pytest.mark.parametrize("part", ["train", "held_out"])
+def test_sizes_that_come_from_elsewhere_name_the_data(module, tmp_path, part):
+    """Files that the source reads of its own accord."""
+    size = tmp_path / "size"
+    old, new = ("size if part", "read() if part") if part == "train" else ("else 3", "else read()")
+    read = (
+        f"\ndef read():\n    with open({str(size)!r}) as file:\n        return int(file.read())\n"
+    )
+    config = module(GOOD.replace(old, new) + read)
+    hashes = set()
+    for samples in (5, 6):
+        size.write_text(str(samples))
+        hashes.add(prepare(config).manifest_hash)
+    assert len(hashes) == 2
+
+
+def test_files_that_arguments_name_count_by_their_content(module, tmp_path):
+    source = GOOD.replace("sequence_length=None", "sequence_length=None, files=None")
+    file = tmp_path / "corpus.txt"
+    config = module(source, arguments={"files": [{"first": str(file)}, "x" * 5000, "a\0b"]})
+    hashes = [prepare(config).manifest_hash]
+    for content in ("one", "two"):
+        file.write_text(content)
+        hashes.append(prepare(config).manifest_hash)
+    assert len(set(hashes)) == 3
+    assert prepare(config).manifest_hash == hashes[2]
+
+
+MASKED = GOOD.replace(
+    "torch.from_numpy(tokens[:, 1:].copy())",
+    "torch.from_numpy(np.where(np.arange(self.length) < 2, -100, tokens[:, 1:]))",
+)
+
+
+@pytest.mark.parametrize("length", [None, 6])
+def test_only_targets_that_bear_a_loss_are_counted(module, length):
+    with pytest.raises(
+        ConfigError, match=r"not -100; got \[6, 6, 6, 6\] .* batch has \[4, 4, 4, 4\]"
+    ):
+        prepare(module(MASKED, sequence_length=length))
+    counted = MASKED.replace("len(indices) * self.length", "len(indices) * (self.length - 2)")
+    assert prepare(module(counted, sequence_length=length)).classes == 5
+
+
+CLASSES = """
+import numpy as np
+import torch
+
+class Data:
+    classes = 2
+    task = "class"
+    vocabulary = 7
+    num_samples = 8
+
+    def __init__(self, part):
+        pass
+
+    def count_targets(self, indices):
+        return len(indices)
+
+    def batch(self, indices):
+        tokens = indices[:, None] % 4 + np.array([0, 3, -9])
+        return torch.from_numpy(tokens), torch.from_numpy(indices % 2)
+"""
+
+
+def test_classes_of_tokens_need_a_vocabulary_above_them(module):
+    identity = prepare(module(CLASSES))
+    assert (identity.classes, identity.vocabulary) == (2, 7)
+    for old, new, message in (
+        ("    vocabulary = 7\n", "", "needs an attribute vocabulary.*no vocabulary"),
+        ("= 7", "= 6", "inputs must be below vocabulary=6; got an input 6"),
+        ("= 7", "= 1.5", "vocabulary must be an int of 2 or more"),
+        ("len(indices)\n", "2 * len(indices)\n", "the number of targets that are not -100"),
+    ):
+        assert old in CLASSES
+        with pytest.raises(ConfigError, match=message):
+            prepare(module(CLASSES.replace(old, new)))
+
+
+def test_a_vocabulary_stands_for_the_classes_of_the_next_token(module):
+    for said, known in (
+        ("classes = 5", (5, 5)),
+        ("vocabulary = 6", (6, 6)),
+        ("classes = 5; vocabulary = 9", (5, 9)),
+    ):
+        identity = prepare(module(GOOD.replace("classes = 5", said)))
+        assert (identity.classes, identity.vocabulary) == known
+    for said, message in (
+        ("classes = 6; vocabulary = 5", "at least classes"),
+        ("vocabulary = 4", "inputs must be below vocabulary=4"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            prepare(module(GOOD.replace("classes = 5", said)))
 
 
 BREACHES = {
@@ -146,7 +250,7 @@ def test_a_broken_promise_is_named(module, breach):
             GOOD.replace("self.length = sequence_length or 6", "self.length = 6"),
             "sequence_length=4",
         ),
-        (GOOD.replace("return len(indices) * self.length", "return len(indices)"), "a sample, 16"),
+        (GOOD.replace("return len(indices) * self.length", "return len(indices)"), "not -100"),
     ],
 )
 def test_full_sequences_are_as_long_as_they_should_be(module, source, message):

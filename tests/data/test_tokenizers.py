@@ -138,6 +138,18 @@ def test_tokens_take_the_smallest_type(tmp_path):
     assert coding.smallest_dtype(128255) == "uint32"
 
 
+def test_gaps_between_the_numbers_of_tokens_are_part_of_the_vocabulary(tmp_path):
+    words = {"<end>": 0, "self": 5, "def": 70_000}
+    special = {"unk_token": "<end>"}
+    tokenizer = Tokenizer(models.WordLevel(words, **special))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(str(tmp_path / "gaps"))
+    coder = FolderCoder(str(tmp_path / "gaps"))
+    assert coder.vocabulary == 70_001
+    assert coder.encode([b"def self"])[0].tolist() == [70_000, 5]
+
+
 def test_long_texts_are_encoded_in_pieces_without_a_seam(tokenizer, monkeypatch):
     """At the ends of lines, where this tokenizer never joins two tokens."""
     text = "\n".join(TEXTS).encode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -234,6 +236,66 @@ def test_true_uint16_tokens_are_not_taken_for_another_type(tmp_path):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(raw(content))
         assert prepare(settings_of(path)).classes == content.max() + 1
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("largest", [15, 50_256, 128_255])
+def test_the_default_type_of_numpy_is_found_out(tmp_path, dtype, largest):
+    path = tmp_path / "train.bin"
+    path.write_bytes(raw(tokens_of(2000, largest=largest), "<i8"))
+    with pytest.raises(ConfigError, match="looks like int64") as refusal:
+        prepare(settings_of(path, dtype=dtype))
+    assert "use data.dtype" not in str(refusal.value)
+    assert "astype('uint16').tofile" in str(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">u2", ">u4"])
+def test_other_numbers_are_not_taken_for_uint16(tmp_path, dtype):
+    path = tmp_path / "train.bin"
+    path.write_bytes(raw(tokens_of(4000), dtype))
+    with pytest.raises(ConfigError, match=r"give data\.vocabulary_size, above all of them"):
+        prepare(settings_of(path))
+
+
+def test_a_large_vocabulary_of_uint16_is_to_be_given(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(raw(tokens_of(2000, largest=65_529)))
+    with pytest.raises(ConfigError, match="holds the token 65529"):
+        prepare(settings_of(path))
+    assert prepare(settings_of(path, vocabulary_size=65_530)).classes == 65_530
+    path.write_bytes(llmc(tokens_of(2000, largest=65_529)))
+    assert prepare(settings_of(path)).classes == 65_530
+
+
+def test_chunks_of_litdata_are_refused_by_name(tmp_path):
+    path = tmp_path / "chunk-0-0.bin"
+    path.write_bytes(raw(tokens_of(500)))
+    (tmp_path / "index.json").write_text("[]")
+    assert prepare(settings_of(tmp_path)).classes == GPT2
+    (tmp_path / "index.json").write_text(json.dumps({"chunks": [], "config": {}}))
+    with pytest.raises(ConfigError, match="a chunk of litdata"):
+        prepare(settings_of(tmp_path))
+
+
+def test_a_copy_of_a_training_file_is_not_held_out(tmp_path):
+    for name, seed in (("a", 1), ("b", 2), ("c", 2), ("d", 3)):
+        (tmp_path / f"{name}.bin").write_bytes(raw(tokens_of(500, seed)))
+    config = settings_of(tmp_path / "[ab].bin", held_out_path=str(tmp_path / "[cd].bin"))
+    with pytest.raises(ConfigError, match=r"of the same content are .*c\.bin and .*b\.bin"):
+        prepare(config)
+
+
+def test_an_edit_in_place_is_seen_though_its_time_was_put_back(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(raw(tokens_of(500)))
+    identity = prepare(settings_of(path))
+    status = path.stat()
+    time.sleep(0.05)
+    with path.open("r+b") as file:
+        file.write(b"\7\0")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(RecordError, match="were changed"):
+        TokenDataset(Path(identity.folder), "train", 16)
 
 
 @pytest.mark.parametrize(

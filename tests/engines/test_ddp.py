@@ -13,6 +13,7 @@ import torch.distributed as dist
 from batchscape.config import AdamW, Ddp
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.optimizers import build_optimizer
+from batchscape.errors import BatchscapeError
 from batchscape.models import build_model
 
 
@@ -280,3 +281,63 @@ def test_compiled_run_agrees_and_its_compile_time_is_apart(trainer, steps, tmp_p
 
 def test_config_default_is_one_bucket_of_25_mib():
     assert Ddp(name="ddp").bucket_cap_mb == 25.0
+
+
+OWN = {"name": "custom", "arguments": {}}
+
+
+@pytest.mark.parametrize("name", ["Spare", "Routed"])
+@pytest.mark.parametrize("cut", [(2, 4, 1), (2, 2, 2)], ids=str)
+def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name, cut):
+    """A layer that no sample uses, or few do: all numbers of ranks train alike."""
+    tables = []
+    for geometry in [(1, 8, 1), cut]:
+        model = OWN | {"_target_": f"own_models.{name}"}
+        spec = trainer.make_spec(geometry, model=model, budget__optimizer_steps=12)
+        tables.append(steps(trainer.train(spec, tmp_path)))
+    module = build_model(spec.config, spec.data, "float64")
+    declared = 8 * sum(p.numel() for p in module.parameters())
+    for table, exchanged in zip(tables, (0, declared), strict=True):
+        assert table["exchanged_bytes"].tolist() == [exchanged] * 12
+        for column in ("loss", "gradient_norm"):
+            np.testing.assert_allclose(
+                table[column].to_numpy(float), tables[0][column].to_numpy(float), rtol=1e-9
+            )
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    """A process group, for an engine that believes in others."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("trainer", "group_of_one")
+def test_an_exchange_that_is_not_whole_is_refused_by_name(spec_of):
+    """All of it would be left out, as buckets are exchanged in order."""
+    engine = engine_of(spec_of(model=OWN | {"_target_": "own_models.Routed"}), world_size=2)
+    inputs, targets = batch()
+    inputs[0, 0] = engine.module.model.chosen
+    engine.micro_step(inputs, targets, 1.0, last=True)
+    engine.optimizer_step(SETTINGS, 1.0)
+    before = engine.exchanged_bytes
+    inputs[:, 0] = engine.module.model.chosen + 1
+    with pytest.raises(BatchscapeError, match=r"model\.expert\.weight, model\.expert\.bias\. Add"):
+        engine.micro_step(inputs, targets, 1.0, last=True)
+    assert before > 0
+    engine.close()
+
+
+@pytest.mark.usefixtures("trainer", "group_of_one")
+def test_finding_out_what_has_no_gradient_leaves_no_trace(spec_of):
+    engine = engine_of(spec_of(model=OWN | {"_target_": "own_models.Normalised"}), world_size=2)
+    inputs, targets = batch()
+    before = torch.get_rng_state()
+    engine.micro_step(inputs, targets, 1.0, last=True)
+    assert int(engine.module.model.norm.num_batches_tracked) == 1
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not engine._adds_zeros
+    engine.close()

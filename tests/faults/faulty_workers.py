@@ -78,6 +78,18 @@ def exploding(run_dir: str, rank: int) -> int:
     return worker.main(run_dir, rank)
 
 
+def without_targets(run_dir: str, rank: int) -> int:
+    """Meet a global batch without a target in optimizer step 3."""
+    real = SampleStream.step
+
+    def step(self: SampleStream, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
+        samples = real(self, optimizer_step, sampling=sampling)
+        return samples._replace(targets=0) if optimizer_step == 2 else samples
+
+    SampleStream.step = step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
 def broken(run_dir: str, rank: int) -> int:
     """Raise in the first micro-step."""
 

@@ -61,6 +61,31 @@ class Dropping(Bigram):
         return self.head(hidden)
 
 
+class Spare(Bigram):
+    """With a layer that is never used."""
+
+    def __init__(self, data: DataIdentity, width: int = 16) -> None:
+        super().__init__(data, width)
+        self.spare = nn.Linear(width, width)
+
+
+class Routed(Bigram):
+    """With an expert for sequences that begin with one token, absent from most micro-batches."""
+
+    chosen = 101
+
+    def __init__(self, data: DataIdentity, width: int = 16) -> None:
+        super().__init__(data, width)
+        self.expert = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.tokens(inputs).tanh()
+        mine = inputs[:, :1, None] == self.chosen
+        if mine.any():
+            hidden = torch.where(mine, self.expert(hidden), hidden)
+        return self.head(hidden)
+
+
 class MeanLoss(Bigram):
     """With the mistake that everybody makes."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from batchscape.compose import compose
 from batchscape.errors import ConfigError
 from batchscape.models import build_model
 from batchscape.models.checkpointing import checkpoint_activations
@@ -174,6 +175,27 @@ def test_a_folder_gives_shape_and_weights(build, text, saved):
     assert loaded.training
 
 
+def chosen(*arguments):
+    grid = compose(arguments, "batchscape run")
+    return dict(grid.cells[0].settings["model"])
+
+
+@pytest.mark.parametrize("pretrained", ["false", "true"])
+def test_the_option_for_folders_has_the_sizes_of_the_folder(build, text, saved, pretrained):
+    folder, network = saved
+    model = chosen("model=hf", f"model.path={folder}", f"model.pretrained={pretrained}")
+    found = build(text, **model).model.network
+    shapes = {name: weight.shape for name, weight in network.named_parameters()}
+    assert {name: weight.shape for name, weight in found.named_parameters()} == shapes
+
+
+@pytest.mark.parametrize("preset", ["hf_gpt2", "hf_llama", "hf_bert"])
+def test_a_folder_and_the_sizes_of_a_preset_are_refused(build, text, saved, preset):
+    model = chosen(f"model={preset}", f"model.path={saved[0]}")
+    with pytest.raises(ConfigError, match=r"Use model=hf model\.path="):
+        build(text, **model)
+
+
 def test_weights_in_halves_are_widened(build, text, saved):
     folder, network = saved
     network.bfloat16().save_pretrained(folder)
@@ -192,8 +214,10 @@ def test_a_classifier_takes_the_body_and_draws_its_head(build, labelled, saved):
 
 def test_folders_that_do_not_fit_are_refused(build, text, saved, tmp_path):
     folder, _ = saved
-    with pytest.raises(ConfigError, match="contradicts"):
-        build(text, path=str(folder), settings={"model_type": "llama"})
+    for model_type in ("llama", "gpt2"):
+        message = rf"model_type={model_type} .*Use model=hf model\.path"
+        with pytest.raises(ConfigError, match=message):
+            build(text, path=str(folder), settings={"model_type": model_type})
     with pytest.raises(ConfigError, match="n_head_s is no setting of gpt2"):
         build(text, path=str(folder), settings={"n_head_s": 1})
     with pytest.raises(ConfigError, match=r"the weights in .* lack 12 parameters"):

@@ -66,6 +66,38 @@ def test_reasons_are_named(build, batch, model, reason):
     assert str(why_not_invariant(build(model), batch)).startswith(reason)
 
 
+def in_place(model, tokens):
+    model.centre.lerp_(tokens.float().mean(), 0.1)
+
+
+def by_assignment(model, tokens):
+    model.centre = model.centre * 0.9 + tokens.float().mean() * 0.1
+
+
+@pytest.mark.parametrize("update", [in_place, by_assignment])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_buffer_that_changes_in_forward_is_named(build, batch, update, used):
+    module = build("Bigram")
+    module.model.register_buffer("still", torch.tensor(float("nan")))
+    module.model.register_buffer("centre", torch.tensor(1.0))
+    plain = module.model.forward
+
+    def forward(tokens):
+        update(module.model, tokens)
+        return plain(tokens) * (module.model.centre if used else 1)
+
+    module.model.forward = forward
+    centre = module.model.centre
+    assert why_not_invariant(module, batch) == "buffers change in forward: model.centre"
+    assert module.model.centre is centre
+    assert centre == 1
+
+
+def test_batch_normalisation_is_named_once(build, batch):
+    reason = why_not_invariant(build("Normalised"), batch)
+    assert reason == "batch normalisation: model.norm"
+
+
 def test_batch_normalisation_that_is_frozen_is_none(build, batch):
     module = build("Normalised")
     module.model.norm.eval()

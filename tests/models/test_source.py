@@ -87,3 +87,21 @@ def test_a_custom_model_is_named_by_its_source(config_of, tmp_path, monkeypatch)
     before = model_source_hash(config)
     (tmp_path / "mine_for_hash.py").write_text("def build(): return 1\n")
     assert before != model_source_hash(config)
+
+
+def test_files_that_a_custom_model_is_given_count(config_of, tmp_path, monkeypatch):
+    (tmp_path / "mine_with_files.py").write_text("def build(weights): ...\n")
+    monkeypatch.chdir(tmp_path)
+    config = config_of(
+        model={
+            "name": "custom",
+            "_target_": "mine_with_files.build",
+            "arguments": {"weights": {"first": ["weights.bin"]}},
+        }
+    )
+    names = [model_source_hash(config)]
+    for content in (b"one", b"two"):
+        (tmp_path / "weights.bin").write_bytes(content)
+        names.append(model_source_hash(config))
+    assert len(set(names)) == 3
+    assert model_source_hash(config) == names[2]

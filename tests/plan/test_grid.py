@@ -245,3 +245,9 @@ def test_any_line_has_a_plan_or_a_message(lines: list[str]) -> None:
 @given(st.lists(LINES, max_size=4))
 def test_many_lines_have_a_plan_or_a_message(lines: list[str]) -> None:
     plan_or_message(lines)
+
+
+def test_of_lines_with_one_key_the_last_one_counts(plan):
+    again = plan("seed=0,1", "seed=3")
+    assert len(again.specs) == 1
+    assert again.sweep_name == plan("seed=3").sweep_name

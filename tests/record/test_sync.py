@@ -15,9 +15,10 @@ from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.record import mirror
 from batchscape.record.folder import SweepFolder
-from batchscape.record.mirror_state import MirrorState, wandb_folder
+from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import Status
 from batchscape.record.sync import pending
+from batchscape.record.wandb_run import WandbRun
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -211,6 +212,65 @@ def test_killed_in_the_middle_and_called_again(sweep, three_runs, server, rows_o
     run = server.run_of("run-b")
     assert run.visible_history == rows_of(three_runs[1].folder)
     assert run.lines_received == len(run.history)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_upload_that_cannot_begin_leaves_the_run_waiting(
+    sweep, three_runs, monkeypatch, error, closed
+) -> None:
+    """All of it was written offline before, and perhaps a part of a segment after that."""
+    training = three_runs[0]
+    whole, cut = (wandb_folder(sweep.path) / f"offline-run-{k}" for k in (1, 2))
+    for segment in (whole, cut):
+        segment.mkdir(parents=True)
+        (segment / "run-a.wandb").touch()
+    MirrorState(
+        id="run-a-1",
+        project="p",
+        entity=None,
+        mode="offline",
+        last_step=11,
+        segments=[whole.name] if closed else [whole.name, cut.name],
+        closed=closed,
+        status="completed",
+        attempts=1,
+        content=content_of(training.status),
+    ).write(training.folder)
+
+    def no_answer(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("wandb.init", no_answer)
+    for mode in ("online", "offline", "online"):
+        with pytest.raises(error):
+            WandbRun(
+                training.folder,
+                sweep.path,
+                WandbTracker(name="wandb"),
+                mode=mode,
+                status=training.status,
+                problem=None,
+                patience_s=1.0,
+            )
+        assert pending(sweep.path).waiting == ["run-a", "run-b"]
+        state = MirrorState.read(training.folder)
+        assert state is not None
+        # What is whole on the disk is kept, and may be gone on with offline.
+        assert (state.id, state.segments) == ("run-a-1", [whole.name])
+        assert (state.mode, state.closed, whole.is_dir()) == ("offline", True, True)
+        assert cut.is_dir() == closed
+
+
+def test_a_run_that_only_claims_to_be_online_is_uploaded(sweep, three_runs) -> None:
+    training = three_runs[0]
+    state = MirrorState("run-a-1", "p", None, "online", last_step=11, status="completed")
+    state.attempts, state.content = 1, content_of(training.status)
+    state.write(training.folder)
+    assert pending(sweep.path).waiting == ["run-a", "run-b"]
+    state.uploaded_step = 11
+    state.write(training.folder)
+    assert pending(sweep.path).uploaded == ["run-a"]
 
 
 @pytest.mark.usefixtures("three_runs")

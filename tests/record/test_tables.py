@@ -129,6 +129,69 @@ def test_steps_that_sampled_the_noise_scale_stay_out_of_times(run):
     assert status.summary["gradient_noise_scale"] == pytest.approx(3.0 / 1.5)
 
 
+def rewritten(run, table, change):
+    """Write the rows of a table again, changed in place."""
+    rows = list(read_json_lines(run.lines(table)))
+    change(rows)
+    run.lines(table).unlink()
+    lines = JsonLines(run.lines(table))
+    lines.append(rows)
+    lines.close()
+    status = completed()
+    seal(run, status, data_parallel_size=2)
+    return status.summary
+
+
+def test_a_ramp_whose_last_steps_were_sampled_has_no_times_of_an_earlier_batch(run):
+    def change(rows):
+        rows[-1] |= {"global_batch_size": 8, "small_batch_size": 2, "small_gradient_square": 1.0}
+
+    figures = rewritten(run, "steps", change)
+    assert figures["measured_optimizer_steps"] == 3
+    assert figures["step_time_s"] is None
+    assert figures["exchanged_bytes"] is None
+
+
+def test_where_every_step_was_sampled_there_is_no_time(run):
+    def change(rows):
+        for row in rows:
+            row |= {"small_batch_size": 2, "small_gradient_square": 1.0}
+
+    figures = rewritten(run, "steps", change)
+    assert figures["measured_optimizer_steps"] == 0
+    assert figures["step_time_s"] is None
+    assert figures["skipped_optimizer_steps"] == 1
+
+
+def test_ranks_that_share_a_device_are_one_device(run):
+    def change(rows):
+        for row in rows:
+            row["device"] = "cuda:0"
+        rows[1]["energy_j"] = None
+
+    figures = rewritten(run, "ranks", change)
+    assert figures["model_tflops_per_s_per_device"] == pytest.approx(24.0)
+    assert figures["power_w"] == pytest.approx(50 / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("label", "there"),
+    [("dropout: a, p=0.1", True), ("batch normalisation: a; dropout: b, p=0.1", False)],
+)
+def test_small_batches_with_another_objective_have_no_noise_scale(run, label, there):
+    rows = list(read_json_lines(run.lines("ranks")))
+    run.lines("ranks").unlink()
+    lines = JsonLines(run.lines("ranks"))
+    lines.append({**row, "not_invariant": label} for row in rows)
+    lines.close()
+
+    def change(rows):
+        rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
+
+    figures = rewritten(run, "steps", change)
+    assert (figures["gradient_noise_scale"] is not None) == there
+
+
 def test_an_unknown_peak_or_energy_of_one_rank_leaves_the_figure_out(run):
     rows = list(read_json_lines(run.lines("ranks")))
     rows[1] |= {"peak_tflops": None, "energy_j": None}

@@ -70,7 +70,9 @@ def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
     rows = steps(trainer.train(known(trainer, geometry), tmp_path))
     found = interval(rows)
     assert found.low < NOISE / SIGNAL < found.high
-    assert (found.n, found.method) == (300, "Fieller over steps")
+    # Of whole micro-batches every second one is cut, from the fourth on.
+    assert found.n == (149 if geometry[0] == geometry[2] == 1 else 300)
+    assert found.method == "Fieller over steps"
     assert found.low < found.estimate < found.high
     assert found.estimate == estimate(rows)
     samples = noise_samples(rows)
@@ -146,6 +148,9 @@ def test_planted_faults_are_found_out(trainer, steps, tmp_path, single_gradients
 
 def assert_norms(rows, single):
     """Compare the recorded norms with those of single gradients, summed by hand."""
+    sampled = rows["small_batch_size"].notna().to_numpy()
+    assert sampled.any()
+    rows, single = rows[sampled], single[sampled]
     small = int(rows["small_batch_size"].unique().item())
     means = single.reshape(len(single), -1, small, single.shape[-1]).mean(axis=2)
     squares = (means**2).sum(axis=-1).mean(axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -161,3 +162,24 @@ def test_a_ramp_reads_the_stream_without_gap(
         assert np.array_equal(in_stream_order(streams, k), expected)
         targets = sum(index % 7 + 1 for index in expected.tolist())
         assert {stream.step(k).targets for stream in streams} == {targets}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.sampled_from([4, 8, 9])), max_size=3),
+    st.integers(1, 5),
+)
+def test_whole_steps_stand_before_and_between_those_that_are_cut(
+    stages: list[tuple[int, int]], every: int
+) -> None:
+    """The first of all, of a stage, and one of two in succession; at least one steady step."""
+    ramp = [(steps, BatchGeometry(1, 1, micro, 1)) for steps, micro in stages]
+    (stream,) = rank_streams(100, 0, BatchGeometry(1, 1, 6, 1), *ramp)
+    stream._noise_scale_every = every
+    cut = [stream.is_cut(k) for k in range(60)]
+    begins = [0, *np.cumsum([steps for steps, _ in stages]).tolist()]
+    assert not any(cut[k] for k in (*begins, 1))
+    assert not any(one and other for one, other in pairwise(cut))
+    assert any(cut)
+    for k, is_cut in enumerate(cut):
+        assert (len(stream.step(k).indices) > 1) == is_cut
+        assert (stream.small_batch_size(k) is not None) == is_cut

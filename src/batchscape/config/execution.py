@@ -72,14 +72,15 @@ class Measure:
     """What is measured beside the loss."""
 
     warmup_optimizer_steps: NonNegative = 5
-    """First optimizer steps that stay out of step-time figures. Scope: display."""
+    """First optimizer steps that stay out of step-time figures; finished runs keep theirs. Scope:
+    display."""
     memory: bool = True
     """Measure peak memory; on CPU this is a short probe before training. Scope: run."""
     noise_scale_every: Count | None = 20
     """Optimizer steps between two samples of the gradient noise scale; null: none. Scope: run."""
     peak_tflops: Positive | None = None
     """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, or on a CPU
-    what a large matrix product attains. Scope: display."""
+    what a large matrix product attains. Finished runs keep theirs. Scope: display."""
 
 
 @dataclass(frozen=True, config=STRICT)

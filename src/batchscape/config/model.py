@@ -111,6 +111,12 @@ class Transformers:
         if self.path is None and "model_type" not in self.settings:
             msg = "give model.path, or model.settings with a model_type such as gpt2 or llama"
             raise ValueError(msg)
+        if self.path is not None and "model_type" in self.settings:
+            msg = (
+                f"model.path={self.path} says what the model is, and so do settings with a "
+                "model_type; use model=hf for a folder"
+            )
+            raise ValueError(msg)
         if self.pretrained and self.path is None:
             msg = "pretrained=true needs model.path, a folder with weights"
             raise ValueError(msg)

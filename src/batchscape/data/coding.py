@@ -30,7 +30,7 @@ class Coder(Protocol):
     kind: str
     """`bytes` or `tokens`: what the arrays are called."""
     vocabulary: int
-    """Different tokens."""
+    """Above every token."""
     separator: Tokens
     """Stands between packed documents."""
 
@@ -92,7 +92,8 @@ class FolderCoder:
                 "folder that `save_pretrained` of a transformers tokenizer has written"
             )
             raise ConfigError(msg) from None
-        self.vocabulary = len(self._tokenizer)
+        # Numbers of tokens may have gaps, so that there are fewer tokens than rows are needed.
+        self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self._dtype = smallest_dtype(self.vocabulary - 1)
         end = self._tokenizer.eos_token_id
         self.separator = self._array(self._ids(["\n\n"])[0] if end is None else [end])

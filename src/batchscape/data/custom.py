@@ -2,7 +2,8 @@
 
 `_target_(part=..., **arguments)` returns an object with `num_samples`, `count_targets(indices)` and
 `batch(indices)`, see `batchscape.data.datasets.Dataset`; with `sequence_length` too, where the
-settings give one. It may say more of itself: `classes`, `task`, `features` and `content_hash`.
+settings give one. It may say more of itself: `classes`, `vocabulary`, `task`, `features` and
+`content_hash`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from batchscape.config import CustomData
+from batchscape.data.fingerprints import file_sha256
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.record.spec import DataIdentity
-from batchscape.targets import call_target, source_hash
+from batchscape.targets import call_target, named_files, source_hash
 
 if TYPE_CHECKING:
     from batchscape.data.datasets import Dataset, Indices
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["make_custom", "prepare_custom"]
 
 _TASKS = ("next_token", "class", "other")
+_IGNORED = -100
+"""Target that bears no loss."""
 _CHECKED = 4
 """Samples of the batch that is checked."""
 
@@ -52,8 +56,8 @@ def make_custom(config: CustomData, part: str) -> Dataset:
 def prepare_custom(config: CustomData) -> DataIdentity:
     """Make both parts, check what they promise on a first batch, and name them.
 
-    Data that state a `content_hash` are named by it; others by the source of the callable and its
-    arguments, so that files which it reads are the user's to name.
+    They are named by the source of the callable, its arguments, the files that these name, the
+    samples of the parts, and the `content_hash` where there is one: it stands for other files.
 
     Raises
     ------
@@ -76,6 +80,7 @@ def _prepared(config: CustomData) -> DataIdentity:
         part: {
             "task": getattr(made, "task", task),
             "classes": getattr(made, "classes", 0),
+            "vocabulary": getattr(made, "vocabulary", None),
             "features": getattr(made, "features", None),
         }
         for part, made in parts.items()
@@ -84,35 +89,53 @@ def _prepared(config: CustomData) -> DataIdentity:
         _refuse(config, f"must say the same of both parts; got {said}")
     facts = said["train"]
     _check_facts(config, facts)
+    if facts["task"] == "next_token":  # targets are inputs, one further
+        facts["classes"] = facts["classes"] or facts["vocabulary"] or 0
+        facts["vocabulary"] = facts["vocabulary"] or facts["classes"] or None
     for part, made in parts.items():
         _Check(config, part, made, facts).run()
     contents = [getattr(made, "content_hash", None) for made in parts.values()]
-    if all(content is None for content in contents):
-        named: Any = [source_hash(config.target), config.target, config.arguments]
-    elif all(isinstance(content, str) and content for content in contents):
-        named = contents
-    else:
+    if any(content is not None for content in contents) and not all(
+        isinstance(content, str) and content for content in contents
+    ):
         _refuse(config, f"content_hash must be a text in both parts or in none; got {contents}")
-    manifest = {"custom": named, "sequence_length": config.sequence_length, **facts}
+    files = {text: file_sha256(file) for text, file in named_files(config.arguments).items()}
+    samples = {part: int(made.num_samples) for part, made in parts.items()}
+    manifest = {
+        "custom": [contents, source_hash(config.target), config.target, config.arguments],
+        "files": files,
+        "samples": samples,
+        "sequence_length": config.sequence_length,
+        **facts,
+    }
     return DataIdentity(
         manifest_hash=manifest_hash(manifest),
         folder="",
-        train_samples=int(parts["train"].num_samples),
-        held_out_samples=int(parts["held_out"].num_samples),
+        train_samples=samples["train"],
+        held_out_samples=samples["held_out"],
         classes=facts["classes"],
         task=facts["task"],
         features=facts["features"],
+        vocabulary=facts["vocabulary"],
     )
 
 
 def _check_facts(config: CustomData, facts: dict[str, Any]) -> None:
     if facts["task"] not in _TASKS:
         _refuse(config, f"task must be one of {', '.join(_TASKS)}; got {facts['task']!r}")
-    classes, features = facts["classes"], facts["features"]
+    classes, features, vocabulary = facts["classes"], facts["features"], facts["vocabulary"]
     if not _is_count(classes) or classes == 1:
         _refuse(config, f"classes must be an int of 2 or more, where it is given; got {classes!r}")
     if features is not None and (not _is_count(features) or features == 0):
         _refuse(config, f"features must be an int above 0 or None; got {features!r}")
+    if vocabulary is not None and (not _is_count(vocabulary) or vocabulary < 2):
+        _refuse(config, f"vocabulary must be an int of 2 or more, or None; got {vocabulary!r}")
+    if facts["task"] == "next_token" and vocabulary is not None and vocabulary < classes:
+        _refuse(
+            config,
+            "vocabulary must be at least classes where the next token is predicted; got "
+            f"vocabulary={vocabulary}, classes={classes}",
+        )
 
 
 class _Check:
@@ -127,13 +150,14 @@ class _Check:
 
     def run(self) -> None:
         """Check everything."""
-        self._check_counts()
+        counts = self._check_counts()
         inputs, targets = self._batch(self._indices)
         self._check_shapes(inputs, targets)
-        self._check_targets(targets)
+        self._check_inputs(inputs)
+        self._check_targets(targets, counts)
         self._check_repetition(inputs, targets)
 
-    def _check_counts(self) -> None:
+    def _check_counts(self) -> list[int]:
         total = self._count(self._indices)
         single = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
         if total != sum(single):
@@ -143,15 +167,7 @@ class _Check:
             )
         if total == 0:
             self._breach("count_targets must be above 0 for a batch", "0 for the first samples")
-        length = self._config.sequence_length
-        if length is not None and self._facts["task"] == "next_token":
-            wanted = length * len(self._indices)
-            if total != wanted:
-                self._breach(
-                    f"count_targets must be sequence_length={length} a sample, {wanted} for "
-                    f"{len(self._indices)}; leave sequence_length null where samples are shorter",
-                    str(total),
-                )
+        return single
 
     def _count(self, indices: Indices) -> int:
         count = self._made.count_targets(indices)
@@ -195,7 +211,24 @@ class _Check:
                 f"{inputs.dtype} of shape {shapes[0]}",
             )
 
-    def _check_targets(self, targets: Any) -> None:  # noqa: ANN401  (a tensor)
+    def _check_inputs(self, inputs: Any) -> None:  # noqa: ANN401  (a tensor)
+        import torch
+
+        task, vocabulary = self._facts["task"], self._facts["vocabulary"]
+        if inputs.dtype not in {torch.int32, torch.int64}:
+            return
+        if vocabulary is None:
+            if task == "class":
+                self._breach(
+                    "a class of tokens needs an attribute vocabulary, above every token (negative "
+                    "ones are padding)",
+                    f"inputs of {inputs.dtype} and no vocabulary",
+                )
+            return
+        if (largest := int(inputs.max())) >= vocabulary:
+            self._breach(f"inputs must be below vocabulary={vocabulary}", f"an input {largest}")
+
+    def _check_targets(self, targets: Any, counts: list[int]) -> None:  # noqa: ANN401  (a tensor)
         import torch
 
         if self._facts["task"] == "other":
@@ -205,6 +238,12 @@ class _Check:
         classes, largest = self._facts["classes"], int(targets.max())
         if classes and largest >= classes:
             self._breach(f"targets must be below classes={classes}", f"a target {largest}")
+        real = [int((sample != _IGNORED).sum()) for sample in targets]
+        if counts != real:
+            self._breach(
+                f"count_targets must be the number of targets that are not {_IGNORED}",
+                f"{counts} for samples {self._indices.tolist()}, whose batch has {real}",
+            )
 
     def _check_repetition(self, inputs: Any, targets: Any) -> None:  # noqa: ANN401  (tensors)
         import torch

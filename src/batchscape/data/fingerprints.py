@@ -1,7 +1,8 @@
 """What a pass over a large file has found, remembered while the file stays as it is.
 
-Hashing ten gigabytes takes longer than planning a sweep should. A file whose path, size and time
-of modification are those of an earlier pass is taken to have the same content.
+Hashing ten gigabytes takes longer than planning a sweep should. A file whose path, inode, size and
+times of modification and change are those of an earlier pass is taken to have the same content.
+Programs can set the time of modification, but not the time of change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from batchscape.data.cache import cache_folder
 from batchscape.errors import ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 
-__all__ = ["file_sha256", "remembered"]
+__all__ = ["file_sha256", "file_state", "remembered"]
 
 _SETTLED_S = 2.0
 """A file that was modified within this time before the pass may be modified again without its time
@@ -44,7 +45,7 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
     path = path.resolve()
     name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
     memory = cache_folder() / "fingerprints" / f"{name}.json"
-    before = _state(path)
+    before: dict[str, Any] = {"path": str(path), **file_state(path)}
     with suppress(RecordError):  # there is none yet, or it is torn: the pass writes it
         known = read_json(memory)
         if known.get("file") == before:
@@ -52,7 +53,7 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
             return found
     began = time.time()
     found = find()
-    if _state(path) != before:
+    if {"path": str(path), **file_state(path)} != before:
         msg = f"{path} was changed while it was read; start again when it is complete"
         raise ConfigError(msg)
     if began - before["mtime_ns"] / 1e9 > _SETTLED_S:
@@ -83,6 +84,18 @@ def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> s
     return str(remembered(path, "sha256", find)["sha256"])
 
 
-def _state(path: Path) -> dict[str, Any]:
+def file_state(path: Path) -> dict[str, int]:
+    """Return what changes when the content of a file does.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
     status = os.stat(path)  # noqa: PTH116  (fields of one call)
-    return {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+    }

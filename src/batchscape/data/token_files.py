@@ -12,8 +12,10 @@ Three layouts are known, all little-endian:
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,14 @@ _OTHERS = {
     b"PK\x03\x04": "a zip archive; extract it",
 }
 
+_WRITE = (
+    "Write the tokens with array.astype('uint16').tofile(path), or as uint32 with data.dtype=uint32"
+)
+
 _JUDGED = 1024
 """Tokens that a guess about a wrong type needs at least."""
+_JUDGED_ZEROS = 128
+"""The same where the guess is that parts of the tokens are all 0."""
 _NO_VOCABULARY = 2**20
 """Larger than vocabularies are: tokens above it are two 16-bit ones, read as one."""
 
@@ -76,9 +84,9 @@ class ScannedFile:
     """Of the whole file."""
     smallest: int
     largest: int
-    halves: bool
-    """Whether, in the first block, each pair looks like one token: the odd ones are next to
-    nothing, and the even ones are not."""
+    merged: int
+    """How many of them look like one token of a wider type, judged by the first block; 1: each is
+    one."""
 
 
 def recognise(path: Path, dtype: str) -> TokenFile:
@@ -98,6 +106,12 @@ def recognise(path: Path, dtype: str) -> TokenFile:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LLMC_BYTES)
+    if path.match("chunk-*.bin") and _lists_chunks(path.with_name("index.json")):
+        msg = (
+            f"{path} is a chunk of litdata, which the index.json beside it lists; its layout is "
+            f"not read. {_WRITE}"
+        )
+        raise ConfigError(msg)
     for magic, what in _OTHERS.items():
         if head.startswith(magic):
             msg = f"{path} holds no tokens as they are: it is {what}"
@@ -134,7 +148,13 @@ def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     if scanned.smallest < 0:
         msg = f"{file.path} holds the token {scanned.smallest}; tokens are 0 or above"
         raise ConfigError(msg)
-    if file.raw and file.dtype == "uint16" and scanned.halves:
+    if file.raw and np.dtype(file.dtype).itemsize * scanned.merged == 8:
+        msg = (
+            f"{file.path} looks like int64, numpy's default: read as {file.dtype}, each token is "
+            f"{scanned.merged} numbers, of which the upper ones are 0. {_WRITE}"
+        )
+        raise ConfigError(msg)
+    if file.raw and file.dtype == "uint16" and scanned.merged == 2:
         msg = (
             f"{file.path} looks like uint32: read as uint16, every other token is next to nothing; "
             "use data.dtype=uint32"
@@ -183,7 +203,7 @@ def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     digest = hashlib.sha256()
     smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     dtype = np.dtype(file.dtype).newbyteorder("<")
-    halves = None
+    merged = None
     with file.path.open("rb") as content:
         digest.update(content.read(file.offset))
         while block := content.read(_BLOCK):
@@ -191,12 +211,31 @@ def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
             tokens = np.frombuffer(block, dtype=dtype)
             smallest = min(smallest, int(tokens.min()))
             largest = max(largest, int(tokens.max()))
-            halves = _are_halves(tokens) if halves is None else halves
+            merged = _merged(tokens) if merged is None else merged
             advance(len(block))
-    return ScannedFile(digest.hexdigest(), smallest, largest, bool(halves))
+    return ScannedFile(digest.hexdigest(), smallest, largest, merged or 1)
 
 
-def _are_halves(tokens: NDArray[Any]) -> bool:
-    """Judge whether pairs are one: upper halves are below 16 for vocabularies up to 2**20."""
+def _merged(tokens: NDArray[Any]) -> int:
+    """Judge how many tokens are one, by upper parts that are 0.
+
+    Of a vocabulary up to 2**20 the upper 16 bits are below 16.
+    """
+    if len(tokens) < _JUDGED_ZEROS or not tokens[::2].any():
+        return 1
     most = _NO_VOCABULARY >> 16
-    return len(tokens) >= _JUDGED and int(tokens[1::2].max()) < most <= int(tokens[::2].max())
+    if tokens.dtype.itemsize == 4:
+        return 1 if tokens[1::2].any() else 2
+    if tokens.dtype.itemsize != 2:
+        return 1
+    if not (tokens[2::4].any() or tokens[3::4].any()) and int(tokens[1::4].max()) < most:
+        return 4
+    pairs = len(tokens) >= _JUDGED and int(tokens[1::2].max()) < most <= int(tokens[::2].max())
+    return 2 if pairs else 1
+
+
+def _lists_chunks(index: Path) -> bool:
+    with suppress(OSError, ValueError):
+        content = json.loads(index.read_bytes())
+        return isinstance(content, dict) and "chunks" in content
+    return False

@@ -8,9 +8,10 @@ from typing import Any
 
 from batchscape.config import TokenFiles
 from batchscape.data.cache import cache_folder
+from batchscape.data.fingerprints import file_state
 from batchscape.data.progress import reading
 from batchscape.data.store import PARTS, manifest_hash
-from batchscape.data.token_files import TokenFile, recognise, scan
+from batchscape.data.token_files import ScannedFile, TokenFile, recognise, scan
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.spec import DataIdentity
@@ -18,6 +19,9 @@ from batchscape.record.spec import DataIdentity
 __all__ = ["Segment", "prepare_tokens", "segments"]
 
 _LISTING = "files.json"
+
+_UNLIKELY = 65_000
+"""Largest tokens from here on fill 16 bits, as those of another type read as uint16 do."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     Raises
     ------
     ConfigError
-        If there are no files, one is of another kind, a token is not in the vocabulary, or a part
-        has no sample.
+        If there are no files, one is of another kind or in both parts, a token is not in the
+        vocabulary, or a part has no sample.
     """
     files = {"train": _token_files("path", config.path, config.dtype)}
     if config.held_out_path is not None:
@@ -53,8 +57,12 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     everything = [file for several in files.values() for file in several]
     with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
         scanned = {file: scan(file, advance) for file in everything}
+    if config.held_out_path is not None:
+        _refuse_copies(files, scanned)
     fullest = max(everything, key=lambda file: scanned[file].largest)
     largest = scanned[fullest].largest
+    if config.vocabulary_size is None:
+        _refuse_unlikely(everything, scanned)
     vocabulary = config.vocabulary_size or largest + 1
     if largest >= vocabulary:
         msg = (
@@ -108,11 +116,11 @@ def segments(folder: Path, part: str) -> list[Segment]:
     for entry in read_json(folder / _LISTING)[part]:
         path = Path(entry["path"])
         try:
-            status = path.stat()
+            state = file_state(path)
         except OSError as error:
             msg = f"the tokens {path} cannot be read ({error})"
             raise RecordError(msg) from None
-        if (status.st_size, status.st_mtime_ns) != (entry["size"], entry["mtime_ns"]):
+        if state != entry["state"]:
             msg = f"the tokens {path} were changed since they were hashed; plan the run again"
             raise RecordError(msg)
         file = TokenFile(path, entry["dtype"], entry["offset"], entry["tokens"], raw=entry["raw"])
@@ -145,6 +153,31 @@ def _refuse_shared(files: dict[str, list[TokenFile]]) -> None:
         raise ConfigError(msg)
 
 
+def _refuse_copies(
+    files: dict[str, list[TokenFile]], scanned: dict[TokenFile, ScannedFile]
+) -> None:
+    train = {scanned[file].sha256: file.path for file in files["train"]}
+    for file in files["held_out"]:
+        if (copied := train.get(scanned[file].sha256)) is not None:
+            msg = (
+                "data.held_out_path must hold other files than data.path; of the same content are "
+                f"{file.path} and {copied}"
+            )
+            raise ConfigError(msg)
+
+
+def _refuse_unlikely(files: list[TokenFile], scanned: dict[TokenFile, ScannedFile]) -> None:
+    for file in files:
+        largest = scanned[file].largest
+        if file.raw and file.dtype == "uint16" and largest >= _UNLIKELY:
+            msg = (
+                f"{file.path} holds the token {largest}, read as uint16; floats and big-endian "
+                "numbers read so too. If these are tokens, give data.vocabulary_size, above all of "
+                "them; else write them as little-endian uint16 or uint32"
+            )
+            raise ConfigError(msg)
+
+
 def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[str, list[Segment]]:
     if split is None:
         return {part: [Segment(f, 0, f.tokens) for f in files[part]] for part in PARTS}
@@ -172,11 +205,9 @@ def _list(digits: str, parts: dict[str, list[Segment]]) -> Path:
 
 def _entry(segment: Segment) -> dict[str, Any]:
     file = segment.file
-    status = file.path.stat()
     return {
         "path": str(file.path),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
+        "state": file_state(file.path),
         "dtype": file.dtype,
         "offset": file.offset,
         "tokens": file.tokens,

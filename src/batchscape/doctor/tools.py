@@ -16,31 +16,24 @@ _TOOL_S = 10.0
 _WANDB_S = 60.0
 
 OPTIONAL = {
-    "transformers": ("models of the Hugging Face hub", "pip install 'batchscape[hf]'"),
-    "datasets": ("data sets of the Hugging Face hub", "pip install 'batchscape[hf]'"),
-    "tokenizers": ("tokens of your own text", "pip install 'batchscape[hf]'"),
-    "accelerate": ("scripts that use it", "pip install 'batchscape[hf]'"),
-    "deepspeed": ("scripts that use it", "pip install deepspeed"),
-    "lightning": ("scripts that use it", "pip install 'lightning>=2.6.6'"),
-    "submitit": ("jobs on a Slurm cluster", "pip install submitit"),
+    "transformers": (
+        "models of Hugging Face (model=hf, hf_gpt2, hf_llama, hf_bert) and its tokenizers",
+        "pip install 'batchscape[hf]'",
+    ),
+    "tokenizers": (
+        "tokenizers of Hugging Face (data.tokenizer=FOLDER)",
+        "pip install 'batchscape[hf]'",
+    ),
 }
-"""Packages that some settings and examples need: for what, and how they are installed."""
+"""Packages that some settings need: for what, and how they are installed."""
 
 
 def slurm() -> list[Finding]:
-    """Look for Slurm's programs, and ask its controller."""
-    missing = [name for name in _SLURM if shutil.which(name) is None]
-    if len(missing) == len(_SLURM):
-        return [Finding("Slurm", "not needed", "no sbatch, srun or sinfo: not a cluster")]
-    if missing:
-        repair = "apt-get install slurm-client, or load the cluster's module"
-        return [Finding("Slurm", "missing", f"no {', '.join(missing)}", repair)]
-    code, said = _run("sinfo", "--noheader", "--format=%P %D %t")
-    if code:
-        repair = "check SLURM_CONF and the cluster's controller (scontrol ping)"
-        return [Finding("Slurm", "broken", said, repair)]
-    partitions = sorted({line.split()[0].rstrip("*") for line in said.splitlines() if line})
-    return [Finding("Slurm", "ok", f"reachable, partitions: {', '.join(partitions)}")]
+    """Look for Slurm's programs, which nothing here calls."""
+    found = [name for name in _SLURM if shutil.which(name) is not None]
+    there = f"found: {', '.join(found)}" if found else f"not found: {', '.join(_SLURM)}"
+    detail = f"{there}; batchscape does not submit jobs itself yet"
+    return [Finding("Slurm", "not needed", detail)]
 
 
 def tracker() -> list[Finding]:

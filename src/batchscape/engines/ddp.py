@@ -13,11 +13,18 @@ from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscape.config import Ddp, Optimizer
+from batchscape.engines.forgotten import forgotten
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
 from batchscape.engines.precision import autocast
+from batchscape.engines.reach import unreached
+from batchscape.errors import BatchscapeError
 from batchscape.measure.clock import NoMarks, StepMarks
 
 __all__ = ["DdpEngine"]
+
+_PROBED_SAMPLES = 2
+"""Of the first micro-batch, that tell whether a parameter may be left without a gradient. Few, as
+more are more likely to meet every branch; two, as statistics over one sample are none."""
 
 
 class DdpEngine:
@@ -30,6 +37,11 @@ class DdpEngine:
     In float16 the loss is scaled up before the backward, so that small gradients stay above the
     smallest float16, and gradients are scaled down before they are clipped. They are judged once
     they are summed, so that every rank finds the same overflow and skips the same update.
+
+    A parameter that the loss of a whole batch does not use has a gradient of zero, on every number
+    of ranks: its weights decay and its moments fade. DDP itself waits for every gradient, so where
+    the first samples leave a parameter without one, zero times every parameter is added to the
+    loss of the exchanging micro-step.
 
     Parameters
     ----------
@@ -59,6 +71,9 @@ class DdpEngine:
         self._device_type = device.type
         self._precision = precision
         self._checked = False
+        self._adds_zeros: bool | None = None
+        self.exchange_is_whole = False
+        """Whether the last bucket of this optimizer step was given to the exchange."""
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
         self._one = torch.ones((), device=device)
         if config.compile:
@@ -81,21 +96,38 @@ class DdpEngine:
         return self._scale() if self._scaler.is_enabled() else 1.0
 
     def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
-        """Do one forward and backward; exchange in the last one only."""
+        """Do one forward and backward; exchange in the last one only.
+
+        Raises
+        ------
+        BatchscapeError
+            If parameters are left without a gradient that the first samples brought one for, so
+            that the exchange waits for them for ever.
+        """
         wrapped = self._wrapped
+        if wrapped is not None and self._adds_zeros is None:
+            self._adds_zeros = self._may_leave_out(inputs, targets)
+        self.exchange_is_whole = False
         with nullcontext() if wrapped is None or last else wrapped.no_sync():
             with autocast(self._device_type, self._precision):
                 loss: Tensor = (wrapped or self.module)(inputs, targets)[0]
             scaled: Tensor = self._scaler.scale(loss * weight)
+            if last and self._adds_zeros:
+                scaled = _plus_zeros(scaled, self.module)
             scaled.backward()
         if last and wrapped is None:
             self.marks.gradients_ready()
         elif last:
+            if not self.exchange_is_whole:
+                raise _not_exchanged(unreached(self.module, loss))
             self.marks.exchange_ends()
         return loss.detach()
 
     def optimizer_step(self, settings: Optimizer, factor: float) -> Tensor:
         """Clip the whole gradient, update the parameters, clear the gradients."""
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if not self._checked:
             _check_strides(self.module)
             self._checked = True
@@ -132,6 +164,16 @@ class DdpEngine:
         self.module = nn.Identity()
         self.marks = NoMarks()
 
+    def _may_leave_out(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Return whether a parameter has no part in the loss of the first samples of some rank."""
+        few = slice(_PROBED_SAMPLES)
+        with forgotten(self.module), autocast(self._device_type, self._precision):
+            # A compiled module is called as it was written: this shape is not the training's.
+            loss = self.module.forward(inputs[few], targets[few])[0]
+        found = self._one * float(bool(unreached(self.module, loss)))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
     def _scale(self) -> Tensor:
         """Return the scale of the loss as it is on the device; `get_scale` would wait for it."""
         scale: Tensor = self._scaler.scale(self._one)
@@ -145,12 +187,30 @@ def _sum_over_ranks(engine: DdpEngine, bucket: GradBucket) -> torch.futures.Futu
     if bucket.index() == 0:
         engine.marks.exchange_begins()
     if bucket.is_last():
+        engine.exchange_is_whole = True
         engine.marks.gradients_ready()
     work = dist.all_reduce(gradients, async_op=True)
     done: torch.futures.Future[torch.Tensor] = work.get_future().then(
         lambda future: future.value()[0]
     )
     return done
+
+
+def _plus_zeros(loss: Tensor, module: nn.Module) -> Tensor:
+    """Add a sum of nothing of every parameter, whose gradient is zero even where one is not."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            loss = loss + parameter.reshape(-1)[:0].sum()
+    return loss
+
+
+def _not_exchanged(names: list[str]) -> BatchscapeError:
+    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return BatchscapeError(
+        "with several ranks, parameters that the first samples used must have a part in the loss "
+        f"of the last micro-step of every optimizer step; on this rank these have none: {some}. "
+        "Add zero times their sum to the model's loss, or train on one rank"
+    )
 
 
 def _check_strides(module: nn.Module) -> None:

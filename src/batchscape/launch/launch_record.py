@@ -28,6 +28,14 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     if lease.ranks > machine.cpu_cores:
         why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
     oversubscribed = bool(why)
+    workers = spec.config.loader.workers
+    if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
+        ranks, each = ("1 rank", "") if lease.ranks == 1 else (f"{lease.ranks} ranks", " each")
+        noun = "worker" if workers == 1 else "workers"
+        why.append(
+            f"{ranks} with {workers} loader {noun}{each}, {processes} processes, share "
+            f"{machine.cpu_cores} cores"
+        )
     if concurrent > 1:
         why.append(f"up to {concurrent} runs share the machine")
     if others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,8 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
     Returns
     -------
     str or None
-        None where nothing was found: batch normalisation, dropout, any other randomness, a loss
-        that is not additive over samples.
+        None where nothing was found: batch normalisation, dropout, buffers that change in forward,
+        any other randomness, a loss that is not additive over samples.
 
     Raises
     ------
@@ -57,10 +58,11 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
     half = len(inputs) // 2
     first, second = (inputs[:half], targets[:half]), (inputs[half:], targets[half:])
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
-    with torch.no_grad(), _full_precision(), _undisturbed(module):
+    with torch.no_grad(), _full_precision(), _undisturbed(module) as buffers:
         parts = [_loss(module, *part) for part in (first, second)]
         whole, again = (_loss(module, inputs, targets) for _ in range(2))
         ratio = _loss(module, *doubled) / parts[0] if parts[0] else math.nan
+        reasons += _changes(buffers)
     if abs(ratio - 1) < _MEAN:
         msg = (
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
@@ -109,14 +111,59 @@ def _full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer as it was."""
+
+    owner: nn.Module
+    owner_name: str
+    name: str
+    tensor: Tensor
+    content: Tensor
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.owner_name}.{self.name}".lstrip(".")
+
+    def has_changed(self) -> bool:
+        """Whether its owner has another content by this name now."""
+        now, before = self.owner._buffers.get(self.name), self.content
+        if now is None or now.shape != before.shape or now.dtype != before.dtype:
+            return True
+        return not bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+    def restore(self) -> None:
+        """Put tensor and content back; a forward may have assigned another tensor."""
+        self.tensor.copy_(self.content)
+        self.owner._buffers[self.name] = self.tensor
+
+
+def _buffers(module: nn.Module) -> list[_Buffer]:
+    return [
+        _Buffer(owner, owner_name, name, tensor, tensor.clone())
+        for owner_name, owner in module.named_modules()
+        for name, tensor in owner._buffers.items()
+        if tensor is not None
+    ]
+
+
+def _changes(buffers: list[_Buffer]) -> list[str]:
+    """Name the first buffer that the forwards changed, beside those of batch normalisation."""
+    for buffer in buffers:
+        is_named = isinstance(buffer.owner, _BatchNorm) and buffer.owner.training
+        if not is_named and buffer.has_changed():
+            return [f"buffers change in forward: {buffer.full_name}"]
+    return []
+
+
 @contextmanager
-def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Put random state and buffers back."""
+def _undisturbed(module: nn.Module) -> Iterator[list[_Buffer]]:
+    """Yield the buffers as they are; put random state and buffers back."""
     devices = {p.device.index for p in module.parameters() if p.device.type == "cuda"}
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    buffers = _buffers(module)
     with torch.random.fork_rng(devices=sorted(devices)):
         try:
-            yield
+            yield buffers
         finally:
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for buffer in buffers:
+                buffer.restore()

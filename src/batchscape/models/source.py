@@ -12,7 +12,7 @@ from pathlib import Path
 from batchscape.config import CustomModel, RunConfig, Transformers
 from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
-from batchscape.targets import source_hash
+from batchscape.targets import named_files, source_hash
 
 __all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files"]
 
@@ -33,9 +33,9 @@ def model_source_hash(config: RunConfig) -> str | None:
     Returns
     -------
     str or None
-        First 16 digits of a SHA-256: of the source of a custom model, or of the `config.json` and,
-        where they are used, the weights of a `transformers` folder. None where the settings and
-        this package say all.
+        First 16 digits of a SHA-256: of the source of a custom model and the files that its
+        arguments name, or of the `config.json` and, where they are used, the weights of a
+        `transformers` folder. None where the settings and this package say all.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def model_source_hash(config: RunConfig) -> str | None:
         If there is no such code, folder or file.
     """
     if isinstance(config.model, CustomModel):
-        return source_hash(config.model.target)
+        return _custom_hash(config.model)
     if not isinstance(config.model, Transformers) or config.model.path is None:
         return None
     folder = Path(config.model.path)
@@ -53,6 +53,17 @@ def model_source_hash(config: RunConfig) -> str | None:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0{sha256_of(file)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _custom_hash(model: CustomModel) -> str:
+    source = source_hash(model.target)
+    files = named_files(model.arguments)
+    if not files:
+        return source
+    digest = hashlib.sha256(source.encode())
+    for text, file in files.items():
+        digest.update(f"\0{text}\0{sha256_of(file)}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -56,7 +56,7 @@ class MirrorState:
     content: str | None = None
     """Digest of the end of the run that was mirrored last; null in files of older versions."""
     uploaded_step: int = -1
-    """W&B step of the last row that the server is known to have."""
+    """W&B step of the last row that the server is known to have: noted once it showed an end."""
 
     def covers(self, status: RunStatus) -> bool:
         """Whether W&B has, or has on disk, all there is of a run that ended with `status`."""
@@ -69,7 +69,7 @@ class MirrorState:
         if not self.covers(status):
             return False
         if self.mode == "online":
-            return True
+            return self.uploaded_step >= self.last_step
         # Uploaded by hand: W&B marks each segment then. One that is gone proves nothing.
         offline = self._offline(sweep_dir)
         return bool(offline) and all(_is_marked(path) for path in offline)

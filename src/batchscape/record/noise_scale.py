@@ -14,10 +14,26 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["SAMPLED", "estimate", "noise_samples"]
+__all__ = ["SAMPLED", "estimate", "has_no_noise_scale", "noise_samples"]
 
 SAMPLED = ("global_batch_size", "gradient_norm", "small_batch_size", "small_gradient_square")
 """Columns of optimizer steps that an estimate needs."""
+
+
+def has_no_noise_scale(not_invariant: object) -> bool:
+    """Tell whether small batches of a run have another objective than large ones.
+
+    Then the difference of their gradients is more than noise: with batch normalisation, or a loss
+    that is not a sum over samples. Dropout is noise, and counts as such.
+
+    Parameters
+    ----------
+    not_invariant : str or missing
+        The label of the run.
+    """
+    if not isinstance(not_invariant, str):
+        return False
+    return any(not reason.startswith("dropout") for reason in not_invariant.split("; "))
 
 
 def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:

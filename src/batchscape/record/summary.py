@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pandas as pd
+from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 
@@ -117,6 +118,8 @@ def summarise(
         figures["throttled"] = bool(throttled.any()) if len(throttled) else None
         labels = latest["not_invariant"].dropna()
         figures["not_invariant"] = str(labels.iloc[0]) if len(labels) else None
+        if noise_scale.has_no_noise_scale(figures["not_invariant"]):
+            figures["gradient_noise_scale"] = None
         figures |= _hardware_use(steps, latest, figures["samples_per_s"])
     return figures
 
@@ -132,18 +135,17 @@ def _progress(steps: pd.DataFrame) -> dict[str, Any]:
         "tokens": int(last["tokens"]),
         "train_time_s": _number(last["train_time_s"]),
         "final_loss": _number(weighted),
+        "skipped_optimizer_steps": int(steps["skipped"].sum()),
     }
 
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
-    measured = steps[~steps["warmup"].astype(bool)]
     # The noise scale costs a step a little, and more with some geometries than with others.
-    plain = measured[measured["small_batch_size"].isna()]
-    measured = plain if len(plain) else measured
+    measured = steps[~steps["warmup"].astype(bool) & steps["small_batch_size"].isna()]
     if measured.empty:
         return {"measured_optimizer_steps": 0}
     # Steps of another global batch take another time: a ramp's last stage names the run.
-    last = measured[measured["global_batch_size"] == measured["global_batch_size"].iloc[-1]]
+    last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]
     total_s = float(measured["step_time_s"].sum())
     increments = steps[["tokens", "samples"]].diff().fillna(steps[["tokens", "samples"]])
     done = increments.loc[measured.index].sum()
@@ -161,7 +163,6 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "samples_per_s": float(done["samples"]) / total_s,
         "tokens_per_s_per_device": float(done["tokens"]) / total_s / data_parallel_size,
         "exchanged_bytes": _number(last["exchanged_bytes"].median()),
-        "skipped_optimizer_steps": int(steps["skipped"].sum()),
         "involuntary_switches": int(measured["involuntary_switches"].sum()),
         "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
     }
@@ -174,13 +175,15 @@ def _hardware_use(
     figures: dict[str, Any] = {"peak_tflops": _number(ranks["peak_tflops"].min(skipna=False))}
     sources = ranks["peak_source"].dropna().unique()
     figures["peak_source"] = "; ".join(sources) if len(sources) else None
+    devices = _devices(ranks)
     flops = _number(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
-        attained = flops * samples_per_s / len(ranks) / 1e12
+        attained = flops * samples_per_s / len(devices) / 1e12
         figures["model_tflops_per_s_per_device"] = attained
         if figures["peak_tflops"]:
             figures["mfu_pct"] = 100 * attained / figures["peak_tflops"]
-    energy_j = _number(ranks["energy_j"].sum(skipna=False))
+    # Ranks that share a device report its energy once.
+    energy_j = _number(devices["energy_j"].max().sum(skipna=False))
     attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]
     measured = attempt[~attempt["warmup"].astype(bool)]
     if energy_j is not None and len(measured):
@@ -189,6 +192,12 @@ def _hardware_use(
         figures["power_w"] = energy_j / float(measured["step_time_s"].sum())
         figures["energy_j_per_token"] = energy_j / float(tokens)
     return figures
+
+
+def _devices(ranks: pd.DataFrame) -> DataFrameGroupBy[Any, Any]:
+    """Group ranks by device: ranks may share a CUDA device; each CPU rank is a device."""
+    shared = ranks["device"].str.startswith("cuda").fillna(value=False)
+    return ranks.groupby(ranks["device"].where(shared, ranks["rank"].astype("string")))
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

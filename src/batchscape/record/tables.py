@@ -224,6 +224,7 @@ def _run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
         row |= _flatten(read_json(folder.environment), "environment.")
     if config["data"] is not None:
         row["data.manifest_hash"] = config["data"]["manifest_hash"]
+        row["task"] = config["data"]["task"]
     row |= {name: status.summary.get(name) for name in SUMMARY}
     # What was resolved, such as a seed or the sweep's name, stays before what was asked for.
     kept = {"sweep_dir", *row}

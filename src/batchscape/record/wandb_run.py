@@ -99,8 +99,8 @@ class WandbRun:
             mode=mode,
         )
         self._discard_open_segment()
-        self._state.mode, self._state.problem = mode, problem
-        # Before W&B hears of it: whatever happens now, the next start continues the same run.
+        # Before W&B hears of it: whatever happens now, the next start continues the same run. Its
+        # mode and what was mirrored stay as they were: nothing of this segment is anywhere yet.
         self._state.write(folder)
         self._run = wandb.init(
             id=self._state.id,
@@ -118,6 +118,7 @@ class WandbRun:
             settings=run_settings(patience_s),
         )
         self._state.segments.append(Path(self._run.dir).parent.name)
+        self._state.mode, self._state.problem = mode, problem
         self._state.closed = False
         self._state.write(folder)
         self._last_step = self._where_to_go_on()
@@ -235,6 +236,8 @@ class WandbRun:
         if path in self._state.unsent(self._sweep_dir):
             shutil.rmtree(path)
             self._state.segments.pop()
+            # What is left is what was mirrored up to the last segment that was closed.
+            self._state.closed = True
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self._tracker.tags, str(status.status)]))

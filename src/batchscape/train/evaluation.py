@@ -14,6 +14,7 @@ from batchscape.config import Evaluation
 from batchscape.data.datasets import open_dataset
 from batchscape.data.order import SampleOrder
 from batchscape.engines.precision import autocast
+from batchscape.errors import BatchscapeError
 from batchscape.record.spec import RunSpec
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
@@ -56,6 +57,7 @@ class Evaluator:
         self._precision = spec.precision
         self._world_size = spec.geometry.data_parallel_size
         self._classifies = spec.data.task == "class"
+        self._samples = spec.config.evaluation.samples
         batches = _batches(spec.config.evaluation, self._dataset.num_samples)
         self._batches = batches[rank :: self._world_size]
 
@@ -81,6 +83,13 @@ class Evaluator:
         if self._world_size > 1:
             dist.all_reduce(sums)
         loss_sum, right_sum, count = sums.tolist()
+        if count == 0:
+            msg = (
+                "the evaluation has no target that bears a loss: its loss is divided by their "
+                "number in the held-out samples, which must be above 0; hold out other samples, "
+                f"or raise evaluation.samples={self._samples}"
+            )
+            raise BatchscapeError(msg)
         return EvaluationResult(
             eval_loss=loss_sum / count,
             raw_eval_loss=None,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
-from batchscape.errors import CheckpointError
+from batchscape.engines.forgotten import forgotten
+from batchscape.errors import BatchscapeError, CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
@@ -29,7 +30,7 @@ from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
-from batchscape.train.random_state import gather_random_states, random_state, set_random_state
+from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import StepRecorder, Verdict
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
@@ -241,14 +242,13 @@ class Training:
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         began = time.perf_counter()
-        state = random_state(self._device)
         indices = self._stream.step(self.done, sampling=False).indices.ravel()
-        for size in self._stream.micro_batch_sizes:
-            micro_batch = self._dataset.batch(np.resize(indices, size))
-            batch = to_device(micro_batch, self._device, self.spec.precision)
-            self._engine.micro_step(*batch, 0.0, last=False)
+        with forgotten(self._engine.module):
+            for size in self._stream.micro_batch_sizes:
+                micro_batch = self._dataset.batch(np.resize(indices, size))
+                batch = to_device(micro_batch, self._device, self.spec.precision)
+                self._engine.micro_step(*batch, 0.0, last=False)
         self._engine.module.zero_grad(set_to_none=True)
-        set_random_state(self._device, state)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - began)
@@ -276,6 +276,13 @@ class Training:
         began = time.perf_counter()
         step = self._loader.step(k, sampling=most_micro_steps is None)
         self._clock.add_data(time.perf_counter() - began)
+        if step.targets == 0:
+            msg = (
+                f"optimizer step {k + 1} has no target that bears a loss: the loss is divided by "
+                "their number in the global batch, which must be above 0; leave out samples "
+                "without such targets, or use a larger global batch"
+            )
+            raise BatchscapeError(msg)
         weight = 1.0 / step.targets
         last = min(step.micro_steps, most_micro_steps or step.micro_steps) - 1
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -48,7 +48,9 @@ class SampleStream:
         Data-parallel rank.
     noise_scale_every : int or None
         Optimizer steps between two in which a single micro-batch is cut into equal parts, so that
-        there are gradients of two sizes; the samples of the step stay the same.
+        there are gradients of two sizes; the samples of the step stay the same. Neither the first
+        two steps of a run, nor the first of a stage, nor two in succession are cut: whole ones
+        tell the memory and the time of a step.
     """
 
     def __init__(
@@ -90,11 +92,15 @@ class SampleStream:
         """Return the samples behind each gradient that the noise of a step is sampled from.
 
         None where it is not sampled: it is not the turn of this step (counted from 0), or its only
-        micro-batch cannot be cut.
+        micro-batch cannot be cut, or must not be.
         """
         if not is_sampled(optimizer_step, self._noise_scale_every):
             return None
-        return self._small_batch_size(self._timeline.step(optimizer_step).stage.geometry)
+        geometry = self._timeline.step(optimizer_step).stage.geometry
+        small = self._small_batch_size(geometry)
+        if small != geometry.micro_batch_size and not self._may_cut_at(optimizer_step):
+            return None
+        return small
 
     def is_cut(self, optimizer_step: int) -> bool:
         """Return whether the only micro-batch of a step (counted from 0) is cut for its noise."""
@@ -110,6 +116,13 @@ class SampleStream:
         if self._noise_scale_every is not None:
             sizes |= {size for g in geometries if (size := self._small_batch_size(g)) is not None}
         return sorted(sizes, reverse=True)
+
+    def _may_cut_at(self, optimizer_step: int) -> bool:
+        """Return whether a single micro-batch may be cut there, where noise is sampled at all."""
+        if optimizer_step < 2 or (self._noise_scale_every == 1 and optimizer_step % 2 == 0):
+            return False
+        before, here = (self._timeline.step(k).stage for k in (optimizer_step - 1, optimizer_step))
+        return before is here
 
     def _small_batch_size(self, geometry: BatchGeometry) -> int | None:
         size = small_batch_size(geometry)

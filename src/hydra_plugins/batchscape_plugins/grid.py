@@ -96,10 +96,12 @@ class GridSweeper(Sweeper):
         choices = self._config.hydra.runtime.choices
         axes = [_axis(override, overrides, choices) for override in swept]
         fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
+        # Of lines with the same key the last one counts.
+        last_lines = {_key(override): override for override in from_line}.items()
         return Grid(
             cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen])),
             axis_keys=frozenset(axis_keys),
-            fixed={o.get_key_element(): o.value() for o in from_line if _key(o) not in axis_keys},
+            fixed={o.get_key_element(): o.value() for k, o in last_lines if k not in axis_keys},
             sweep_file=choices.get("sweeps"),
         )
 

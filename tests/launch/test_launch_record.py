@@ -1,0 +1,33 @@
+"""Whether times are called valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from batchscape.launch.launch_record import launch_record
+from batchscape.launch.pool import Lease
+from batchscape.plan.machine import Machine
+from batchscape.record.spec import RunSpec
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "reason"),
+    [
+        (1, 0, None),
+        (2, 1, None),
+        (4, 0, None),
+        (1, 4, "1 rank with 4 loader workers, 5 processes, share 4 cores"),
+        (2, 2, "2 ranks with 2 loader workers each, 6 processes, share 4 cores"),
+        (5, 1, "5 ranks share 4 cores"),
+    ],
+)
+def test_loader_workers_count_against_the_cores(
+    spec_of: Callable[..., RunSpec], ranks: int, workers: int, reason: str | None
+) -> None:
+    machine = Machine(cpu_cores=4, cpu_name="a processor", cuda_devices=())
+    spec = spec_of((ranks, 2, 1), loader={"workers": workers})
+    record = launch_record(spec, Lease(tuple(range(min(ranks, 4))), ranks), machine, others=False)
+    assert record["timing_invalid_reason"] == reason
+    assert record["timing_valid"] == (reason is None)

@@ -113,8 +113,10 @@ class Transformers:
             raise ValueError(msg)
         if self.path is not None and "model_type" in self.settings:
             msg = (
-                f"model.path={self.path} says what the model is, and so do settings with a "
-                "model_type; use model=hf for a folder"
+                f"model.path={self.path} takes the network from a folder, and settings with a "
+                f"model_type build one without: those of model_type={self.settings['model_type']} "
+                f"would replace the folder's sizes. Use model=hf model.path={self.path}, and "
+                "+model.settings.NAME=VALUE for an entry that is to differ from the folder's"
             )
             raise ValueError(msg)
         if self.pretrained and self.path is None:

@@ -150,14 +150,6 @@ def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN4
         unused = {"bos_token_id": None, "eos_token_id": None}
         return transformers.AutoConfig.for_model(model_type, **{**unused, **settings})
     folder = Path(config.path)
-    if model_type is not None:
-        msg = (
-            f"model.path={folder} takes the network from a folder, and settings with a model_type "
-            f"build one without: those of model_type={model_type} would replace the folder's "
-            f"sizes. Use model=hf model.path={folder}, and +model.settings.NAME=VALUE for an "
-            f"entry that is to differ from the folder's"
-        )
-        raise ConfigError(msg)
     config_file(folder)
     found = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     _check_known(settings, found, found.model_type)

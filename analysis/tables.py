@@ -186,8 +186,12 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
 def _peaks(cells: Cells) -> str:
     """Say what the peaks behind MFU are, and what is counted."""
     known = cells.runs.dropna(subset=["peak_tflops", "peak_source"])
-    pairs = known[["peak_tflops", "peak_source"]].drop_duplicates("peak_source")
-    peaks = "; ".join(f"{tflops:.4g} ({source})" for tflops, source in pairs.to_numpy())
+    peaks = "; ".join(
+        "{} ({})".format(" to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))), source)
+        for source, low, high in known.groupby("peak_source")["peak_tflops"]
+        .agg(["min", "max"])
+        .itertuples()
+    )
     return (
         "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
         "multiply-add, causal attention in full, recomputation not counted. Peak of a device in "

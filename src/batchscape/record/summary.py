@@ -36,7 +36,7 @@ SUMMARY: dict[str, str] = {
     "samples_per_s": "samples over time, all devices, all measured optimizer steps",
     "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
     "model_tflops_per_s_per_device": "operations of the model a second and device, in 10^12",
-    "mfu_pct": "the same over peak_tflops, in percent",
+    "mfu_pct": "model FLOP/s of a device over its peak, in percent",
     "peak_tflops": "peak of a device that mfu_pct refers to, minimum over ranks",
     "peak_source": "where that peak comes from",
     "power_w": "energy over time of measured optimizer steps, sum over devices; CUDA only",

@@ -165,6 +165,7 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert (Path("here") / "tables" / "comparison.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_code_1(capsys: Captured) -> None:
     long = ["budget.samples=320000", "launcher.timeout_s=0.5"]
     assert main(["sweep", "seed=0", *QUICK, *long]) == 1

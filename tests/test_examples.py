@@ -6,6 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from batchscape.cli import main
 from batchscape.models import build_model, parameter_count
 from batchscape.record.tables import load
@@ -32,6 +34,7 @@ def test_the_wide_model_is_about_as_large(spec_of):
 OWN_MODEL = Path(__file__).parents[1] / "examples" / "own_model"
 
 
+@pytest.mark.slow
 def test_own_model_and_data_are_planned_and_trained(tmp_path, monkeypatch, capsys):
     """As the page says, from the example's folder; two of its runs, a tenth as long."""
     folder = tmp_path / "own_model"

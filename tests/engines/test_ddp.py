@@ -219,6 +219,7 @@ def test_other_precisions_scale_nothing(spec_of, precision):
     assert engine.skipped is None
 
 
+@pytest.mark.slow
 def test_float16_decompositions_agree(trainer, steps, tmp_path):
     """Within rounding of 11 bits: an eighth of what bfloat16, with 8 bits, is granted."""
     tables = []
@@ -231,6 +232,7 @@ def test_float16_decompositions_agree(trainer, steps, tmp_path):
     assert not any(table["skipped"].any() for table in tables)
 
 
+@pytest.mark.slow
 def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome, tmp_path):
     """Two ranks of which one overflows train like one rank that does."""
     tables = []

@@ -109,6 +109,7 @@ def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
     assert launcher.status("stubborn-d2").status is Status.INTERRUPTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], method: str) -> None:
     launcher = launch(method, "stubborn-d2")

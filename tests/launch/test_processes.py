@@ -142,6 +142,7 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 class TestForked:
+    @pytest.mark.slow
     def test_the_server_has_one_thread_and_a_rank_dies_with_it(self, tmp_path: Path) -> None:
         forked = Forked(TARGET)
         start(forked, tmp_path / "stubborn", 2)

@@ -90,6 +90,7 @@ def test_names_are_distinct_and_in_few_sections() -> None:
     assert axis_of("time/step_time_s") == axis_of("memory/uss_gib") == "optimizer_step"
 
 
+@pytest.mark.slow
 def test_offline_mirror_holds_what_the_run_folders_hold(
     sweep, silent_server, tmp_path, fake_training, checked_segments, settings_of_run
 ) -> None:
@@ -317,6 +318,7 @@ def test_hanging_server_no_key_and_a_damaged_run(
     assert segment.of("exit")[-1]["exit_code"] == 0
 
 
+@pytest.mark.slow
 def test_online_run_is_gone_on_with_where_the_server_stands(
     sweep, server, fake_training, rows_of
 ) -> None:

@@ -82,6 +82,7 @@ def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, g
     assert rows["train_time_s"].is_monotonic_increasing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     trainer, steps, outcome, undisturbed, tmp_path, geometry

@@ -140,6 +140,7 @@ def test_a_custom_loss_trains_alike(train):
     assert_alike(losses, ranks)
 
 
+@pytest.mark.slow
 def test_recomputed_activations_train_alike(train):
     losses, ranks = train(CUTS[:1], model=GPT)
     recomputed, others = train(model=GPT, engine__activation_checkpointing=True)

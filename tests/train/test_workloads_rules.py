@@ -94,6 +94,7 @@ def planned(config_of):
     return spec_for
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_decompositions_train_alike(trainer, planned, steps, tmp_path, case):
     specs = [planned(*cut, **CASES[case]) for cut in CUTS]

@@ -27,7 +27,7 @@ def run(*command):
 
 def test_without_a_device_nothing_is_run():
     before = listed(ROOT / "benchmarks")
-    done = run("make", "gpu", f"GPU_PYTHON={sys.executable}")
+    done = run("make", "--no-print-directory", "gpu", f"GPU_PYTHON={sys.executable}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "make gpu: no CUDA device here; nothing was run\n"
     assert listed(ROOT / "benchmarks") == before
@@ -43,4 +43,4 @@ def test_a_benchmark_without_a_device_says_so(benchmark):
 
 
 def test_an_interpreter_that_cannot_look_is_a_failure():
-    assert run("make", "gpu", "GPU_PYTHON=/bin/false").returncode != 0
+    assert run("make", "--no-print-directory", "gpu", "GPU_PYTHON=/bin/false").returncode != 0

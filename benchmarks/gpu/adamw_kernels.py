@@ -24,8 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     parameters = gpt2_parameters(cuda_device())
     optimizers = {
-        name: AdamW(parameters, lr=1e-6, **{name: True})  # type: ignore[arg-type]
-        for name in ("foreach", "fused")
+        "foreach": AdamW(parameters, lr=1e-6, foreach=True),
+        "fused": AdamW(parameters, lr=1e-6, fused=True),
     }
     for optimizer in optimizers.values():
         block_s(optimizer, options.steps)  # makes its state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -89,10 +90,26 @@ def completed():
     )
 
 
-def test_summary_by_hand(run):
+def figures_of(run):
+    """Seal a run and return its summary."""
     status = completed()
     seal(run, status, data_parallel_size=2)
-    figures = status.summary
+    return status.summary
+
+
+@contextmanager
+def rows_again(run, table):
+    """Give the rows of a table to be changed, and write them again."""
+    rows = list(read_json_lines(run.lines(table)))
+    yield rows
+    run.lines(table).unlink()
+    lines = JsonLines(run.lines(table))
+    lines.append(rows)
+    lines.close()
+
+
+def test_summary_by_hand(run):
+    figures = figures_of(run)
     assert set(figures) == set(SUMMARY)
     assert figures["optimizer_steps"] == 5
     assert figures["step_time_s"] == 0.5  # of 0.4 0.6 0.5 0.5: the warm-up is out
@@ -115,61 +132,40 @@ def test_summary_by_hand(run):
 
 
 def test_steps_that_sampled_the_noise_scale_stay_out_of_times(run):
-    rows = list(read_json_lines(run.lines("steps")))
-    rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
-    run.lines("steps").unlink()
-    lines = JsonLines(run.lines("steps"))
-    lines.append(rows)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
-    assert status.summary["measured_optimizer_steps"] == 3
-    assert status.summary["tokens_per_s"] == pytest.approx(3 * 40 / 1.4)
+    with rows_again(run, "steps") as rows:
+        rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
+    figures = figures_of(run)
+    assert figures["measured_optimizer_steps"] == 3
+    assert figures["tokens_per_s"] == pytest.approx(3 * 40 / 1.4)
     # b = 2 and B = 4: tr(S) = (3 - 2.25) / (1/2 - 1/4), |G|^2 = (4 * 2.25 - 2 * 3) / (4 - 2).
-    assert status.summary["gradient_noise_scale"] == pytest.approx(3.0 / 1.5)
-
-
-def rewritten(run, table, change):
-    """Write the rows of a table again, changed in place."""
-    rows = list(read_json_lines(run.lines(table)))
-    change(rows)
-    run.lines(table).unlink()
-    lines = JsonLines(run.lines(table))
-    lines.append(rows)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
-    return status.summary
+    assert figures["gradient_noise_scale"] == pytest.approx(3.0 / 1.5)
 
 
 def test_a_ramp_whose_last_steps_were_sampled_has_no_times_of_an_earlier_batch(run):
-    def change(rows):
+    with rows_again(run, "steps") as rows:
         rows[-1] |= {"global_batch_size": 8, "small_batch_size": 2, "small_gradient_square": 1.0}
-
-    figures = rewritten(run, "steps", change)
+    figures = figures_of(run)
     assert figures["measured_optimizer_steps"] == 3
     assert figures["step_time_s"] is None
     assert figures["exchanged_bytes"] is None
 
 
 def test_where_every_step_was_sampled_there_is_no_time(run):
-    def change(rows):
+    with rows_again(run, "steps") as rows:
         for row in rows:
             row |= {"small_batch_size": 2, "small_gradient_square": 1.0}
-
-    figures = rewritten(run, "steps", change)
+    figures = figures_of(run)
     assert figures["measured_optimizer_steps"] == 0
     assert figures["step_time_s"] is None
     assert figures["skipped_optimizer_steps"] == 1
 
 
 def test_ranks_that_share_a_device_are_one_device(run):
-    def change(rows):
+    with rows_again(run, "ranks") as rows:
         for row in rows:
             row["device"] = "cuda:0"
         rows[1]["energy_j"] = None
-
-    figures = rewritten(run, "ranks", change)
+    figures = figures_of(run)
     assert figures["model_tflops_per_s_per_device"] == pytest.approx(24.0)
     assert figures["power_w"] == pytest.approx(50 / 2.0)
 
@@ -179,79 +175,53 @@ def test_ranks_that_share_a_device_are_one_device(run):
     [("dropout: a, p=0.1", True), ("batch normalisation: a; dropout: b, p=0.1", False)],
 )
 def test_small_batches_with_another_objective_have_no_noise_scale(run, label, there):
-    rows = list(read_json_lines(run.lines("ranks")))
-    run.lines("ranks").unlink()
-    lines = JsonLines(run.lines("ranks"))
-    lines.append({**row, "not_invariant": label} for row in rows)
-    lines.close()
-
-    def change(rows):
+    with rows_again(run, "ranks") as ranks:
+        for row in ranks:
+            row["not_invariant"] = label
+    with rows_again(run, "steps") as rows:
         rows[2] |= {"small_batch_size": 2, "small_gradient_square": 3.0, "gradient_norm": 1.5}
-
-    figures = rewritten(run, "steps", change)
+    figures = figures_of(run)
     assert (figures["gradient_noise_scale"] is not None) == there
 
 
 def test_an_unknown_peak_or_energy_of_one_rank_leaves_the_figure_out(run):
-    rows = list(read_json_lines(run.lines("ranks")))
-    rows[1] |= {"peak_tflops": None, "energy_j": None}
-    run.lines("ranks").unlink()
-    lines = JsonLines(run.lines("ranks"))
-    lines.append(rows)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
-    assert status.summary["model_tflops_per_s_per_device"] == pytest.approx(12.0)
+    with rows_again(run, "ranks") as rows:
+        rows[1] |= {"peak_tflops": None, "energy_j": None}
+    figures = figures_of(run)
+    assert figures["model_tflops_per_s_per_device"] == pytest.approx(12.0)
     for name in ("mfu_pct", "peak_tflops", "power_w", "energy_j_per_token"):
-        assert status.summary[name] is None, name
+        assert figures[name] is None, name
 
 
 def test_energy_of_a_resumed_run_is_over_the_steps_of_its_attempt(run):
-    rows = list(read_json_lines(run.lines("steps")))
-    for row in rows[3:]:
-        row["attempt"] = 1
-    run.lines("steps").unlink()
-    lines = JsonLines(run.lines("steps"))
-    lines.append(rows)
-    lines.close()
-    ranks = list(read_json_lines(run.lines("ranks")))
-    lines = JsonLines(run.lines("ranks"))
-    lines.append({**row, "attempt": 1, "energy_j": 8.0} for row in ranks)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
-    assert status.summary["energy_j_per_token"] == pytest.approx(16 / 80)
-    assert status.summary["power_w"] == pytest.approx(16 / 1.0)
+    with rows_again(run, "steps") as rows:
+        for row in rows[3:]:
+            row["attempt"] = 1
+    with rows_again(run, "ranks") as ranks:
+        ranks += [{**row, "attempt": 1, "energy_j": 8.0} for row in ranks]
+    figures = figures_of(run)
+    assert figures["energy_j_per_token"] == pytest.approx(16 / 80)
+    assert figures["power_w"] == pytest.approx(16 / 1.0)
 
 
 def test_times_of_a_ramp_are_those_of_its_last_global_batch(run):
-    rows = list(read_json_lines(run.lines("steps")))
-    for row in rows[3:]:
-        row["global_batch_size"] = 8
-    run.lines("steps").unlink()
-    lines = JsonLines(run.lines("steps"))
-    lines.append(rows)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
-    assert status.summary["step_time_s"] == 0.5  # of 0.5 0.5
-    assert status.summary["step_time_p90_s"] == 0.5
-    assert status.summary["measured_optimizer_steps"] == 4
+    with rows_again(run, "steps") as rows:
+        for row in rows[3:]:
+            row["global_batch_size"] = 8
+    figures = figures_of(run)
+    assert figures["step_time_s"] == 0.5  # of 0.5 0.5
+    assert figures["step_time_p90_s"] == 0.5
+    assert figures["measured_optimizer_steps"] == 4
 
 
 def test_uneven_steps_are_weighted_by_their_targets(run):
-    rows = list(read_json_lines(run.lines("steps")))
-    for row, tokens in zip(rows, (40, 80, 120, 130, 160), strict=True):
-        row["tokens"] = tokens
-        row["samples"] = 1000 - (5 - row["optimizer_step"])
-    run.lines("steps").unlink()
-    lines = JsonLines(run.lines("steps"))
-    lines.append(rows)
-    lines.close()
-    status = completed()
-    seal(run, status, data_parallel_size=2)
+    with rows_again(run, "steps") as rows:
+        for row, tokens in zip(rows, (40, 80, 120, 130, 160), strict=True):
+            row["tokens"] = tokens
+            row["samples"] = 1000 - (5 - row["optimizer_step"])
+    figures = figures_of(run)
     expected = (5 * 40 + 4 * 40 + 3 * 40 + 2 * 10 + 1 * 30) / 160
-    assert status.summary["final_loss"] == pytest.approx(expected)
+    assert figures["final_loss"] == pytest.approx(expected)
 
 
 def test_sealed_tables_equal_the_open_ones(run):

@@ -9,7 +9,7 @@ settings give one. It may say more of itself: `classes`, `vocabulary`, `task`, `
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from batchscape.record.spec import DataIdentity
 from batchscape.targets import call_target, named_files, source_hash
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from batchscape.data.datasets import Dataset, Indices
 
 __all__ = ["make_custom", "prepare_custom"]
@@ -29,7 +31,8 @@ _TASKS = ("next_token", "class", "other")
 _IGNORED = -100
 """Target that bears no loss."""
 _CHECKED = 4
-"""Samples of the batch that is checked."""
+"""Samples of the batch that is checked, from all over a part: a first sample may be like no
+other."""
 
 
 def make_custom(config: CustomData, part: str) -> Dataset:
@@ -139,14 +142,15 @@ def _check_facts(config: CustomData, facts: dict[str, Any]) -> None:
 
 
 class _Check:
-    """Checks one part on its first samples."""
+    """Checks one part on a few of its samples."""
 
     def __init__(self, config: CustomData, part: str, made: Dataset, facts: dict[str, Any]) -> None:
         self._config = config
         self._part = part
         self._made = made
         self._facts = facts
-        self._indices = np.arange(min(_CHECKED, made.num_samples), dtype=np.int64)
+        spread = np.linspace(0, made.num_samples - 1, min(_CHECKED, made.num_samples))
+        self._indices = spread.astype(np.int64)
 
     def run(self) -> None:
         """Check everything."""
@@ -166,7 +170,10 @@ class _Check:
                 f"{total} for samples {self._indices.tolist()}, {single} for each of them",
             )
         if total == 0:
-            self._breach("count_targets must be above 0 for a batch", "0 for the first samples")
+            self._breach(
+                "count_targets must be above 0 for a batch",
+                f"0 for samples {self._indices.tolist()}",
+            )
         return single
 
     def _count(self, indices: Indices) -> int:
@@ -175,21 +182,26 @@ class _Check:
             self._breach("count_targets must return an int of 0 or more", repr(count))
         return int(count)
 
-    def _batch(self, indices: Indices) -> Any:  # noqa: ANN401  (two tensors, once checked)
+    def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         import torch
 
-        batch = self._made.batch(indices)
-        pair = isinstance(batch, tuple) and len(batch) == 2
-        if not pair or not all(isinstance(one, torch.Tensor) for one in batch):
+        batch: object = self._made.batch(indices)  # what it is, is to be seen
+        if not (
+            isinstance(batch, tuple)
+            and len(batch) == 2
+            and all(isinstance(one, torch.Tensor) for one in batch)
+        ):
             kinds = [type(one).__name__ for one in batch] if isinstance(batch, tuple) else batch
             self._breach(
                 "batch must return a tuple of two tensors, inputs and targets", f"{kinds!r:.100}"
             )
-        if any(one.device.type != "cpu" for one in batch):
-            self._breach("batch must return tensors on the CPU", str([b.device for b in batch]))
-        return batch
+        inputs, targets = batch
+        devices = [inputs.device, targets.device]
+        if any(device.type != "cpu" for device in devices):
+            self._breach("batch must return tensors on the CPU", str(devices))
+        return inputs, targets
 
-    def _check_shapes(self, inputs: Any, targets: Any) -> None:  # noqa: ANN401  (tensors)
+    def _check_shapes(self, inputs: Tensor, targets: Tensor) -> None:
         shapes = [tuple(inputs.shape), tuple(targets.shape)]
         size = len(self._indices)
         if any(len(shape) < 1 or shape[0] != size or 0 in shape for shape in shapes):
@@ -211,7 +223,7 @@ class _Check:
                 f"{inputs.dtype} of shape {shapes[0]}",
             )
 
-    def _check_inputs(self, inputs: Any) -> None:  # noqa: ANN401  (a tensor)
+    def _check_inputs(self, inputs: Tensor) -> None:
         import torch
 
         task, vocabulary = self._facts["task"], self._facts["vocabulary"]
@@ -228,7 +240,7 @@ class _Check:
         if (largest := int(inputs.max())) >= vocabulary:
             self._breach(f"inputs must be below vocabulary={vocabulary}", f"an input {largest}")
 
-    def _check_targets(self, targets: Any, counts: list[int]) -> None:  # noqa: ANN401  (a tensor)
+    def _check_targets(self, targets: Tensor, counts: list[int]) -> None:
         import torch
 
         if self._facts["task"] == "other":
@@ -245,7 +257,7 @@ class _Check:
                 f"{counts} for samples {self._indices.tolist()}, whose batch has {real}",
             )
 
-    def _check_repetition(self, inputs: Any, targets: Any) -> None:  # noqa: ANN401  (tensors)
+    def _check_repetition(self, inputs: Tensor, targets: Tensor) -> None:
         import torch
 
         again = self._batch(self._indices)
@@ -268,9 +280,11 @@ class _Check:
         _refuse(self._config, f"part={self._part!r}: {rule}; got {got}")
 
 
-def _is_count(value: Any) -> bool:  # noqa: ANN401  (whatever was returned)
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole and bool(value >= 0)
+def _is_count(value: object) -> TypeGuard[int]:
+    # An integer of numpy is as good as one of Python.
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return False
+    return int(value) >= 0
 
 
 def _refuse(config: CustomData, rule: str) -> NoReturn:

@@ -8,7 +8,6 @@ Programs can set the time of modification, but not the time of change.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -92,7 +91,7 @@ def file_state(path: Path) -> dict[str, int]:
     OSError
         If the file cannot be read.
     """
-    status = os.stat(path)  # noqa: PTH116  (fields of one call)
+    status = path.stat()
     return {
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,

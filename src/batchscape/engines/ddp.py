@@ -13,12 +13,12 @@ from torch.distributed import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscape.config import Ddp, Optimizer
-from batchscape.engines.forgotten import forgotten
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
 from batchscape.engines.precision import autocast
 from batchscape.engines.reach import unreached
 from batchscape.errors import BatchscapeError
 from batchscape.measure.clock import NoMarks, StepMarks
+from batchscape.models.undisturbed import undisturbed
 
 __all__ = ["DdpEngine"]
 
@@ -167,7 +167,7 @@ class DdpEngine:
     def _may_leave_out(self, inputs: Tensor, targets: Tensor) -> bool:
         """Return whether a parameter has no part in the loss of the first samples of some rank."""
         few = slice(_PROBED_SAMPLES)
-        with forgotten(self.module), autocast(self._device_type, self._precision):
+        with undisturbed(self.module), autocast(self._device_type, self._precision):
             # A compiled module is called as it was written: this shape is not the training's.
             loss = self.module.forward(inputs[few], targets[few])[0]
         found = self._one * float(bool(unreached(self.module, loss)))

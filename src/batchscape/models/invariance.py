@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from batchscape.errors import ConfigError
+from batchscape.models.undisturbed import Buffer, undisturbed
 
 __all__ = ["PROBED_SAMPLES", "why_not_invariant"]
 
@@ -58,7 +58,7 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
     half = len(inputs) // 2
     first, second = (inputs[:half], targets[:half]), (inputs[half:], targets[half:])
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
-    with torch.no_grad(), _full_precision(), _undisturbed(module) as buffers:
+    with torch.no_grad(), _full_precision(), undisturbed(module) as buffers, _undropped(module):
         parts = [_loss(module, *part) for part in (first, second)]
         whole, again = (_loss(module, inputs, targets) for _ in range(2))
         ratio = _loss(module, *doubled) / parts[0] if parts[0] else math.nan
@@ -72,10 +72,12 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
         raise ConfigError(msg)
     if not all(map(math.isfinite, (*parts, whole, again))):
         return "; ".join(reasons) or None  # the training will say so
-    if not reasons and whole != again:
-        reasons.append("dropout or other randomness: two forwards of the same samples differ")
+    explained = [reason for reason in reasons if not reason.startswith("dropout")]
+    if not explained and whole != again:
+        explained = ["dropout or other randomness: two forwards of the same samples differ"]
+        reasons += explained
     tolerance = _TOLERANCE.get(next(module.parameters()).dtype, _TOLERANCE[torch.float32])
-    if not reasons and abs(sum(parts) - whole) > tolerance * abs(whole):
+    if not explained and abs(sum(parts) - whole) > tolerance * abs(whole):
         reasons.append("loss not additive over samples")
     return "; ".join(reasons) or None
 
@@ -92,6 +94,19 @@ def _layers(module: nn.Module) -> list[str]:
             reasons.append(f"dropout: {name}, p={layer.p:g}")
             break
     return reasons
+
+
+@contextmanager
+def _undropped(module: nn.Module) -> Iterator[None]:
+    """Leave dropout layers out: beside their noise, other reasons would not be seen."""
+    dropping = [m for m in module.modules() if isinstance(m, _DropoutNd) and m.training]
+    for layer in dropping:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in dropping:
+            layer.training = True
 
 
 def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> float:
@@ -111,59 +126,10 @@ def _full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@dataclass(frozen=True)
-class _Buffer:
-    """A buffer as it was."""
-
-    owner: nn.Module
-    owner_name: str
-    name: str
-    tensor: Tensor
-    content: Tensor
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.owner_name}.{self.name}".lstrip(".")
-
-    def has_changed(self) -> bool:
-        """Whether its owner has another content by this name now."""
-        now, before = self.owner._buffers.get(self.name), self.content
-        if now is None or now.shape != before.shape or now.dtype != before.dtype:
-            return True
-        return not bool(((now == before) | (now.isnan() & before.isnan())).all())
-
-    def restore(self) -> None:
-        """Put tensor and content back; a forward may have assigned another tensor."""
-        self.tensor.copy_(self.content)
-        self.owner._buffers[self.name] = self.tensor
-
-
-def _buffers(module: nn.Module) -> list[_Buffer]:
-    return [
-        _Buffer(owner, owner_name, name, tensor, tensor.clone())
-        for owner_name, owner in module.named_modules()
-        for name, tensor in owner._buffers.items()
-        if tensor is not None
-    ]
-
-
-def _changes(buffers: list[_Buffer]) -> list[str]:
+def _changes(buffers: list[Buffer]) -> list[str]:
     """Name the first buffer that the forwards changed, beside those of batch normalisation."""
     for buffer in buffers:
         is_named = isinstance(buffer.owner, _BatchNorm) and buffer.owner.training
         if not is_named and buffer.has_changed():
             return [f"buffers change in forward: {buffer.full_name}"]
     return []
-
-
-@contextmanager
-def _undisturbed(module: nn.Module) -> Iterator[list[_Buffer]]:
-    """Yield the buffers as they are; put random state and buffers back."""
-    devices = {p.device.index for p in module.parameters() if p.device.type == "cuda"}
-    buffers = _buffers(module)
-    with torch.random.fork_rng(devices=sorted(devices)):
-        try:
-            yield buffers
-        finally:
-            for buffer in buffers:
-                buffer.restore()

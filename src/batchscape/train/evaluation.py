@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from batchscape.config import Evaluation
-from batchscape.data.datasets import open_dataset
+from batchscape.data.datasets import IGNORED, open_dataset
 from batchscape.data.order import SampleOrder
 from batchscape.engines.precision import autocast
 from batchscape.errors import BatchscapeError
@@ -57,6 +57,7 @@ class Evaluator:
         self._precision = spec.precision
         self._world_size = spec.geometry.data_parallel_size
         self._classifies = spec.data.task == "class"
+        self._counts_targets = spec.data.task != "other"
         self._samples = spec.config.evaluation.samples
         batches = _batches(spec.config.evaluation, self._dataset.num_samples)
         self._batches = batches[rank :: self._world_size]
@@ -75,15 +76,15 @@ class Evaluator:
         with torch.no_grad(), autocast(self._device.type, self._precision):
             for indices in self._batches:
                 batch = self._dataset.batch(indices)
+                count = self._count(indices, batch[1])
                 inputs, targets = to_device(batch, self._device, self._precision)
                 loss, right = module.forward(inputs, targets)
-                sums += torch.stack([loss.double(), right.double(), sums.new_zeros(())])
-                sums[2] += self._dataset.count_targets(indices)
+                sums += torch.stack([loss.double(), right.double(), sums.new_full((), count)])
         module.train()
         if self._world_size > 1:
             dist.all_reduce(sums)
-        loss_sum, right_sum, count = sums.tolist()
-        if count == 0:
+        loss_sum, right_sum, targets_sum = sums.tolist()
+        if targets_sum == 0:
             msg = (
                 "the evaluation has no target that bears a loss: its loss is divided by their "
                 "number in the held-out samples, which must be above 0; hold out other samples, "
@@ -91,11 +92,27 @@ class Evaluator:
             )
             raise BatchscapeError(msg)
         return EvaluationResult(
-            eval_loss=loss_sum / count,
+            eval_loss=loss_sum / targets_sum,
             raw_eval_loss=None,
-            eval_accuracy=right_sum / count if self._classifies else None,
-            eval_targets=int(count),
+            eval_accuracy=right_sum / targets_sum if self._classifies else None,
+            eval_targets=int(targets_sum),
         )
+
+    def _count(self, indices: NDArray[np.int64], targets: Tensor) -> int:
+        """Return the targets of a batch that bear a loss, as the training is told them.
+
+        It divides by what data say of themselves, without looking; here that is looked at.
+        """
+        said = self._dataset.count_targets(indices)
+        real = int((targets != IGNORED).sum()) if self._counts_targets else said
+        if said != real:
+            msg = (
+                f"the loss is divided by count_targets, which must be the number of targets that "
+                f"are not {IGNORED}: of held-out samples {indices.tolist()[:8]} and on it says "
+                f"{said}, and their batch has {real}"
+            )
+            raise BatchscapeError(msg)
+        return said
 
 
 def _batches(config: Evaluation, held_out: int) -> list[NDArray[np.int64]]:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
-from batchscape.engines.forgotten import forgotten
 from batchscape.errors import BatchscapeError, CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
+from batchscape.models.undisturbed import undisturbed
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -243,7 +243,7 @@ class Training:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         began = time.perf_counter()
         indices = self._stream.step(self.done, sampling=False).indices.ravel()
-        with forgotten(self._engine.module):
+        with undisturbed(self._engine.module):
             for size in self._stream.micro_batch_sizes:
                 micro_batch = self._dataset.batch(np.resize(indices, size))
                 batch = to_device(micro_batch, self._device, self.spec.precision)

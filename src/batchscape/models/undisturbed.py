@@ -1,0 +1,65 @@
+"""Forwards that leave no trace in what a model trains from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Buffer", "undisturbed"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer as it was."""
+
+    owner: nn.Module
+    owner_name: str
+    name: str
+    tensor: Tensor
+    content: Tensor
+
+    @property
+    def full_name(self) -> str:
+        """Its name in the whole model."""
+        return f"{self.owner_name}.{self.name}".lstrip(".")
+
+    def has_changed(self) -> bool:
+        """Whether its owner has another content by this name now."""
+        now, before = self.owner._buffers.get(self.name), self.content
+        if now is None or now.shape != before.shape or now.dtype != before.dtype:
+            return True
+        return not bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+    def restore(self) -> None:
+        """Put tensor and content back; a forward may have assigned another tensor."""
+        with torch.no_grad():
+            self.tensor.copy_(self.content)
+        self.owner._buffers[self.name] = self.tensor
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[list[Buffer]]:
+    """Yield the buffers as they are; put random state and buffers back at the end.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Already on its device.
+    """
+    devices = {p.device.index for p in module.parameters() if p.device.type == "cuda"}
+    buffers = [
+        Buffer(owner, owner_name, name, tensor, tensor.detach().clone())
+        for owner_name, owner in module.named_modules()
+        for name, tensor in owner._buffers.items()
+        if tensor is not None
+    ]
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield buffers
+        finally:
+            for buffer in buffers:
+                buffer.restore()

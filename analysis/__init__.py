@@ -7,14 +7,17 @@ all of it. No runtime of the training is needed.
 
 from __future__ import annotations
 
+from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.comparison import QUANTITIES, compare, throughput_ratios, valid_figures
+from batchscape.analysis.equivalence.decompositions import (
+    compare_decompositions,
+    loss_differences,
+    seed_spread,
+)
+from batchscape.analysis.figures.curves import mean_curves
+from batchscape.analysis.numbers import significant, with_spread
+from batchscape.analysis.report.write import Report, write_report
 from batchscape.record.tables import Tables, load
-
-from .cells import Cells, find_cells
-from .comparison import QUANTITIES, compare, throughput_ratios, valid_figures
-from .curves import mean_curves
-from .decompositions import compare_decompositions, loss_differences, seed_spread
-from .numbers import significant, with_spread
-from .report import Report, write_report
 
 __all__ = [
     "QUANTITIES",

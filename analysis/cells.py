@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.analysis.hardware import known_where
+from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.errors import RecordError
 from batchscape.record.summary import SUMMARY
-
-from .hardware import known_where
-from .numbers import MISSING, TIMES
 
 __all__ = [
     "GEOMETRY",

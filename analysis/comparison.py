@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .cells import GEOMETRY, SEEDS, Cells, geometry_label
+from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 
 __all__ = ["CONFIDENCE", "QUANTITIES", "Quantity", "compare", "throughput_ratios", "valid_figures"]
 

@@ -5,6 +5,7 @@
     BatchscapeError                  base: the message alone is the whole answer for the user
     |-- ConfigError (ValueError)     a setting is unknown, of a wrong type, or breaks a stated rule
     |   `-- GeometryError            the batch cannot be cut that way; carries what would work
+    |-- AnalysisError (ValueError)   a table lacks what an estimate needs, or contradicts itself
     |-- RecordError                  a run folder is damaged, or written by another format version
     |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
     `-- LaunchError                  processes or devices could not be had
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from batchscape.geometry import BatchGeometry
 
 __all__ = [
+    "AnalysisError",
     "BatchscapeError",
     "CheckpointError",
     "ConfigError",
@@ -52,6 +54,10 @@ class GeometryError(ConfigError):
     def __init__(self, message: str, nearest: tuple[BatchGeometry, ...] = ()) -> None:
         super().__init__(message)
         self.nearest = nearest
+
+
+class AnalysisError(BatchscapeError, ValueError):
+    """A table lacks what an estimate needs, or contradicts itself."""
 
 
 class RecordError(BatchscapeError):

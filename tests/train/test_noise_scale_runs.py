@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from batchscape.analysis.noise_scale import run_noise_scales
+from batchscape.analysis.noise_scale.estimate import run_noise_scales
 from batchscape.data.datasets import open_dataset
 from batchscape.launch.child import WORKER
 from batchscape.models import build_model

@@ -8,11 +8,11 @@ from importlib import resources
 
 import pandas as pd
 
-from .bar_figures import MAX_BARS
-from .cells import Cells, plain_texts
-from .curves import MAX_POINTS
-from .grids import Grid, escape_markdown, to_markdown
-from .loss_figures import MAX_PANELS
+from batchscape.analysis.cells import Cells, plain_texts
+from batchscape.analysis.figures.bars import MAX_BARS
+from batchscape.analysis.figures.curves import MAX_POINTS
+from batchscape.analysis.figures.loss import MAX_PANELS
+from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
 
 __all__ = ["FIGURES", "page"]
 

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from .cells import Cells, geometry_label
-from .comparison import valid_figures
-from .numbers import memory_scale, time_scale
-from .style import COLUMN_IN, Look, tint
+from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.figures.style import COLUMN_IN, Look, tint
+from batchscape.analysis.numbers import memory_scale, time_scale
 
 __all__ = ["MAX_BARS", "draw_memory", "draw_step_time", "draw_throughput"]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchscape.analysis import find_cells, load
-from batchscape.analysis.notes import find_notes
+from batchscape.analysis.report.notes import find_notes
 
 
 def notes_of(sweep: Any) -> str:

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from batchscape.analysis import find_cells, load
-from batchscape.analysis.bar_figures import MAX_BARS, draw_memory, draw_step_time, draw_throughput
-from batchscape.analysis.curves import loss_curves
-from batchscape.analysis.loss_figures import MAX_PANELS, draw_loss
+from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
+from batchscape.analysis.figures.curves import loss_curves
+from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
+from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.style import looks, paper_style
 
 ONE, FOUR = f"1{TIMES}32{TIMES}1", f"4{TIMES}8{TIMES}1"
 

@@ -11,23 +11,26 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
+from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.comparison import compare
+from batchscape.analysis.equivalence.decompositions import compare_decompositions
+from batchscape.analysis.figures.bars import draw_memory, draw_step_time, draw_throughput
+from batchscape.analysis.figures.curves import loss_curves
+from batchscape.analysis.figures.loss import draw_loss
+from batchscape.analysis.figures.style import looks, paper_style, save
+from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_scale_curves
+from batchscape.analysis.noise_scale.view import (
+    draw_noise_scale,
+    noise_scale_grid,
+    noise_scale_table,
+)
+from batchscape.analysis.report.grids import Grid, show
+from batchscape.analysis.report.notes import find_notes
+from batchscape.analysis.report.page import FIGURES, page
+from batchscape.analysis.report.tables import comparison_grid, decomposition_grid, write_table
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.tables import Tables, load
-
-from .bar_figures import draw_memory, draw_step_time, draw_throughput
-from .cells import Cells, find_cells
-from .comparison import compare
-from .curves import loss_curves
-from .decompositions import compare_decompositions
-from .grids import Grid, show
-from .loss_figures import draw_loss
-from .noise_scale import cell_noise_scales, noise_scale_curves
-from .noise_views import draw_noise_scale, noise_scale_grid, noise_scale_table
-from .notes import find_notes
-from .page import FIGURES, page
-from .style import looks, paper_style, save
-from .tables import comparison_grid, decomposition_grid, write_table
 
 __all__ = ["Report", "write_report"]
 

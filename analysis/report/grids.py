@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.segment import Segments
 from rich.table import Table
 
-from .numbers import TIMES
+from batchscape.analysis.numbers import TIMES
 
 __all__ = ["Grid", "escape_latex", "escape_markdown", "show", "to_latex", "to_markdown"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis import find_cells, load
-from batchscape.analysis.noise_scale import (
+from batchscape.analysis.noise_scale.estimate import (
     NOT_IDENTIFIED,
     cell_noise_scales,
     fieller_interval,

@@ -7,8 +7,8 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from .cells import GEOMETRY, WHERE, Cells
-from .joins import rows_of
+from batchscape.analysis.cells import GEOMETRY, WHERE, Cells
+from batchscape.analysis.joins import rows_of
 
 __all__ = ["compare_decompositions", "loss_differences", "seed_spread"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from .cells import Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label
 
 __all__ = ["COLUMN_IN", "PAGE_IN", "Look", "looks", "paper_style", "save", "tint"]
 

@@ -46,10 +46,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
-
-from .cells import Cells
-from .joins import rows_of
 
 __all__ = [
     "LEVEL",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from batchscape.analysis.grids import (
+from batchscape.analysis.report.grids import (
     Grid,
     escape_latex,
     escape_markdown,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import find_cells, load, mean_curves
-from batchscape.analysis.curves import MAX_POINTS, diverged_curves, loss_curves
+from batchscape.analysis.figures.curves import MAX_POINTS, diverged_curves, loss_curves
 
 
 def test_mean_and_range_over_runs(build: Any) -> None:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from .cells import Cells, geometry_label, setting_label
-from .curves import LossCurves
-from .style import COLUMN_IN, PAGE_IN, Look
+from batchscape.analysis.cells import Cells, geometry_label, setting_label
+from batchscape.analysis.figures.curves import LossCurves
+from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look
 
 __all__ = ["MAX_PANELS", "draw_loss"]
 

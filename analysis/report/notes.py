@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
+from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.record.noise_scale import has_no_noise_scale
-
-from .cells import SEEDS, Cells
 
 __all__ = ["find_notes"]
 

@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .cells import GEOMETRY, Cells, geometry_label
-from .grids import Grid
-from .noise_scale import LEVEL, NOT_IDENTIFIED
-from .numbers import MISSING, significant
-from .style import COLUMN_IN, Look
-from .tables import GEOMETRY_HEADER, geometry_texts, setting_headers
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.figures.style import COLUMN_IN, Look
+from batchscape.analysis.noise_scale.estimate import LEVEL, NOT_IDENTIFIED
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.tables import GEOMETRY_HEADER, geometry_texts, setting_headers
 
 __all__ = ["draw_noise_scale", "noise_scale_grid", "noise_scale_table"]
 

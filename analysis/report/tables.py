@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
+from batchscape.analysis.comparison import CONFIDENCE
+from batchscape.analysis.numbers import (
+    MISSING,
+    TIMES,
+    Scale,
+    memory_scale,
+    significant,
+    time_scale,
+    with_spread,
+)
+from batchscape.analysis.report.grids import Grid, to_latex, to_markdown
 from batchscape.record.summary import SUMMARY
-
-from .cells import GEOMETRY, Cells, setting_label
-from .comparison import CONFIDENCE
-from .grids import Grid, to_latex, to_markdown
-from .numbers import MISSING, TIMES, Scale, memory_scale, significant, time_scale, with_spread
 
 __all__ = [
     "GEOMETRY_HEADER",

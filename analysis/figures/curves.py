@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from .cells import Cells
-from .decompositions import loss_differences, seed_spread
-from .joins import rows_of
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
+from batchscape.analysis.joins import rows_of
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves"]
 

@@ -1,0 +1,1 @@
+"""Do decompositions of one global batch train alike?"""

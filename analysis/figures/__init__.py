@@ -1,0 +1,1 @@
+"""Figures of runs: losses, memory and times, and the style of every figure."""

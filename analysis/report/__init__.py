@@ -1,0 +1,1 @@
+"""The report: tables in three formats, figures, and the page that shows them."""

@@ -1,0 +1,53 @@
+"""A section of the report: what a topic contributes to page, tables, figures and macros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.report.grids import Grid
+
+__all__ = ["Picture", "Section", "TableView"]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table in full, and what of it is shown."""
+
+    name: str
+    """File name without its ending: `tables/<name>.csv`, `.md` and `.tex`."""
+    title: str
+    table: pd.DataFrame
+    """Everything, for the CSV; its rows name the runs behind them."""
+    grid: Grid
+    """What page, LaTeX and terminal show."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure and its caption."""
+
+    name: str
+    """File name without its ending: `figures/<name>.png` and `.pdf`."""
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a topic says."""
+
+    title: str
+    answer: Sequence[str] = ()
+    """Sentences of plain text, the answer first; each becomes a paragraph."""
+    tables: Sequence[TableView] = ()
+    pictures: Sequence[Picture] = ()
+    warnings: Sequence[str] = ()
+    """What weakens the answer, said loudly: shown in bold above the tables."""
+    headlines: dict[str, Estimate] = field(default_factory=dict)
+    """Numbers that a paper would quote, by a name in lower case with underscores; they become
+    LaTeX macros."""

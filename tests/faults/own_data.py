@@ -80,3 +80,16 @@ class Failing(Blobs):
             msg = "sample 77 is damaged"
             raise ValueError(msg)
         return super().batch(indices)
+
+
+class Overcounting(Counting):
+    """Sequences of whose held-out samples some later ones are said to be longer than they are."""
+
+    def __init__(self, part: str, sequence_length: int | None = None) -> None:
+        super().__init__(part, sequence_length)
+        self._miscounts = part == "held_out"
+
+    def count_targets(self, indices: NDArray[np.int64]) -> int:
+        """One too many for each of the samples 20 to 24."""
+        wrong = (indices >= 20) & (indices < 25) & self._miscounts
+        return super().count_targets(indices) + int(wrong.sum())

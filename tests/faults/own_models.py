@@ -103,6 +103,17 @@ class Contrastive(Bigram):
         return functional.cross_entropy(similarities, own, reduction="sum") + 0 * targets.sum()
 
 
+class DroppingContrastive(Contrastive):
+    """With both: dropout, and a loss that compares the samples of a batch."""
+
+    def __init__(self, data: DataIdentity, width: int = 16) -> None:
+        super().__init__(data, width)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.dropout(self.tokens(inputs).tanh()))
+
+
 class Vague(Bigram):
     """With a loss that is no scalar."""
 

@@ -27,7 +27,15 @@ def test_a_batch_without_targets_ends_its_run_with_the_reason(trainer, outcome, 
 
 def test_an_evaluation_without_targets_is_refused(spec_of, monkeypatch):
     evaluator = Evaluator(spec_of(), CPU, 0)
-    monkeypatch.setattr(type(evaluator._dataset), "count_targets", lambda *_: 0)
+    dataset = type(evaluator._dataset)
+    plain = dataset.batch
+
+    def unlabelled(self, indices):
+        inputs, targets = plain(self, indices)
+        return inputs, torch.full_like(targets, -100)
+
+    monkeypatch.setattr(dataset, "batch", unlabelled)
+    monkeypatch.setattr(dataset, "count_targets", lambda *_: 0)
 
     class Silent(torch.nn.Module):
         def forward(self, inputs, _targets):
@@ -35,6 +43,39 @@ def test_an_evaluation_without_targets_is_refused(spec_of, monkeypatch):
 
     with pytest.raises(BatchscapeError, match="the evaluation has no target that bears a loss"):
         evaluator.evaluate(Silent(), None)
+
+
+@pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)
+def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tmp_path, geometry):
+    """Neither the look at a few samples before, nor the training, has come upon them."""
+    data = {"name": "custom", "_target_": "own_data.Overcounting", "sequence_length": 12}
+    spec = trainer.make_spec(geometry, data=data, evaluation__samples=60)
+    folder = trainer.start(spec, tmp_path)
+    assert any(trainer.wait(spec))
+    left = outcome(folder)
+    assert left["status"] == "failed"
+    assert "the loss is divided by count_targets" in left["reason"]
+    assert "Traceback" not in folder.log.read_text()
+
+
+@pytest.mark.usefixtures("trainer")
+def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
+    """And only batches that are counted wrong are refused."""
+    data = {"name": "custom", "_target_": "own_data.Overcounting"}
+    evaluator = Evaluator(spec_of(data=data, evaluation__samples=60), CPU, 0)
+    wrong = 0
+    for indices in evaluator._batches:
+        targets = evaluator._dataset.batch(indices)[1]
+        real = int((targets != -100).sum())
+        miscounted = int(((indices >= 20) & (indices < 25)).sum())
+        if not miscounted:
+            assert evaluator._count(indices, targets) == real
+            continue
+        wrong += miscounted
+        said = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
+        with pytest.raises(BatchscapeError, match=said):
+            evaluator._count(indices, targets)
+    assert wrong == 5
 
 
 @pytest.mark.usefixtures("trainer")

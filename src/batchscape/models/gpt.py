@@ -17,7 +17,7 @@ class _Attention(nn.Module):
     def __init__(self, config: Gpt) -> None:
         super().__init__()
         self.n_heads = config.n_heads
-        self.dropout = config.dropout
+        self.dropout = nn.Dropout(config.dropout)
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.projection = nn.Linear(config.d_model, config.d_model)
 
@@ -25,8 +25,8 @@ class _Attention(nn.Module):
         samples, length, width = x.shape
         qkv = self.qkv(x).view(samples, length, 3, self.n_heads, width // self.n_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        mixed = causal_attention(q, k, v, dropout)
+        # The layer itself is not called: it says how much the product shall drop.
+        mixed = causal_attention(q, k, v, self.dropout.p if self.dropout.training else 0.0)
         joined: Tensor = self.projection(mixed.transpose(1, 2).reshape(samples, length, width))
         return joined
 

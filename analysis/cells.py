@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.hardware import known_where
@@ -55,6 +56,9 @@ _NOT_SETTINGS = {
     "devices_per_node",
     "engine.precision",
     "evaluation_every_samples",
+    "learning_rate",
+    "measure.equivalence_margin",
+    "measure.equivalence_margin_steps",
     "measure.memory",
     "measure.peak_tflops",
     "rank",
@@ -68,6 +72,7 @@ _NOT_SETTINGS = {
     "timing_note",
     "timing_repeat",
     "timing_valid",
+    "train_samples",
     "trajectory_id",
 }
 _NOT_SETTING_PREFIXES = (
@@ -186,6 +191,11 @@ def _ordered(
 
 def plain_texts(column: pd.Series[Any]) -> pd.Series[str]:
     """Write each value of a setting as text; what is not set is `null`, as in the config."""
+    if column.dtype != object:
+        # Thousands of runs share a few values.
+        codes, found = pd.factorize(column, use_na_sentinel=False)
+        texts = np.array([_text(value) for value in found.tolist()], dtype=object)
+        return pd.Series(texts[codes], index=column.index, dtype=str, name=column.name)
     values = {}
     for value in column:
         key = repr(value)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 
 __all__ = ["CONFIDENCE", "QUANTITIES", "Quantity", "compare", "throughput_ratios", "valid_figures"]
@@ -77,8 +78,9 @@ def compare(cells: Cells) -> pd.DataFrame:
         did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for
         each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
-        of the t-interval of the mean) and `_n`; the columns of `throughput_ratios`; `run_ids`
-        and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
+        of the t-interval of the mean) and `_n`; the columns of `throughput_ratios` and of
+        `best.mark_best`; `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from
+        completed runs only.
     """
     done = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
@@ -106,6 +108,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         head.drop(columns="status"),
         _spreads(cells.runs),
         throughput_ratios(cells),
+        mark_best(cells, valid_figures(cells.runs)),
         tail,
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-__all__ = ["rows_of"]
+__all__ = ["chunks_of", "rows_of"]
 
 _KEYS = ["sweep_dir", "run_id"]
 
@@ -32,12 +33,73 @@ def rows_of(runs: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str]) -> p
     DataFrame
         The columns, and `run`, the position of the run in `runs`; in the order of `rows`.
     """
-    starts = np.zeros(len(rows), dtype=bool)
+    starts, lengths, run = _stretches(runs, rows)
+    return _selected(rows, columns, starts, lengths, run)
+
+
+def chunks_of(
+    runs: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str], by: str, size: int = 2**19
+) -> Iterator[pd.DataFrame]:
+    """Select the rows of some runs, a part at a time, so that they never take much memory.
+
+    Parameters
+    ----------
+    runs, rows, columns
+        As for `rows_of`.
+    by : str
+        Column of `runs`: those that agree in it are in one part.
+    size : int
+        Rows of a part, more or less.
+
+    Yields
+    ------
+    DataFrame
+        As `rows_of` returns it; parts follow the order of `by`. There is one at least, which is
+        empty where there are no rows.
+    """
+    starts, lengths, run = _stretches(runs, rows)
+    number, _ = pd.factorize(runs[by], sort=True)
+    group = number[run]
+    order = np.argsort(group, kind="stable")
+    starts, lengths, run, group = starts[order], lengths[order], run[order], group[order]
+    totals = np.bincount(group, weights=lengths, minlength=int(number.max(initial=-1)) + 1)
+    # A group belongs to the part that its last row falls into.
+    part = (np.cumsum(totals) // size)[group]
+    for chosen in np.unique(part) if len(part) else [0]:
+        here = part == chosen
+        yield _selected(rows, columns, starts[here], lengths[here], run[here])
+
+
+def _stretches(
+    runs: pd.DataFrame, rows: pd.DataFrame
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """First row, length and position in `runs` of each stretch of rows of these runs."""
+    changes = np.zeros(len(rows), dtype=bool)
     for name in _KEYS:
-        starts |= (rows[name] != rows[name].shift()).to_numpy(dtype=bool)
+        column = rows[name]
+        codes = column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column
+        changes |= (codes != codes.shift()).to_numpy(dtype=bool)
+    starts = np.flatnonzero(changes)
+    lengths = np.diff(starts, append=len(rows))
     numbered = runs[_KEYS].assign(run=np.arange(len(runs)))
-    found = rows.loc[starts, _KEYS].merge(numbered, on=_KEYS, how="left")["run"]
-    run = found.fillna(-1).to_numpy(dtype=np.int64)[np.cumsum(starts) - 1]
-    kept = run >= 0
-    selected = {name: rows[name].to_numpy(dtype=float, na_value=np.nan)[kept] for name in columns}
-    return pd.DataFrame({"run": run[kept], **selected})
+    keys = rows[_KEYS].iloc[starts].astype(object)
+    found = keys.merge(numbered.astype(dict.fromkeys(_KEYS, object)), on=_KEYS, how="left")
+    run = found["run"].fillna(-1).to_numpy(dtype=np.int64)
+    known = run >= 0
+    return starts[known], lengths[known], run[known]
+
+
+def _selected(
+    rows: pd.DataFrame,
+    columns: Sequence[str],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    run: NDArray[np.int64],
+) -> pd.DataFrame:
+    # Positions count on within a stretch, and jump between stretches.
+    before = np.cumsum(lengths) - lengths
+    positions = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    selected = {
+        name: rows[name].take(positions).to_numpy(dtype=float, na_value=np.nan) for name in columns
+    }
+    return pd.DataFrame({"run": np.repeat(run, lengths), **selected}, copy=False)

@@ -34,6 +34,14 @@ def test_noise_scale_overhead():
 
 
 @pytest.mark.slow
+def test_report_at_scale():
+    printed = printed_by("report_at_scale.py", "--runs", "40", "--points", "40", "--seeds", "2")
+    for part in ("load", "report"):
+        assert re.search(rf"{part}: \d+\.\d s, .* peak of \d+\.\d\d GiB", printed)
+    assert re.search(r"ratio plain pandas / load: \d+\.\d", printed)
+
+
+@pytest.mark.slow
 def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")
     for peer in ("submitit_local", "hydra_joblib"):

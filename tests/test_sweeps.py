@@ -25,6 +25,8 @@ PROMISE = re.compile(
 
 def plan_of(name: str, cores: int = 2) -> Plan:
     def prepare(config: Data) -> DataIdentity:
+        if config.name == "digits":
+            return DataIdentity(config.name, "nowhere", 1438, 359, 10, task="class", features=64)
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
     grid = compose([f"sweeps={name}"], "batchscape sweep")
@@ -48,13 +50,16 @@ def test_the_studies() -> None:
         "activation_checkpointing",
         "batch_ramp",
         "device_scaling",
+        "equivalence",
         "fixed_global_batch",
         "learning_rate",
+        "learning_rate_digits",
         "musev_224",
         "optimizers",
         "scaling_rule",
         "sequence_length",
         "vary_global_batch",
+        "vary_global_batch_digits",
         "vary_micro_batch",
     }
 
@@ -171,3 +176,13 @@ def test_musev_asks_for_every_cut_of_224() -> None:
 
 def test_musev_trains_eight_optimizer_steps() -> None:
     assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}
+
+
+@pytest.mark.parametrize("data", ["", "_digits"])
+def test_learning_rates_are_tuned_for_the_global_batches_of_the_other_study(data: str) -> None:
+    """Both train alike up to the learning rate, so that a report may join them."""
+    tuned, varied = plan_of(f"learning_rate{data}").specs, plan_of(f"vary_global_batch{data}").specs
+    sizes = {spec.geometry.global_batch_size for spec in varied}
+    assert {spec.geometry.global_batch_size for spec in tuned} == sizes
+    shared = {spec.trajectory_id for spec in varied} & {spec.trajectory_id for spec in tuned}
+    assert len(shared) == 3 * len(sizes)

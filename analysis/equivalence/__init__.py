@@ -1,1 +1,1 @@
-"""Do decompositions of one global batch train alike?"""
+"""Whether decompositions of one global batch train alike."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from batchscape.analysis.cells import GEOMETRY, WHERE, Cells
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.joins import chunks_of
 
-__all__ = ["compare_decompositions", "loss_differences", "seed_spread"]
+__all__ = [
+    "compare_decompositions",
+    "compared",
+    "loss_differences",
+    "members_of",
+    "reference_labels",
+    "seed_spread",
+]
+
+
+_MAY_DIFFER = ("hardware", "device_type", "nodes")
+"""Contexts in which cells that share a trajectory may differ."""
 
 
 def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -32,18 +45,13 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
         `difference` (loss - loss of the reference, NaN where one of them is).
     """
-    members = _members(cells)
-    rows = _member_rows(members, steps)
-    keys = ["reference", "trajectory", "optimizer_step"]
-    own = rows["cell"] == rows["reference"]
-    base = rows.loc[own, [*keys, "loss"]].rename(columns={"loss": "loss_reference"})
-    pairs = rows[~own].merge(base, on=keys)
-    pairs["difference"] = pairs["loss"] - pairs["loss_reference"]
+    members = members_of(cells)
+    pairs = pd.concat(map(_paired, _member_rows(members, steps)), ignore_index=True)
     names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
     pairs["trajectory_id"] = pd.Categorical.from_codes(
         pairs["trajectory"].to_numpy(), pd.Index(names.sort_index())
     )
-    return pairs.drop(columns=["trajectory", "loss"])
+    return pairs.drop(columns="trajectory")
 
 
 def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -59,11 +67,9 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
     """
-    members = _members(cells)
-    rows = _member_rows(members[members["cell"] == members["reference"]], steps)
-    groups = rows.groupby(["reference", "optimizer_step"])
-    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
-    return spread.assign(samples=groups["samples"].first()).reset_index()
+    members = members_of(cells)
+    references = members[members["cell"] == members["reference"]]
+    return pd.concat(map(_spread, _member_rows(references, steps)), ignore_index=True)
 
 
 def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +90,21 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         square over optimizer steps of the spread between seeds of the reference; missing for one
         seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
     """
-    pairs = loss_differences(cells, steps).dropna(subset=["difference"])
+    return compared(cells, loss_differences(cells, steps), seed_spread(cells, steps))
+
+
+def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
+    """Do what `compare_decompositions` does, from what was computed before.
+
+    Parameters
+    ----------
+    cells : Cells
+    pairs : DataFrame
+        As `loss_differences` returns them.
+    spread : DataFrame
+        As `seed_spread` returns it.
+    """
+    pairs = pairs.dropna(subset=["difference"])
     pairs["relative"] = pairs["difference"] / pairs["loss_reference"]
     groups = pairs.groupby("cell")
     table = pd.DataFrame(
@@ -98,33 +118,71 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         }
     )
     reference = groups["reference"].first()
-    spread = seed_spread(cells, steps).groupby("reference")
-    table["seed_sd"] = reference.map(spread["sd"].agg(lambda sd: _rms(sd.dropna())))
-    table["n_seeds"] = reference.map(spread["n"].max())
+    by_reference = spread.groupby("reference")
+    table["seed_sd"] = reference.map(by_reference["sd"].agg(lambda sd: _rms(sd.dropna())))
+    table["n_seeds"] = reference.map(by_reference["n"].max())
     table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
     first = cells.runs.drop_duplicates("cell").set_index("cell")
     table["note"] = _notes(first).reindex(table.index)
     head = cells.table.loc[table.index, list(GEOMETRY)]
-    where = [name for name in cells.contexts if name in WHERE]
-    head["reference"] = reference.map(cells.labels(where))
+    head["reference"] = reference.map(reference_labels(cells))
     settings = cells.table.loc[table.index, cells.settings]
     if "precision" not in settings:
         settings["precision"] = first["precision"].reindex(table.index)
     return pd.concat([head, settings, table], axis=1)
 
 
-def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
-    rows = rows.astype({"optimizer_step": "int64", "samples": "int64"})
-    run = rows.pop("run").to_numpy()
-    columns = ("cell", "reference", "trajectory")
-    return rows.assign(**{name: members[name].to_numpy()[run] for name in columns})
+def reference_labels(cells: Cells) -> pd.Series[str]:
+    """Return the label of each cell as the other side of a comparison within its family."""
+    return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
 
 
-def _members(cells: Cells) -> pd.DataFrame:
-    """One completed run for each cell and trajectory, with the reference of its family."""
-    runs = cells.runs[cells.runs["status"].eq("completed") & cells.runs["trajectory_id"].notna()]
-    members = runs.drop_duplicates(["cell", "trajectory_id"])
+def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Attach the rows to their members, whole families at a time."""
+    names = ["optimizer_step", "samples", "loss"]
+    for part in chunks_of(members, steps, names, by="reference"):
+        rows = part.astype({"optimizer_step": "int64", "samples": "int64"})
+        run = rows.pop("run").to_numpy()
+        columns = ("cell", "reference", "trajectory")
+        yield rows.assign(**{name: members[name].to_numpy()[run] for name in columns})
+
+
+def _paired(rows: pd.DataFrame) -> pd.DataFrame:
+    keys = ["reference", "trajectory", "optimizer_step"]
+    own = rows["cell"] == rows["reference"]
+    base = rows.loc[own, [*keys, "loss"]].rename(columns={"loss": "loss_reference"})
+    pairs = rows[~own].merge(base, on=keys)
+    pairs["difference"] = pairs["loss"] - pairs["loss_reference"]
+    return pairs.drop(columns="loss")
+
+
+def _spread(rows: pd.DataFrame) -> pd.DataFrame:
+    groups = rows.groupby(["reference", "optimizer_step"])
+    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
+    return spread.assign(samples=groups["samples"].first()).reset_index()
+
+
+def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.DataFrame:
+    """Choose one run for each cell and trajectory, and the reference of its family.
+
+    Parameters
+    ----------
+    cells : Cells
+    statuses : sequence of str
+        Of the runs that take part; where a cell and trajectory have several runs, an earlier
+        status is preferred.
+
+    Returns
+    -------
+    DataFrame
+        `cell`, `trajectory_id`, `sweep_dir`, `run_id`, `trajectory` (a number for the id) and
+        `reference`, the first cell of the family: of all cells that share trajectories, directly
+        or by way of others. Indexed as `cells.runs`.
+    """
+    runs = cells.runs[cells.runs["status"].isin(statuses) & cells.runs["trajectory_id"].notna()]
+    rank = runs["status"].map(list(statuses).index)
+    runs = runs.loc[rank.sort_values(kind="stable").index]
+    members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()
     members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
     members["trajectory"], _ = pd.factorize(members["trajectory_id"])
     # A seed may be missing in the reference, so that families are found over all trajectories.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
-from batchscape.analysis.joins import rows_of
+from batchscape.analysis.joins import chunks_of
 
-__all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves"]
+__all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
 
 MAX_POINTS = 200
 """Points of a curve; a longer one is averaged over windows of equal numbers of steps."""
@@ -35,6 +36,28 @@ class LossCurves:
     over seeds."""
     spread: pd.DataFrame
     """`cell` (a reference), `optimizer_step`, `sd`: spread of the loss between seeds."""
+
+
+def with_room(cells: Cells, panels: int, *, timed: bool) -> Cells:
+    """Leave out the runs of settings beyond those that a figure has room for.
+
+    Parameters
+    ----------
+    cells : Cells
+    panels : int
+        Settings to keep, the first in table order with a run that has a curve.
+    timed : bool
+        Count only runs whose times are valid.
+
+    Returns
+    -------
+    Cells
+        With fewer runs, and the same table.
+    """
+    context = cells.runs["cell"].map(cells.context_of())
+    runs = pd.concat([_chosen(cells, status, timed=timed) for status in ("completed", "diverged")])
+    first = np.sort(context[runs.index].unique())[:panels]
+    return replace(cells, runs=cells.runs[context.isin(first)])
 
 
 def loss_curves(
@@ -97,7 +120,13 @@ def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) ->
         `mean`, `low` and `high` (over runs), in order.
     """
     runs = _chosen(cells, "completed", timed=timed)
-    joined = _windowed(_joined(runs, rows, value).dropna(subset=[value]), ["cell"])
+    parts = [_averaged(runs, part, value) for part in _parts(runs, rows, value)]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _averaged(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Average the curves of whole cells."""
+    joined = _windowed(rows.dropna(subset=[value]), ["cell"])
     by_run = joined.groupby(["cell", "run", "window"])[[*PROGRESS, value]].mean()
     curves = by_run.groupby(["cell", "window"]).agg(
         **{name: (name, "mean") for name in PROGRESS},
@@ -109,7 +138,7 @@ def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) ->
     curves = curves.reset_index()
     # Where some runs have ended, the mean would jump to that of the others.
     whole = curves["n"] == curves["cell"].map(runs.groupby("cell").size())
-    return curves[whole].drop(columns=["n", "window"]).reset_index(drop=True)
+    return curves[whole].drop(columns=["n", "window"])
 
 
 def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.DataFrame:
@@ -125,8 +154,9 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
     DataFrame
         `cell`, `run`, the columns of progress, and `loss`.
     """
-    joined = _joined(_chosen(cells, "diverged", timed=timed), steps, "loss")
-    return joined[joined["loss"].abs() < np.inf]
+    runs = _chosen(cells, "diverged", timed=timed)
+    parts = [part[part["loss"].abs() < np.inf] for part in _parts(runs, steps, "loss")]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
@@ -134,10 +164,10 @@ def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
     return runs[runs["timing_valid"]] if timed else runs
 
 
-def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Attach the rows to the cells of their runs."""
-    joined = rows_of(runs, rows, [*PROGRESS, value])
-    return joined.assign(cell=runs["cell"].to_numpy()[joined["run"]])
+def _parts(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> Iterator[pd.DataFrame]:
+    """Attach the rows to the cells of their runs, whole cells at a time."""
+    for part in chunks_of(runs, rows, [*PROGRESS, value], by="cell"):
+        yield part.assign(cell=runs["cell"].to_numpy()[part["run"]])
 
 
 def _windowed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:

@@ -10,6 +10,12 @@ though its lower end still says how large it is at least.
   successive steps, with the degrees of freedom of such an estimate, 2 (n-1)^2 / (3n-4) (von Neumann
   et al. 1941, Annals of Mathematical Statistics 12, p. 153). The interval is for the mean over this
   very trajectory.
+* Over the training, both parts are exponential moving averages of the same half-life in samples,
+  each divided by the sum of its weights, so that the start does not pull them to zero; only then
+  are they divided (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1). With weights w the
+  squared difference of two successive steps counts (w_i^2 + w_(i-1)^2) / 2 = c_i, which leaves
+  2 (sum c_i)^2 / (2 sum c_i^2 + sum c_i c_(i+1)) degrees of freedom: the figure above where all
+  weights are equal.
 * In a cell of several runs the units are runs, with equal weights and n-1 degrees of freedom. The
   interval is for the population of seeds. With two or three runs it is wide.
 
@@ -39,7 +45,7 @@ all runs 55 to 96 %. `tests/analysis/test_noise_scale.py` repeats a part of this
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -65,19 +71,21 @@ LEVEL = 0.95
 NOT_IDENTIFIED = "not identified"
 """Note where an interval has no upper end."""
 
-_STEPS_A_WINDOW = 10
-"""Sampled steps of each run in a window of a curve, at least."""
+_STEPS_A_HALF_LIFE = 10
+"""Sampled steps of each run in a half-life of a curve, at least."""
 
-_MOST_WINDOWS = 20
+_MOST_POINTS = 20
 
 _PARTS = ["noise", "signal"]
 
 
 class _Units(NamedTuple):
-    """Independent measurements of both parts of the ratio, shape (n, 2), in order of time."""
+    """Independent measurements of both parts of the ratio."""
 
     values: NDArray[np.float64]
-    are_steps: bool
+    """Shape (n, 2), in order of time."""
+    weights: NDArray[np.float64] | None
+    """Shape (n,), of sampled steps; None where the units are runs, which count alike."""
 
 
 def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +103,7 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """
     samples = _samples(runs, steps)
     groups = samples.groupby("run")
-    rows = {run: _row(_Units(_parts(own), are_steps=True), own) for run, own in groups}
+    rows = {run: _row(_Units(_parts(own), np.ones(len(own))), own) for run, own in groups}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
     return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
@@ -126,9 +134,10 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
-    """Follow the gradient noise scale over the training, in windows of equal numbers of samples.
+    """Follow the gradient noise scale over the training, by debiased exponential moving averages.
 
-    A curve has at most 20 windows, with 10 sampled steps of each run in the mean.
+    A curve has at most 20 points at equal distances in samples. The half-life is that distance, and
+    10 sampled steps of each run or more. An average lags by 1.4 half-lives.
 
     Parameters
     ----------
@@ -138,20 +147,26 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each cell and window that all of its runs reached: `cell`, `samples` and
-        `tokens` (seen in the mean of the sampled steps), and the columns of `cell_noise_scales`.
+        One row for each cell and point that all of its runs reached: `cell`, `samples` and `tokens`
+        (seen), `half_life_samples`, and the columns of `cell_noise_scales`, where `n` and `n_runs`
+        count all sampled steps or runs so far.
     """
     samples = _cell_samples(cells, steps)
     curves = []
     for cell, own in samples.groupby("cell"):
         n_runs = own["run"].nunique()
-        windows = min(max(len(own) // n_runs // _STEPS_A_WINDOW, 1), _MOST_WINDOWS)
-        number = np.ceil(own["samples"] * windows / own["samples"].max())
-        for _, part in own.groupby(number):
-            if part["run"].nunique() == n_runs:
-                place = {"cell": cell, **part[["samples", "tokens"]].mean()}
-                curves.append({**place, **_cell_row(part)})
-    kinds = {"cell": "int64", "samples": "float64", "tokens": "float64", **_COLUMNS}
+        points = min(max(len(own) // n_runs // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS)
+        lasts = own.groupby("run")["samples"].max()
+        half_life = lasts.max() / points
+        # Where some runs have ended, the mean would jump to that of the others.
+        for point in half_life * np.arange(1, int(points * lasts.min() / lasts.max()) + 1):
+            seen = own[own["samples"].le(point)]
+            row = _cell_row(seen, 0.5 ** ((point - seen["samples"].to_numpy()) / half_life))
+            tokens = point * row["tokens_per_sample"]
+            place = {"samples": point, "tokens": tokens, "half_life_samples": half_life}
+            curves.append({"cell": cell, **place, **row})
+    places = dict.fromkeys(("samples", "tokens", "half_life_samples"), "float64")
+    kinds = {"cell": "int64", **places, **_COLUMNS}
     return pd.DataFrame(curves, columns=list(kinds)).astype(kinds)
 
 
@@ -188,7 +203,8 @@ def fieller_interval(
 
 def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the parts of the ratio for every sampled step of some runs, with its `run`."""
-    rows = rows_of(runs, steps, ["samples", "tokens", *SAMPLED])
+    sampled = steps[steps["small_batch_size"].notna()]
+    rows = rows_of(runs, sampled, ["samples", "tokens", *SAMPLED])
     samples = noise_samples(rows)
     return samples.join(rows[["run", "samples", "tokens"]])
 
@@ -206,17 +222,20 @@ def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
 
 
-def _cell_row(samples: pd.DataFrame) -> dict[str, object]:
-    runs = [_parts(own) for _, own in samples.groupby("run")]
+def _cell_row(samples: pd.DataFrame, weights: NDArray[np.float64] | None = None) -> dict[str, Any]:
+    """Return the columns of a table for the sampled steps of one or more runs."""
+    weights = np.ones(len(samples)) if weights is None else weights
+    places = samples.groupby("run").indices.values()
+    runs = [(_parts(samples.iloc[own]), weights[own]) for own in places]
     if len(runs) == 1:
-        return _row(_Units(runs[0], are_steps=True), samples)
-    means = np.array([values.mean(axis=0) for values in runs])
-    return _row(_Units(means, are_steps=False), samples)
+        return _row(_Units(*runs[0]), samples)
+    means = np.array([np.average(values, axis=0, weights=own) for values, own in runs])
+    return _row(_Units(means, None), samples)
 
 
-def _row(units: _Units, samples: pd.DataFrame) -> dict[str, object]:
+def _row(units: _Units, samples: pd.DataFrame) -> dict[str, Any]:
     """Return the columns of a table for some units, made from these sampled steps."""
-    noise, signal = units.values.mean(axis=0)
+    noise, signal = np.average(units.values, axis=0, weights=units.weights)
     found = noise / signal if noise > 0 and signal > 0 else math.nan
     low, high = _interval(units)
     tokens = samples["tokens"].sum(min_count=1) / samples["samples"].sum()
@@ -225,7 +244,7 @@ def _row(units: _Units, samples: pd.DataFrame) -> dict[str, object]:
         **values,
         "n": len(units.values),
         "n_runs": samples["run"].nunique(),
-        "method": f"Fieller over {'steps' if units.are_steps else 'runs'}",
+        "method": f"Fieller over {'runs' if units.weights is None else 'steps'}",
         "b_small": samples["b_small"].min(),
         "b_big": samples["b_big"].max(),
         "tokens_per_sample": tokens,
@@ -238,13 +257,16 @@ def _interval(units: _Units) -> tuple[float, float]:
     values, n = units.values, len(units.values)
     if n == 1:
         return math.nan, math.nan
-    if units.are_steps:
-        changes = np.diff(values, axis=0)
-        covariance = changes.T @ changes / (2 * (n - 1))
-        degrees = 2 * (n - 1) ** 2 / (3 * n - 4)
-    else:
-        covariance, degrees = np.cov(values.T), n - 1
-    return fieller_interval(values.mean(axis=0), covariance / n, degrees)
+    mean = np.average(values, axis=0, weights=units.weights)
+    if units.weights is None:
+        return fieller_interval(mean, np.cov(values.T) / n, n - 1)
+    squares = (units.weights / units.weights.sum()) ** 2
+    counts = (squares[1:] + squares[:-1]) / 2
+    changes = np.diff(values, axis=0)
+    covariance = (changes * counts[:, None]).T @ changes / 2 * squares.sum() / counts.sum()
+    neighbours = counts[1:] @ counts[:-1]
+    degrees = 2 * counts.sum() ** 2 / (2 * counts @ counts + neighbours)
+    return fieller_interval(mean, covariance, float(degrees))
 
 
 def _parts(samples: pd.DataFrame) -> NDArray[np.float64]:

@@ -82,7 +82,7 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
 
 
 def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look]) -> Figure | None:
-    """Draw the noise scale against samples seen, with its interval in every window.
+    """Draw the noise scale against samples seen, with its interval at every point.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     Returns
     -------
     Figure or None
-        None where no cell has intervals in two windows: there is no curve to draw.
+        None where no cell has intervals at two points: there is no curve to draw.
     """
     drawn = curves[curves["estimate"].notna() & np.isfinite(curves["high"])]
     if not drawn["cell"].duplicated().any():

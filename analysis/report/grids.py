@@ -1,11 +1,10 @@
-"""One small table of texts, and its three twins: Markdown, LaTeX and terminal."""
+"""One small table of texts, as Markdown and in a terminal; `latex` writes it for a paper."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from textwrap import wrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
@@ -14,50 +13,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.segment import Segments
 from rich.table import Table
+from rich.text import Text
 
 from batchscape.analysis.numbers import TIMES
 
-__all__ = ["Grid", "escape_latex", "escape_markdown", "show", "to_latex", "to_markdown"]
+__all__ = [
+    "MAX_ROWS",
+    "Grid",
+    "escape_markdown",
+    "fit_widths",
+    "lettered",
+    "shorten",
+    "show",
+    "to_markdown",
+]
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    # The dollar of the text fonts needs one that a small installation has only as bitmaps.
-    "$": r"$\mathdollar$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    # Braces keep a bracket or star from being an argument of the row end before it, and keep
-    # quotes and hyphens from joining into other letters.
-    "[": "{[}",
-    "]": "{]}",
-    "*": "{*}",
-    '"': "{''}",
-    "'": "{'}",
-    "`": "{`}",
-    "-": "{-}",
-    "±": r"$\pm$",
-    TIMES: r"$\times$",
-    "≤": r"$\le$",
-    "≥": r"$\ge$",
-    "∞": r"$\infty$",
-    "Δ": r"$\Delta$",
-    "→": r"$\to$",
-    "·": r"$\cdot$",
-    "µ": r"$\mu$",
-    "\N{EN DASH}": "--",
-    "—": "---",
-    "…": r"\ldots{}",
-}
-_HEADER_WIDTH = 12
-_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+MAX_ROWS = 40
+"""Rows of a long table that page, Markdown and LaTeX show: about what one printed page holds."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +48,8 @@ class Grid:
     """Texts by letter."""
     notes: Sequence[str] = ()
     """Lines under the table, definitions among them."""
+    bold: Collection[tuple[int, int]] = ()
+    """Cells set in bold, as (row, column) from zero; a note must say what bold means."""
 
     def marked_rows(self) -> list[tuple[Sequence[str], Sequence[str]]]:
         """Pair each row with its footnote letters."""
@@ -88,8 +62,9 @@ def to_markdown(grid: Grid) -> str:
     left = grid.n_left
     rules = [":---" if i < left else "---:" for i in range(len(grid.headers))]
     lines = [[escape_markdown(header) for header in grid.headers], rules]
-    for row, marks in grid.marked_rows():
+    for index, (row, marks) in enumerate(grid.marked_rows()):
         cells = [escape_markdown(text) for text in row]
+        cells = [f"**{text}**" if (index, c) in grid.bold else text for c, text in enumerate(cells)]
         if marks:
             cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
         lines.append(cells)
@@ -99,28 +74,6 @@ def to_markdown(grid: Grid) -> str:
     # Two trailing spaces break the line without starting a paragraph.
     under = "".join(f"\n{line}  " for line in [*feet, *notes])
     return f"{table}\n{under}\n" if under else f"{table}\n"
-
-
-def to_latex(grid: Grid) -> str:
-    """Write a grid as a `tabular` with booktabs rules; it needs no other package."""
-    left = grid.n_left
-    columns = "l" * left + "r" * (len(grid.headers) - left)
-    lines = [rf"\noindent\begin{{tabular}}{{@{{}}{columns}@{{}}}}", r"\toprule"]
-    lines += [*_latex_header(grid), r"\midrule"]
-    for row, marks in grid.marked_rows():
-        cells = [escape_latex(text) for text in row]
-        if marks:
-            cells[left - 1] += rf"\textsuperscript{{{','.join(marks)}}}"
-        lines.append(_latex_row(cells))
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    feet = [
-        rf"\textsuperscript{{{mark}}}~{escape_latex(text)}" for mark, text in grid.footnotes.items()
-    ]
-    feet += [escape_latex(note) for note in grid.notes]
-    if feet:
-        lines += ["", r"\par\smallskip{\footnotesize\raggedright", *[f"{f}\\par" for f in feet]]
-        lines += ["}"]
-    return "% Needs \\usepackage{booktabs}\n" + "\n".join(lines) + "\n"
 
 
 def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
@@ -150,13 +103,14 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     ]
     least = [max(lengths, default=1) for lengths in words]
     wanted = [max([low, *map(cell_len, c)]) for low, c in zip(least, columns, strict=True)]
-    widths = _fit(wanted, least, console.width - len(headers))
+    widths = fit_widths(wanted, least, console.width - len(headers))
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
     for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
         justify: Literal["left", "right"] = "left" if index < left else "right"
         table.add_column(escape(header), justify=justify, width=width)
-    for line in lines:
-        table.add_row(*map(escape, line))
+    for index, line in enumerate(lines):
+        styles = ["bold" if (index, c) in grid.bold else "" for c in range(len(line))]
+        table.add_row(*(Text(text, style) for text, style in zip(line, styles, strict=True)))
     console.print(escape(f"{title} ({grid.short_first}: {grid.headers[0]})"), highlight=False)
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=sum(widths) + len(headers))
@@ -175,21 +129,85 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
 
 
-def escape_latex(text: str) -> str:
-    r"""Write text so that LaTeX shows it as it is, on one line.
+def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
+    """Keep what a page can show of a long table, and say so under it.
 
-    A character outside ASCII that has no plain command is written as its code point, as in
-    `[U+4E2D]`: it always compiles, and nothing is lost.
+    Parameters
+    ----------
+    grid : Grid
+    max_rows : int
+        Rows to keep: those with a bold cell, then the first of the others, in their order.
+
+    Returns
+    -------
+    Grid
+        The same one where it is short enough; else without the footnotes of the rows left out.
     """
-    pieces = re.split("([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", " ".join(text.split()))
-    return "".join(
-        f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_latex_letter, piece))
-        for index, piece in enumerate(pieces)
+    total = len(grid.rows)
+    if total <= max_rows:
+        return grid
+    marked = {row for row, _ in grid.bold}
+    kept = sorted(sorted(range(total), key=lambda row: (row not in marked, row))[:max_rows])
+    rows = grid.marked_rows()
+    used = {mark for row in kept for mark in rows[row][1]}
+    place = {row: index for index, row in enumerate(kept)}
+    which = "those with a bold figure, and the first of the others" if marked else "the first ones"
+    note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
+    return replace(
+        grid,
+        rows=[rows[row][0] for row in kept],
+        marks=[rows[row][1] for row in kept],
+        footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
+        notes=[note, *grid.notes],
+        bold=frozenset((place[row], column) for row, column in grid.bold if row in place),
     )
 
 
-def _fit(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Narrow the widest columns until all fit the room, or none can give any more."""
+def lettered(texts: Sequence[Sequence[object]]) -> tuple[list[list[str]], dict[str, str]]:
+    """Give each distinct text a letter: `marks` and `footnotes` of a grid.
+
+    Parameters
+    ----------
+    texts : sequence of sequence
+        For each row its texts; what is no text, such as None or NaN, has no letter.
+
+    Returns
+    -------
+    list of list of str
+        For each row its letters.
+    dict of str to str
+        Texts by letter, in the order of the rows.
+    """
+    letters: dict[str, str] = {}
+    marks = []
+    for row in texts:
+        found = [text for text in row if isinstance(text, str)]
+        for text in found:
+            letters.setdefault(text, _letter(len(letters)))
+        marks.append(sorted((letters[text] for text in found), key=lambda mark: (len(mark), mark)))
+    return marks, {letter: text for text, letter in letters.items()}
+
+
+def _letter(index: int) -> str:
+    """Return a, b, ... z, aa, ab, ..."""
+    quotient, remainder = divmod(index, 26)
+    return (_letter(quotient - 1) if quotient else "") + chr(ord("a") + remainder)
+
+
+def fit_widths(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Narrow the widest columns until all fit the room, or none can give any more.
+
+    Parameters
+    ----------
+    wanted, least : sequence of int
+        Widths of the columns: as they would be, and as narrow as they can be.
+    room : int
+        What their sum should not exceed.
+
+    Returns
+    -------
+    list of int
+    """
     widths = list(wanted)
     while sum(widths) > room:
         spare = [(width, i) for i, width in enumerate(widths) if width > least[i]]
@@ -202,25 +220,3 @@ def _fit(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int]:
 def _tight(number: str) -> str:
     """Leave only the gaps where a narrow terminal may break a number."""
     return number.replace("± ", "±").replace(f" {TIMES} ", TIMES)
-
-
-def _latex_letter(letter: str) -> str:
-    if letter in _LATEX:
-        return _LATEX[letter]
-    return letter if " " <= letter <= "~" else f"{{[}}U+{ord(letter):04X}{{]}}"
-
-
-def _latex_header(grid: Grid) -> list[str]:
-    """Break headers over lines no wider than their column, so that the table fits a page."""
-    columns = list(zip(*grid.rows, strict=True)) or [()] * len(grid.headers)
-    wrapped = [
-        wrap(header, max([_HEADER_WIDTH, *map(len, column)]), break_long_words=False)
-        for header, column in zip(grid.headers, columns, strict=True)
-    ]
-    depth = max(map(len, wrapped))
-    lines = zip(*([""] * (depth - len(parts)) + parts for parts in wrapped), strict=True)
-    return [_latex_row([escape_latex(part) for part in line]) for line in lines]
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return f"{' & '.join(cells)} \\\\"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import pandas as pd
 
-from batchscape.analysis.cells import SEEDS, Cells
+from batchscape.analysis.cells import SEEDS, Cells, plain_texts
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = ["find_notes"]
@@ -38,13 +39,20 @@ def find_notes(
         One sentence or two a finding, as plain text; empty where there is nothing to say.
     """
     return [
-        *(f"Damaged, and in no table: {folder} ({reason})." for folder, reason in damaged.items()),
+        *_damaged(damaged),
         *_copies(copies or {}),
         *_statuses(cells.runs),
         *_times(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
     ]
+
+
+def _damaged(damaged: Mapping[str, str]) -> Iterator[str]:
+    for folder, reason in islice(damaged.items(), _MAX_NAMED):
+        yield f"Damaged, and in no table: {folder} ({reason})."
+    if len(damaged) > _MAX_NAMED:
+        yield f"{len(damaged) - _MAX_NAMED} more run folders are damaged, and in no table."
 
 
 def _copies(copies: Mapping[str, str]) -> Iterator[str]:
@@ -165,7 +173,8 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
         name.removeprefix("environment.")
         for name in map(str, runs)
         if name.startswith(tuple(f"environment.{part}" for part in software))
-        and completed[name].astype("string").groupby(completed["cell"]).nunique().gt(1).any()
+        and (texts := plain_texts(completed[name])).nunique() > 1
+        and texts.where(completed[name].notna()).groupby(completed["cell"]).nunique().gt(1).any()
     ]
     if mixed:
         yield f"Some cells hold runs that differ in {', '.join(mixed)}."

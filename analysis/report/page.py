@@ -13,6 +13,8 @@ from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
+from batchscape.analysis.report.section import Section
+from batchscape.analysis.report.sections import section_lines
 
 __all__ = ["FIGURES", "page"]
 
@@ -36,10 +38,6 @@ FIGURES: dict[str, str] = {
         "step times of runs. Medians of parts need not add up to the median of the whole."
     ),
     "throughput": "Throughput over all devices: bars are means, points are runs.",
-    "noise_scale": (
-        "Gradient noise scale against training samples, in windows of equal numbers of samples; "
-        "shaded: its interval; windows in which it is not identified are left out."
-    ),
 }
 """Figures by file name, with their captions."""
 
@@ -54,10 +52,10 @@ def page(
     *,
     memory_methods: Sequence[str],
     comparison: Grid,
-    decompositions: Grid | None,
-    noise_scale: Grid | None,
+    sections: Sequence[Section],
     notes: Sequence[str],
     figures: Sequence[str],
+    drawn: bool,
 ) -> str:
     """Write the page.
 
@@ -68,14 +66,14 @@ def page(
         Where figures of allocated memory come from, as the ranks recorded it.
     comparison : Grid
         What `tables.comparison_grid` chose.
-    decompositions : Grid or None
-        Likewise; None where no two cells share a trajectory.
-    noise_scale : Grid or None
-        Likewise; None where it was not sampled.
+    sections : sequence of Section
+        As `find_sections` returns them.
     notes : sequence of str
         As `find_notes` returns them.
     figures : sequence of str
-        Names of the figures that were drawn, keys of `FIGURES`.
+        Names of the figures of the comparison that were drawn, keys of `FIGURES`.
+    drawn : bool
+        Whether the pictures of the sections were drawn too.
 
     Returns
     -------
@@ -83,32 +81,38 @@ def page(
         Markdown; paths are relative to the folder of the page.
     """
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
-    sections = [f"# {escape_markdown(' and '.join(names))}", *_questions(names)]
-    sections += [_overview(cells), "## What was trained", _settings(cells.runs)]
-    sections += ["## What ran where", _where(cells.runs)]
-    sections += ["## Comparison", to_markdown(comparison), _files("comparison")]
+    lines = [f"# {escape_markdown(' and '.join(names))}", *_questions(names), _overview(cells)]
+    lines += _in_short(sections)
+    lines += ["## Comparison", to_markdown(comparison), _files("comparison")]
     if memory_methods:
-        sections.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
-    if decompositions is not None:
-        sections += [
-            "## Do decompositions train alike?",
-            to_markdown(decompositions),
-            _files("decompositions"),
-        ]
-    if noise_scale is not None:
-        sections += ["## Gradient noise scale", to_markdown(noise_scale), _files("noise_scale")]
+        lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:
-        sections.append("## Figures")
-        sections += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
-        sections.append(
+        lines += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
+        lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             f"Curves of more than {MAX_POINTS} optimizer steps are averaged over windows of equal "
             "length. Every figure is also there as PDF."
         )
-    sections.append("## Left out, and to be kept in mind")
-    sections.append("\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.")
-    sections += ["## Software and machines in full", _environment(cells.runs)]
-    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
+    lines += [line for section in sections for line in section_lines(section, figures=drawn)]
+    lines.append("## Left out, and to be kept in mind")
+    lines.append("\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.")
+    lines += ["## What was trained", _settings(cells.runs)]
+    lines += ["## What ran where", _where(cells.runs)]
+    lines += ["## Software and machines in full", _environment(cells.runs)]
+    return "\n\n".join(line.strip("\n") for line in lines) + "\n"
+
+
+def _in_short(sections: Sequence[Section]) -> list[str]:
+    """Give the first sentence of every answer, and how often it was warned."""
+    items = []
+    for section in sections:
+        if not section.answer:
+            continue
+        count = len(section.warnings)
+        warned = f" **({count} warning{'s' if count > 1 else ''} below)**" if count else ""
+        title = escape_markdown(section.title)
+        items.append(f"- *{title}*: {escape_markdown(section.answer[0])}{warned}")
+    return ["## In short", "\n".join(items)] if items else []
 
 
 def _questions(names: Sequence[str]) -> Iterator[str]:

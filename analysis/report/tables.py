@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
+from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import CONFIDENCE
 from batchscape.analysis.numbers import (
     MISSING,
@@ -19,7 +18,15 @@ from batchscape.analysis.numbers import (
     time_scale,
     with_spread,
 )
-from batchscape.analysis.report.grids import Grid, to_latex, to_markdown
+from batchscape.analysis.report.definitions import (
+    footnotes,
+    peaks,
+    ratio_definition,
+    rule_of_bold,
+    setting_headers,
+)
+from batchscape.analysis.report.grids import Grid, lettered, shorten, to_markdown
+from batchscape.analysis.report.latex import to_latex
 from batchscape.record.summary import SUMMARY
 
 __all__ = [
@@ -55,29 +62,35 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     headers = [GEOMETRY_HEADER, *setting_headers(cells.shown), "status", "n"]
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
-        "means ± standard deviations over the completed runs only: over runs for memory and "
-        "times, over seeds for losses."
+        f"means ± half-widths of their {CONFIDENCE:.0%} t-intervals over the completed runs only: "
+        "over n runs for memory and times, over seeds for losses; (n=...) where that n differs.",
+        rule_of_bold(comparison, cells),
     ]
+    bold: set[tuple[int, int]] = set()
     for name, label, scale in _figures(comparison):
+        if f"{name}_best" in comparison:
+            rows = comparison[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
+            bold |= {(int(row), len(columns)) for row in rows}
         if name == "throughput_ratio":
             columns.append(_ratios(comparison))
             headers.append("throughput ratio")
-            definitions.append(_ratio_definition(comparison))
+            definitions.append(ratio_definition(comparison))
             continue
         columns.append(_spread_texts(comparison, name, scale))
         headers.append(f"{label} ({scale.unit})" if scale.unit else label)
         definitions.append(f"{label}: {SUMMARY[name]}.")
         if name == "mfu_pct":
-            definitions.append(_peaks(cells))
-    marks, footnotes = _footnotes(comparison)
+            definitions.append(peaks(cells))
+    marks, texts = footnotes(comparison, cells)
     return Grid(
         headers=headers,
         rows=[list(row) for row in zip(*columns, strict=True)],
         short_first="geometry",
         n_left=2 + len(cells.shown),
         marks=marks,
-        footnotes=footnotes,
+        footnotes=texts,
         notes=definitions,
+        bold=frozenset(bold),
     )
 
 
@@ -110,7 +123,7 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     columns += [table[name].fillna(MISSING) for name in settings]
     columns += [table[name].astype(str) for name in ("n_trajectories", "n_optimizer_steps")]
     columns += [table[name].map(lambda value: significant(value, 2)) for name in figures]
-    marks, footnotes = _lettered([[note] for note in table["note"]])
+    marks, footnotes = lettered([[note] for note in table["note"]])
     return Grid(
         headers=[
             GEOMETRY_HEADER,
@@ -142,7 +155,7 @@ def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
-    """Write a table as CSV (all columns), Markdown and LaTeX (what the grid shows).
+    """Write a table as CSV (everything), Markdown and LaTeX (what the grid shows, shortened).
 
     Parameters
     ----------
@@ -159,8 +172,8 @@ def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> lis
     """
     files = [folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")]
     table.to_csv(files[0], index=False)
-    files[1].write_text(to_markdown(grid), encoding="utf-8")
-    files[2].write_text(to_latex(grid), encoding="utf-8")
+    files[1].write_text(to_markdown(shorten(grid)), encoding="utf-8")
+    files[2].write_text(to_latex(shorten(grid)), encoding="utf-8")
     return files
 
 
@@ -190,28 +203,12 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
     return figures
 
 
-def _peaks(cells: Cells) -> str:
-    """Say what the peaks behind MFU are, and what is counted."""
-    known = cells.runs.dropna(subset=["peak_tflops", "peak_source"])
-    peaks = "; ".join(
-        "{} ({})".format(" to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))), source)
-        for source, low, high in known.groupby("peak_source")["peak_tflops"]
-        .agg(["min", "max"])
-        .itertuples()
-    )
-    return (
-        "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
-        "multiply-add, causal attention in full, recomputation not counted. Peak of a device in "
-        f"10^12 FLOP/s: {peaks}."
-    )
-
-
 def _spread_texts(comparison: pd.DataFrame, name: str, scale: Scale) -> list[str]:
     texts = []
     usual = comparison["n_completed"]
-    rows = zip(*(comparison[f"{name}_{part}"] for part in ("mean", "sd", "n")), usual, strict=True)
-    for mean, sd, n, expected in rows:
-        text = with_spread(mean * scale.factor, sd * scale.factor)
+    parts = (comparison[f"{name}_{part}"] for part in ("mean", "ci95", "n"))
+    for mean, half_width, n, expected in zip(*parts, usual, strict=True):
+        text = with_spread(mean * scale.factor, half_width * scale.factor)
         texts.append(f"{text} (n={n})" if 0 < n != expected else text)
     return texts
 
@@ -232,55 +229,3 @@ def _ratios(comparison: pd.DataFrame) -> list[str]:
         interval = "" if pd.isna(low) else f" [{low:.{places}f}, {high:.{places}f}]"
         texts.append(f"{ratio:.{places}f}{interval}")
     return texts
-
-
-def _ratio_definition(comparison: pd.DataFrame) -> str:
-    references = comparison["throughput_ratio_reference"].dropna().unique()
-    first = f", {references[0]}" if len(references) == 1 else " of the same settings"
-    return (
-        f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "
-        f"pairs of runs with the same seed, with its {CONFIDENCE:.0%} t-interval."
-    )
-
-
-def setting_headers(names: Sequence[str]) -> list[str]:
-    """Shorten the keys of settings, but for those that would then be the same."""
-    labels = [setting_label(name) for name in names]
-    repeated = Counter(labels)
-    return [
-        name if repeated[label] > 1 else label for name, label in zip(names, labels, strict=True)
-    ]
-
-
-def _footnotes(comparison: pd.DataFrame) -> tuple[list[list[str]], dict[str, str]]:
-    timed = comparison["step_time_s_n"].gt(0)
-    texts = []
-    names = ("reason", "timing_note", "not_invariant")
-    for reason, note, label, some in zip(*(comparison[n] for n in names), timed, strict=True):
-        what = "some times left out" if some else "no times"
-        texts.append(
-            [
-                reason,
-                None if pd.isna(note) else f"{what}: {note}",
-                None if pd.isna(label) else f"not decomposition-invariant: {label}",
-            ]
-        )
-    return _lettered(texts)
-
-
-def _lettered(texts: Sequence[Sequence[object]]) -> tuple[list[list[str]], dict[str, str]]:
-    """Give each distinct text a letter; missing ones have none."""
-    letters: dict[str, str] = {}
-    marks = []
-    for row in texts:
-        found = [text for text in row if isinstance(text, str)]
-        for text in found:
-            letters.setdefault(text, _letter(len(letters)))
-        marks.append(sorted((letters[text] for text in found), key=lambda mark: (len(mark), mark)))
-    return marks, {letter: text for text, letter in letters.items()}
-
-
-def _letter(index: int) -> str:
-    """Return a, b, ... z, aa, ab, ..."""
-    quotient, remainder = divmod(index, 26)
-    return (_letter(quotient - 1) if quotient else "") + chr(ord("a") + remainder)

@@ -30,6 +30,8 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape plan     show what a sweep would run, and run nothing
   batchscape status   how far the runs of a sweep are
   batchscape report   tables and figures of finished sweeps
+  batchscape analyze  the same statistics on a table of your own: curves, or steps to target
+  batchscape recommend  which geometry to use, why, and what a wrong choice costs
   batchscape sync     upload runs that Weights & Biases does not have yet
   batchscape doctor   what this machine has, what is missing, and how to repair it
 
@@ -163,12 +165,19 @@ def _plan(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="batchscape report",
-        description="Write tables and figures of one or more sweeps, and print the comparison.",
+        description="Write tables, figures and a page of one or more sweeps, and print what they say.",
         epilog="Example: batchscape report outputs/fixed_global_batch",
     )
     parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
     parser.add_argument(
         "--out", type=Path, help="where to write; default: DIR/report; needed for several DIRs"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="LOSS",
+        type=float,
+        nargs="+",
+        help="held-out losses to reach; default: chosen from what every global batch reached",
     )
     parsed = parser.parse_args(arguments)
     if parsed.out is None and len(parsed.dirs) > 1:
@@ -178,7 +187,113 @@ def _report(arguments: list[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     out = parsed.out or SweepFolder(parsed.dirs[0]).report
-    write_report(parsed.dirs, out).render(_console())
+    write_report(parsed.dirs, out, targets=parsed.target).render(_console())
+    return 0
+
+
+def _recommend(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape recommend",
+        description="Say which geometry to use after one or more sweeps, why, and what a wrong "
+        "choice would cost.",
+        epilog="Example: batchscape recommend outputs/fixed_global_batch --devices 2 --deadline 2h",
+    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_argument(
+        "--devices", metavar="N", type=int, help="devices there are; default: as many as measured"
+    )
+    parser.add_argument(
+        "--memory-gib",
+        metavar="M",
+        type=float,
+        help="memory of a device; default: that of the machine measured, where it is known",
+    )
+    parser.add_argument(
+        "--deadline", metavar="T", help="longest time to the target, as 30m, 2h or 90s"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="LOSS",
+        type=float,
+        help="held-out loss to reach; default: the lowest that all global batches reached",
+    )
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parsed = parser.parse_args(arguments)
+    from batchscape.analysis.decisions.duration import parse_duration
+    from batchscape.analysis.decisions.evidence import gather
+    from batchscape.analysis.decisions.recommend import Needs, recommend
+    from batchscape.analysis.decisions.show import as_json, show_recommendation
+
+    deadline_s = None if parsed.deadline is None else parse_duration(parsed.deadline)
+    needs = Needs(parsed.devices, parsed.memory_gib, deadline_s)
+    found = [recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)]
+    if parsed.json:
+        sys.stdout.write(as_json(found) + "\n")
+        return 0
+    for recommendation in found:
+        show_recommendation(_console(), recommendation)
+    return 0
+
+
+def _analyze(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape analyze",
+        description="Fit how optimizer steps trade against the global batch in a table of your "
+        "own: loss curves, or steps to a target loss, one row a measurement or run. Columns: "
+        "docs/analysis_tables.md.",
+        epilog="Example: batchscape analyze steps.csv --group model --reference-batch 256",
+    )
+    parser.add_argument("table", metavar="TABLE", type=Path, help=".csv, .tsv, .parquet or .jsonl")
+    parser.add_argument(
+        "--target",
+        metavar="LOSS",
+        type=float,
+        nargs="+",
+        help="losses to reach; default: chosen from curves, or all that the table has",
+    )
+    parser.add_argument(
+        "--group", metavar="COLUMN", nargs="+", default=[], help="columns that runs must agree in"
+    )
+    parser.add_argument(
+        "--column",
+        metavar="NAME=COLUMN",
+        type=_pair,
+        action="append",
+        default=[],
+        help="which column of the table is NAME, where that cannot be told",
+    )
+    parser.add_argument("--form", choices=("two_term", "free_exponent"), default="two_term")
+    parser.add_argument(
+        "--overhead",
+        metavar="SHARE",
+        type=float,
+        default=0.2,
+        help="samples above those at the reference batch that are accepted; default: 0.2",
+    )
+    parser.add_argument(
+        "--reference-batch",
+        metavar="SAMPLES",
+        type=float,
+        help="the batch that the overhead is counted from; default: the smallest of the fit",
+    )
+    parser.add_argument("--out", type=Path, help="folder for page, tables, figures and macros.tex")
+    parsed = parser.parse_args(arguments)
+    from batchscape.analysis.targets.analyze import analyze
+
+    analysis = analyze(
+        parsed.table,
+        targets=parsed.target,
+        form=parsed.form,
+        overhead=parsed.overhead,
+        reference_batch_size=parsed.reference_batch,
+        group=parsed.group,
+        columns=dict(parsed.column),
+    )
+    analysis.render(_console())
+    if parsed.out is None:
+        _console().print("\nFigures and files: add --out DIR")
+    else:
+        _console().print(f"\nPage: {analysis.write(parsed.out)[0]}", soft_wrap=True)
     return 0
 
 
@@ -269,6 +384,14 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if examination.is_fit else 1
 
 
+def _pair(text: str) -> tuple[str, str]:
+    """Read NAME=COLUMN; argparse turns the ValueError into its own message."""
+    name, equals, column = text.partition("=")
+    if not (name and equals and column):
+        raise ValueError
+    return name, column
+
+
 def _seconds(text: str) -> float:
     """Read a positive number; argparse turns the ValueError into its own message."""
     seconds = float(text)
@@ -283,6 +406,8 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "status": _status,
     "report": _report,
+    "analyze": _analyze,
+    "recommend": _recommend,
     "sync": _sync,
     "doctor": _doctor,
 }

@@ -97,6 +97,31 @@ def test_an_exchange_says_nothing_of_the_next_step(wall):
     assert [times.exchange_s for times in clock.read(2)] == [4.0, 0.0]
 
 
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_pause_belongs_to_no_part(wall, exchanges):
+    clock = CpuClock()
+    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    step(clock, wall, **known, exchanges=exchanges)
+    clock.begin()
+    wall.now += 1
+    clock.add_data(1)
+    wall.now += 1
+    if exchanges:
+        clock.exchange_begins()
+    wall.now += 1
+    clock.gradients_ready()
+    wall.now += 4
+    if exchanges:
+        clock.exchange_ends()
+    clock.pause()
+    wall.now += 50
+    clock.resume()
+    wall.now += 3
+    clock.end()
+    without, paused = clock.read(2)
+    assert paused == without
+
+
 def test_steps_are_read_oldest_first_and_once(wall):
     clock = CpuClock()
     known = {"data": 0, "hidden": 0, "exchange": 0, "optimizer": 0}

@@ -186,6 +186,7 @@ def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
         ["launcher.device=cpu"],
         ["checkpoint.every_s=1"],
         ["measure.warmup_optimizer_steps=2"],
+        ["measure.equivalence_margin=0.01"],
     ]
     assert {folder(plan(study, *more)) for more in same} == {"fixed_global_batch"}
     other = [

@@ -207,6 +207,8 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "memory": False,
             "noise_scale_every": 7,
             "peak_tflops": 3.0,
+            "equivalence_margin": 0.1,
+            "equivalence_margin_steps": 0.3,
         },
     ),
     Local: (

@@ -243,9 +243,23 @@ def test_load_joins_identity_geometry_and_figures(run, tmp_path):
     )
     assert row["optimizer_steps"] == 5
     assert row["planned_optimizer_steps"] == 20
-    assert row["optimizer.learning_rate"] == 3e-3
+    assert row["optimizer.learning_rate"] == row["learning_rate"] == 3e-3
     assert tables.steps["run_id"].unique().tolist() == [row["run_id"]]
     assert tables.damaged == {}
+
+
+def test_the_learning_rate_is_the_resolved_one_of_the_last_stage(run, tmp_path):
+    content = json.loads(run.config.read_text())
+    first = content["resolved"]["stages"][0]
+    last = json.loads(json.dumps(first)) | {"samples": 8}
+    last["optimizer"]["learning_rate"] = 0.25
+    content["resolved"]["stages"] = [first, last]
+    write_json(run.config, content)
+    seal(run, completed(), data_parallel_size=2)
+    row = load(tmp_path).runs.iloc[0]
+    assert row["learning_rate"] == 0.25
+    assert row["optimizer.learning_rate"] == 3e-3
+    assert row["ramp"] == "4→4"
 
 
 def test_a_rejected_cell_shows_what_was_asked_for(config_of, tmp_path):
@@ -263,6 +277,7 @@ def test_a_rejected_cell_shows_what_was_asked_for(config_of, tmp_path):
     assert row["reason"] == "32 % 24 = 8"
     assert (row["global_batch_size"], row["micro_batch_size"]) == (32, 24)
     assert pd.isna(row["gradient_accumulation_steps"])
+    assert pd.isna(row["learning_rate"])
 
 
 @pytest.mark.parametrize("name", ["steps.parquet", "status.json", "config.json"])

@@ -81,6 +81,12 @@ class Measure:
     peak_tflops: Positive | None = None
     """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, or on a CPU
     what a large matrix product attains. Finished runs keep theirs. Scope: display."""
+    equivalence_margin: Positive = 0.005
+    """Largest difference of the final loss, in nats, within which decompositions count as
+    equivalent. Finished runs keep theirs. Scope: display."""
+    equivalence_margin_steps: Positive = 0.02
+    """The same for the logarithm of the steps to a target, where 0.02 is 2 %. Finished runs keep
+    theirs. Scope: display."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -30,6 +30,10 @@ class Engine(Protocol):
     the last local gradient, and of the end of the exchange; a rank that trains alone only tells
     of the gradient."""
 
+    gradients_are_whole: bool
+    """Whether every rank holds the whole gradient of the global batch in its parameters' `grad`,
+    between the last micro-step and the optimizer step; not so where gradients are sharded."""
+
     skipped: Tensor | None
     """Whether the last optimizer step left the parameters alone, because a gradient overflowed:
     a scalar on the device, the same on every rank. None where that cannot happen."""

@@ -65,6 +65,7 @@ class DdpEngine:
     ) -> None:
         self.module = module
         self.exchanged_bytes = 0
+        self.gradients_are_whole = True
         self.marks: StepMarks = NoMarks()
         self.skipped: Tensor | None = None
         device = next(module.parameters()).device

@@ -58,6 +58,12 @@ class StepClock(StepMarks, Protocol):
     def add_data(self, seconds: float) -> None:
         """Count host time spent on samples in this step."""
 
+    def pause(self) -> None:
+        """Stop the time of this step, after the exchange and once at most."""
+
+    def resume(self) -> None:
+        """Let it go on."""
+
     def end(self) -> None:
         """End the step."""
 
@@ -83,7 +89,7 @@ class CpuClock:
 
     def __init__(self) -> None:
         self._steps: list[StepTimes] = []
-        self._data_s = self._begin = self._ready = 0.0
+        self._data_s = self._begin = self._ready = self._paused = 0.0
         self._exchange: tuple[float, float] | None = None
 
     def begin(self) -> None:
@@ -109,6 +115,18 @@ class CpuClock:
         """Mark that the gradients of all ranks are there."""
         if self._exchange is not None:
             self._exchange = (self._exchange[0], time.perf_counter())
+
+    def pause(self) -> None:
+        """Stop the time of this step, after the exchange and once at most."""
+        self._paused = time.perf_counter()
+
+    def resume(self) -> None:
+        """Let it go on: what came before moves on by as much as the pause took."""
+        elapsed = time.perf_counter() - self._paused
+        self._begin += elapsed
+        self._ready += elapsed
+        if self._exchange is not None:
+            self._exchange = (self._exchange[0] + elapsed, self._exchange[1] + elapsed)
 
     def end(self) -> None:
         """End the step."""
@@ -166,6 +184,14 @@ class CudaClock:
         """Mark that the gradients of all ranks are there."""
         self._mark("exchanged")
 
+    def pause(self) -> None:
+        """Stop the time of this step, after the exchange and once at most."""
+        self._mark("pause")
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._mark("resume")
+
     def end(self) -> None:
         """End the step."""
         self._mark("end")
@@ -186,12 +212,13 @@ def _cuda_times(events: dict[str, torch.cuda.Event], data_s: float) -> StepTimes
     begin, ready, end = events["begin"], events["ready"], events["end"]
     end.synchronize()
     exchanged = events.get("exchanged", ready)
+    paused_s = _seconds(events["pause"], events["resume"]) if "pause" in events else 0.0
     return StepTimes(
-        step_time_s=_seconds(begin, end),
+        step_time_s=_seconds(begin, end) - paused_s,
         data_s=data_s,
         forward_backward_s=_seconds(begin, ready),
         exchange_s=_seconds(ready, exchanged),
-        optimizer_s=_seconds(exchanged, end),
+        optimizer_s=_seconds(exchanged, end) - paused_s,
         exchange_span_s=_seconds(events.get("first", exchanged), exchanged),
     )
 

@@ -7,6 +7,7 @@
         status.json          how it stands: status, reason, attempts, summary, seal (RunStatus)
         environment.json     where it ran: versions, revision, hardware, threads
         launch.json          how its processes were started: devices, threads, concurrency
+        gradient_sketch.npy  sketch of the first optimizer step's gradient, to measure distances by
         steps.jsonl          one row an optimizer step     -> steps.parquet when sealed
         evals.jsonl          one row an evaluation         -> evals.parquet
         ranks.jsonl          one row a rank and attempt    -> ranks.parquet
@@ -70,6 +71,11 @@ class RunFolder:
     def mirror(self) -> Path:
         """What was mirrored to Weights & Biases."""
         return self.path / "wandb.json"
+
+    @property
+    def gradient_sketch(self) -> Path:
+        """Sketch of the gradient of the first optimizer step."""
+        return self.path / "gradient_sketch.npy"
 
     def lines(self, table: str) -> Path:
         """Rows of a table while the run is open."""

@@ -17,11 +17,13 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
 from batchscape.errors import BatchscapeError, CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
+from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.models.undisturbed import undisturbed
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
+from batchscape.record.gradient_sketch import write_sketch
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
@@ -306,6 +308,7 @@ class Training:
         self._clock.begin()
         loss_sum, targets, noise = self._accumulate_and_sample(k)
         if k == 0:
+            self._sketch_gradient()
             self._phase("first_optimizer_step")
         norm = self._engine.optimizer_step(optimizer, factor)
         if self._average is not None:
@@ -325,6 +328,21 @@ class Training:
             skipped=self._engine.skipped,
             noise=noise,
         )
+
+    def _sketch_gradient(self) -> None:
+        """Keep a sketch of the first gradient, outside of the step's time and memory.
+
+        Every rank makes it, so that none waits for another in the next step.
+        """
+        if not self._engine.gradients_are_whole:
+            return
+        self._phase(OUTSIDE)
+        self._clock.pause()
+        trained = (p for p in self._engine.module.parameters() if p.requires_grad)
+        sketch = gradient_sketch(trained, self._engine.gradient_scale)
+        if self._rank == 0:
+            write_sketch(self._folder, sketch.numpy())
+        self._clock.resume()
 
     def _accumulate_and_sample(self, k: int) -> tuple[Tensor, int, NoiseSample | None]:
         """Do what `_accumulate` does, and sample the noise where it is the turn of the step."""

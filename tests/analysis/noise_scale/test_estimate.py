@@ -14,12 +14,14 @@ from scipy import stats
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.noise_scale.estimate import (
     NOT_IDENTIFIED,
+    _interval,
+    _Units,
     cell_noise_scales,
     fieller_interval,
     noise_scale_curves,
     run_noise_scales,
 )
-from batchscape.record.noise_scale import estimate
+from batchscape.record.noise_scale import estimate, noise_samples
 
 SMALL, BIG = 8, 32
 LENGTH = 64
@@ -229,21 +231,68 @@ def test_seeds_that_differ_widen_the_interval_of_their_cell(sweep):
     assert many["high"] / max(many["low"], 1e-9) > 10
 
 
-def test_curves_follow_a_scale_that_grows(sweep):
+def test_curves_are_debiased_moving_averages(sweep):
+    """Each point against the recursion with its correction, as training frameworks write it."""
     growth = np.repeat([1.0, 2.0, 4.0, 8.0], 10)
     cells, steps = sweep(lambda run: trajectory_rows(run, noise=150 * growth))
     curves = noise_scale_curves(cells, steps)
     assert curves.groupby("cell").size().unique().tolist() == [4]
-    for _, curve in curves.groupby("cell"):
-        # Means of ten sampled steps, each the fifth of five: 5, 10 ... 50 times the batch.
-        assert curve["samples"].tolist() == [27.5 * BIG + k * 50 * BIG for k in range(4)]
+    for cell, curve in curves.groupby("cell"):
+        # Forty sampled steps, each the fifth of five, ten a half-life.
+        assert curve["samples"].tolist() == [50 * k * BIG for k in range(1, 5)]
+        assert curve["half_life_samples"].eq(50 * BIG).all()
         assert (curve["tokens"] == LENGTH * curve["samples"]).all()
-        truth = 15 * growth[::10]
-        assert ((curve["low"] < truth) & (truth < curve["high"])).all()
+        runs = cells.runs[cells.runs["cell"].eq(cell) & cells.runs["status"].eq("completed")]
+        means = []
+        for run_id in runs.drop_duplicates("trajectory_id")["run_id"]:
+            rows = steps[steps["run_id"].eq(run_id) & steps["small_batch_size"].notna()]
+            small, big = rows["small_gradient_square"], rows["gradient_norm"] ** 2
+            parts = np.column_stack(
+                [
+                    (small - big) / (1 / SMALL - 1 / BIG),
+                    (BIG * big - SMALL * small) / (BIG - SMALL),
+                ]
+            )
+            decay, average, points = 0.5 ** (1 / 10), np.zeros(2), []
+            for k, part in enumerate(parts, start=1):
+                average = decay * average + (1 - decay) * part
+                if k % 10 == 0:
+                    points.append(average / (1 - decay**k))
+            means.append(points)
+        expected = np.mean(means, axis=0)
+        assert curve["estimate"].to_numpy() == pytest.approx(expected[:, 0] / expected[:, 1])
         assert curve["estimate"].is_monotonic_increasing
 
 
-def test_windows_that_a_run_did_not_reach_are_left_out(sweep):
+@pytest.mark.parametrize("drift", [0.0, 3.0])
+def test_coverage_of_a_moving_average(drift):
+    """The truth is the ratio of the same averages of what the steps were drawn from."""
+    draws, n = 400, 40
+    signal = 30 * np.exp(-drift * np.arange(n) / n)
+    rng = np.random.default_rng(8)
+    weights = 0.5 ** (np.arange(n - 1, -1, -1) / 10)
+    truth = 300 / np.average(signal, weights=weights)
+    drawn = sampled(rng, n * draws, 300.0, np.tile(signal, draws), every=1)
+    covered = 0
+    for rows in np.split(noise_samples(drawn)[["noise", "signal"]].to_numpy(), draws):
+        low, high = _interval(_Units(rows, weights))
+        covered += low <= truth <= high
+    assert stats.binom.ppf(0.001, draws, 0.945) <= covered <= stats.binom.ppf(0.999, draws, 0.955)
+
+
+def test_degrees_of_freedom_of_weighted_differences():
+    """A chi-square with these degrees has the spread of the estimate of the variance."""
+    n = 30
+    squares = (0.5 ** (np.arange(n) / 5)) ** 2
+    counts = (squares[1:] + squares[:-1]) / 2
+    changes = np.diff(np.random.default_rng(0).normal(size=(400_000, n)), axis=1)
+    variances = (changes**2 @ counts) / (2 * counts.sum())
+    degrees = 2 * counts.sum() ** 2 / (2 * counts @ counts + counts[1:] @ counts[:-1])
+    assert variances.mean() == pytest.approx(1, abs=0.005)
+    assert 2 / variances.var() == pytest.approx(degrees, rel=0.02)
+
+
+def test_points_that_a_run_did_not_reach_are_left_out(sweep):
     """Else the curve would jump to what the others have."""
     sizes = {0: 40, 1: 20, 2: 40}
     cells, steps = sweep(lambda run: trajectory_rows(run, n=sizes.get(run.seed, 40)))

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,10 +10,10 @@ from rich.console import Console
 
 from batchscape.analysis.report.grids import (
     Grid,
-    escape_latex,
     escape_markdown,
+    lettered,
+    shorten,
     show,
-    to_latex,
     to_markdown,
 )
 
@@ -29,12 +26,14 @@ GRID = Grid(
     marks=[[], ["a", "b"]],
     footnotes={"a": NASTY, "b": "[bold] reason"},
     notes=["loss: a_definition"],
+    bold={(0, 2)},
 )
 
 
 def test_markdown_is_a_table_with_footnotes() -> None:
     lines = to_markdown(GRID).splitlines()
     assert lines[1] == "| :--- | :--- | ---: |"
+    assert lines[2] == r"| \[1x2\] | completed | **1.0 ± 0.1** |"
     assert lines[3].startswith("| \\*4 | rejected <sup>a,b</sup> |")
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines[:4])
     assert lines[-1].rstrip() == "loss: a\\_definition"
@@ -45,48 +44,6 @@ def test_markdown_never_breaks_a_row(text: str) -> None:
     escaped = escape_markdown(text)
     assert "\n" not in escaped
     assert not re.search(r"(?<!\\)(\\\\)*\|", escaped)
-
-
-@given(st.text())
-def test_latex_leaves_nothing_active_and_nothing_outside_ascii(text: str) -> None:
-    escaped = escape_latex(text)
-    assert escaped.isascii()
-    assert escaped.isprintable()
-    # What is left without a backslash is text, a group, or one of our own math formulas.
-    bare = re.sub(r"\\[a-zA-Z]+|\\[{}$&#%_]|\$[^$]*\$", "", escaped)
-    assert not set("\\$&#%_~^") & set(bare)
-    groups = re.sub(r"\\[{}]", "", escaped)
-    assert groups.count("{") == groups.count("}")
-
-
-def test_latex_keeps_every_character() -> None:
-    assert escape_latex("10⁻¹² of 漢") == "10$^{-12}$ of {[}U+6F22{]}"
-    assert escape_latex("a_b  c\n--d") == r"a\_b c {-}{-}d"
-
-
-def test_latex_is_a_booktabs_tabular() -> None:
-    text = to_latex(GRID)
-    body = text[text.index(r"\begin{tabular}") : text.index(r"\end{tabular}")]
-    assert r"{@{}llr@{}}" in body
-    assert [body.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1] * 3
-    rows = [line for line in body.splitlines() if line.endswith(r"\\")]
-    assert [row.split(" & ")[0] for row in rows[:2]] == ["devices and", "so on ="]
-    assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
-    # A row end takes a following bracket or star for its argument.
-    assert not any(row.startswith(("[", "*")) for row in rows)
-
-
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
-def test_latex_compiles(tmp_path: Path) -> None:
-    (tmp_path / "table.tex").write_text(to_latex(GRID), encoding="utf-8")
-    document = (
-        r"\documentclass{article}\usepackage{booktabs}\begin{document}"
-        r"\input{table}\end{document}"
-    )
-    (tmp_path / "page.tex").write_text(document, encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])
@@ -105,3 +62,40 @@ def test_the_terminal_says_how_many_rows_it_leaves_out() -> None:
     show(Console(file=file, width=80), many, "Title", max_rows=10)
     assert "... and 20 more rows" in file.getvalue()
     assert "11" not in file.getvalue()
+
+
+def test_the_terminal_sets_the_best_in_bold() -> None:
+    file = StringIO()
+    console = Console(file=file, width=80, force_terminal=True, color_system="standard")
+    show(console, GRID, "Title")
+    assert re.search(r"\x1b\[1m *1\.0 ±0\.1", file.getvalue())
+    assert not re.search(r"\x1b\[1m *completed", file.getvalue())
+
+
+def test_a_long_table_is_shortened_and_says_so() -> None:
+    n = 3000
+    grid = Grid(
+        headers=["cell", "loss"],
+        rows=[[f"cell {i}", str(i)] for i in range(n)],
+        marks=[[f"m{i}"] if i % 2 else [] for i in range(n)],
+        footnotes={f"m{i}": f"reason {i}" for i in range(1, n, 2)},
+        notes=["a definition"],
+        bold={(5, 1), (2999, 1)},
+    )
+    short = shorten(grid, 10)
+    assert [row[0] for row in short.rows] == [*(f"cell {i}" for i in range(9)), "cell 2999"]
+    assert {short.rows[row][column] for row, column in short.bold} == {"5", "2999"}
+    assert short.footnotes == {f"m{i}": f"reason {i}" for i in (1, 3, 5, 7, 2999)}
+    assert short.marks[-1] == ["m2999"]
+    assert short.notes[0].startswith("10 of 3000 rows are shown")
+    assert "CSV" in short.notes[0]
+    assert short.notes[1] == "a definition"
+    assert len(to_markdown(shorten(grid))) < 5000
+    assert shorten(GRID) is GRID
+
+
+def test_equal_texts_share_a_letter() -> None:
+    marks, footnotes = lettered([["x", None], [float("nan")], ["y", "x"]])
+    assert marks == [["a"], [], ["a", "b"]]
+    assert footnotes == {"a": "x", "b": "y"}
+    assert list(lettered([[str(i)] for i in range(28)])[1])[-2:] == ["aa", "ab"]

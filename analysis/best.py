@@ -1,0 +1,214 @@
+"""Which cell is best in a figure, where the data tell it from every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.special import stdtr
+
+from batchscape.analysis.cells import SEEDS, Cells
+
+__all__ = ["BEST", "SIGNIFICANCE", "Contest", "holm", "mark_best", "p_of_best"]
+
+SIGNIFICANCE = 0.05
+"""A best is marked where its adjusted p value lies below."""
+
+_TIE = 1e-6
+"""Relative differences below count as none: rounding moves losses by less, and no reader cares."""
+_SAME_TASK = ("model.", "data.", "evaluation.")
+
+Floats = npt.NDArray[np.float64]
+
+
+class Contest(NamedTuple):
+    """A figure in which cells are compared for the best."""
+
+    name: str
+    better: Literal["lower", "higher"]
+    kind: Literal["loss", "memory", "time"]
+
+
+BEST = (
+    Contest("peak_allocated_gib", "lower", "memory"),
+    Contest("step_time_s", "lower", "time"),
+    Contest("tokens_per_s", "higher", "time"),
+    Contest("samples_per_s", "higher", "time"),
+    Contest("mfu_pct", "higher", "time"),
+    Contest("energy_j_per_token", "lower", "time"),
+    Contest("final_loss", "lower", "loss"),
+    Contest("final_eval_loss", "lower", "loss"),
+    Contest("final_eval_accuracy", "higher", "loss"),
+)
+"""Figures that have a best. Samples a second only count where there are no tokens a second: the
+same comparison twice would only cost power."""
+
+
+def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
+    """Find the cells that are best in a figure, and told from every other one.
+
+    Cells are compared within one context: equal model, data, hardware and other settings that do
+    not follow from the global batch. Step times are compared at one global batch size, losses
+    after equal samples; decompositions of one global batch are one candidate for a loss, for they
+    share their trajectories. Runs are paired by seed, times and memory by timing repeat too. A
+    candidate with a run that ended without completing is never marked, and neither is a worse one
+    in its stead.
+
+    Parameters
+    ----------
+    cells : Cells
+    figures : DataFrame
+        As `comparison.valid_figures` returns it: rows are completed runs, indexed as `cells.runs`.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by `cell`, for each figure of `BEST`: `_best` (bool: marked) and `_best_p` (float:
+        largest p value of the best against the others, adjusted by Holm's method; missing for
+        other cells). `best_comparisons` counts the p values adjusted together, in every row.
+    """
+    found: list[tuple[str, list[int], float, bool]] = []
+    for contest in BEST:
+        entries = _entries(cells, figures, contest)
+        found += [(contest.name, *outcome) for outcome in _outcomes(entries, contest)]
+    adjusted = holm(np.array([p for *_, p, _ in found]))
+    p_values: dict[str, dict[int, float]] = {contest.name: {} for contest in BEST}
+    marked: dict[str, set[int]] = {contest.name: set() for contest in BEST}
+    for (name, members, _, whole), p in zip(found, adjusted, strict=True):
+        p_values[name].update(dict.fromkeys(members, float(p)))
+        if whole and p < SIGNIFICANCE:
+            marked[name].update(members)
+    index = cells.table.index
+    columns: dict[str, Any] = {}
+    for name, known in p_values.items():
+        columns[f"{name}_best"] = index.isin(marked[name])
+        columns[f"{name}_best_p"] = pd.Series(known, index=index, dtype=float)
+    return pd.DataFrame(columns, index=index).assign(best_comparisons=len(found))
+
+
+def p_of_best(values: Floats, best: int) -> float:
+    """Test one candidate against each other one, by differences of paired values.
+
+    Parameters
+    ----------
+    values : array of float, shape (pairs, candidates)
+        Lower is better; NaN where a candidate lacks a pair.
+    best : int
+        Column of the candidate.
+
+    Returns
+    -------
+    float
+        The largest two-sided p value of the paired t-tests; 1 where another candidate is not
+        worse on average; NaN where one shares fewer than two pairs with it.
+    """
+    others = np.delete(values, best, axis=1)
+    differences = others - values[:, [best]]
+    counts = np.isfinite(differences).sum(axis=0)
+    if not counts.size or counts.min() < 2:
+        return float("nan")
+    mean = np.nanmean(differences, axis=0)
+    sd = np.nanstd(differences, axis=0, ddof=1)
+    scale = np.nanmax(np.abs(values))
+    if (mean <= _TIE * scale).any():
+        return 1.0
+    # Memory of equal runs has no spread at all: any difference then is certain.
+    with np.errstate(divide="ignore"):
+        t = mean / (sd / np.sqrt(counts))
+    return float(np.max(2 * stdtr(counts - 1, -t)))
+
+
+def holm(p_values: Floats) -> Floats:
+    """Adjust p values for their number, so that they bound the family-wise error.
+
+    Parameters
+    ----------
+    p_values : array of float, shape (n,)
+
+    Returns
+    -------
+    array of float, shape (n,)
+        Source: Holm (1979), "A simple sequentially rejective multiple test procedure".
+    """
+    order = np.argsort(p_values, kind="stable")
+    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1))
+    adjusted = np.empty_like(stepped)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted
+
+
+def _entries(cells: Cells, figures: pd.DataFrame, contest: Contest) -> pd.DataFrame:
+    """One row a run that was launched: its contest, candidate, pair and value (lower is better)."""
+    runs = cells.runs[cells.runs["status"].ne("rejected")]
+    value = figures[contest.name]
+    same = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
+    keys: dict[str, Any] = {name: runs["cell"].map(cells.table[name]) for name in same}
+    pair = [name for name in SEEDS if name in runs]
+    candidate = runs["cell"]
+    if contest.kind == "loss":
+        of_cell = cells.table.groupby(
+            ["global_batch_size", *cells.settings], dropna=False, sort=False
+        ).ngroup()
+        candidate = candidate.map(of_cell)
+        stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+        value = value.mask(stopped)
+        seen = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
+        keys["samples"] = seen.groupby(candidate).transform("max")
+    elif "timing_repeat" in runs:
+        pair.append("timing_repeat")
+    if contest.name == "step_time_s":
+        keys["global_batch_size"] = runs["global_batch_size"]
+    if contest.name == "samples_per_s":
+        value = value.where(figures["tokens_per_s"].isna())
+    # Running out of memory says nothing about a loss, which other decompositions have too.
+    fine = ["completed", "oom"] if contest.kind == "loss" else ["completed"]
+    return pd.DataFrame(
+        {
+            "contest": _numbered(pd.DataFrame(keys, index=runs.index)),
+            "candidate": candidate,
+            "pair": _numbered(runs[pair]),
+            "cell": runs["cell"],
+            "value": (1.0 if contest.better == "lower" else -1.0) * value.reindex(runs.index),
+            "whole": runs["status"].isin(fine),
+        }
+    )
+
+
+def _numbered(keys: pd.DataFrame) -> pd.Series[int]:
+    """Number the rows that agree in all columns."""
+    if keys.columns.empty:
+        return pd.Series(0, index=keys.index)
+    return keys.groupby(list(keys.columns), dropna=False).ngroup()
+
+
+def _outcomes(entries: pd.DataFrame, contest: Contest) -> Iterator[tuple[list[int], float, bool]]:
+    """Cells of the best candidate of each contest, its p value, and whether all runs completed."""
+    measured = entries.dropna(subset="value")
+    rivals = measured.groupby("contest")["candidate"].transform("nunique")
+    measured = measured[rivals.gt(1)]
+    paired = measured.groupby(["contest", "candidate", "pair"], as_index=False)[["value"]].mean()
+    # Means as the table shows them: over seeds for a loss, over runs for the others.
+    shown = paired if contest.kind == "loss" else measured
+    means = shown.groupby(["contest", "candidate"])["value"].mean()
+    whole = entries.groupby("candidate")["whole"].all().to_dict()
+    members = measured.groupby("candidate")["cell"].unique().to_dict()
+    if paired.empty:
+        return
+    keys = pd.MultiIndex.from_frame(paired[["contest", "candidate"]])
+    paired["mean"] = means.reindex(keys).to_numpy()
+    # Thousands of small contests: slices of plain arrays are many times faster than groups.
+    columns = [paired[name].to_numpy() for name in ("candidate", "pair", "value", "mean")]
+    starts = np.flatnonzero(np.diff(paired["contest"].to_numpy(), prepend=-1))
+    for rows in np.split(np.arange(len(paired)), starts[1:]):
+        candidates, pairs, value, mean = (column[rows] for column in columns)
+        names, column = np.unique(candidates, return_inverse=True)
+        _, row = np.unique(pairs, return_inverse=True)
+        values = np.full((row.max() + 1, len(names)), np.nan)
+        values[row, column] = value
+        winner = candidates[mean.argmin()]
+        p = p_of_best(values, int(np.searchsorted(names, winner)))
+        if not np.isnan(p):
+            yield sorted(members[winner].tolist()), p, whole[winner]

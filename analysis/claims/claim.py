@@ -1,0 +1,168 @@
+"""A claim: what is said, what would show it, and the rule that decides, fixed beforehand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from batchscape.analysis.claims.contrasts import OPEN, Answer, Contrast, effect, run_ids_of
+from batchscape.analysis.claims.evidence import Context, Evidence, View
+from batchscape.analysis.estimates import Estimate
+
+__all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing"]
+
+ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is no interval"
+"""Why a difference that was seen decides nothing."""
+
+_SEEDS = 10
+"""Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
+_MOST_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the runs of one context say about a claim."""
+
+    answer: Answer
+    effect: Estimate
+    run_ids: tuple[str, ...]
+    """Runs behind it, sorted."""
+    explanation: str
+    """Why this is the answer: sentences of plain text."""
+    contrasts: tuple[Contrast, ...] = ()
+    """Every difference that was looked at."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim judged in one context."""
+
+    claim: Claim
+    verdict: Answer
+    effect: Estimate
+    context: str
+    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
+    context has anything to say."""
+    run_ids: tuple[str, ...]
+    explanation: str
+    settle: str | None
+    """The command that would settle it; None where it is settled."""
+    contrasts: tuple[Contrast, ...] = ()
+
+    @property
+    def n_runs(self) -> int:
+        """Runs behind the verdict."""
+        return len(self.run_ids)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the list of claims, as a test."""
+
+    id: str
+    statement: str
+    source: str
+    needs: str
+    """Which runs it needs."""
+    effect: str
+    """What its effect size is."""
+    rule: str
+    """What supports it, and what contradicts it."""
+    settle: str
+    """Command of the sweep that would settle it."""
+    view: View
+    """Which settings tell contexts apart."""
+    decide: Callable[[Context], Finding | None]
+    """The rule. None: the context has none of the runs that it needs."""
+
+    def judge(self, evidence: Evidence) -> list[Verdict]:
+        """Judge the claim in every context that has something to say about it.
+
+        Parameters
+        ----------
+        evidence : Evidence
+
+        Returns
+        -------
+        list of Verdict
+            One a context, in order of the contexts; a single "not identified" where there is none.
+            Runs of different hardware, precision or model are never pooled.
+        """
+        judged = [(c.label, self.decide(c)) for c in evidence.contexts(self.view)]
+        verdicts = [self._verdict(label, finding) for label, finding in judged if finding]
+        if verdicts:
+            return verdicts
+        missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
+        return [self._verdict("", missing)]
+
+    def _settling(self, finding: Finding) -> str:
+        """Return the command, with more seeds where those that there are leave it open."""
+        n = finding.effect.n
+        if n < 2:
+            return self.settle
+        seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
+        return f"{self.settle} seed={','.join(map(str, seeds))}"
+
+    def _verdict(self, context: str, finding: Finding) -> Verdict:
+        return Verdict(
+            self,
+            finding.answer,
+            finding.effect,
+            context,
+            finding.run_ids,
+            finding.explanation,
+            self._settling(finding) if finding.answer == OPEN else None,
+            finding.contrasts,
+        )
+
+
+def found(
+    answer: Answer,
+    deciding: Contrast,
+    contrasts: Sequence[Contrast],
+    explanation: str,
+    definition: str,
+    *,
+    ratio: bool,
+    unit: str = "",
+    note: str | None = None,
+) -> Finding:
+    """Return the finding that some contrasts lead to.
+
+    Parameters
+    ----------
+    answer : str
+    deciding : Contrast
+        The one whose size is reported.
+    contrasts : sequence of Contrast
+        All that were looked at.
+    explanation : str
+    definition, ratio, unit, note
+        As for `contrasts.effect`.
+    """
+    estimate = effect(deciding, definition, ratio=ratio, unit=unit, note=note)
+    return Finding(answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts))
+
+
+def nothing(
+    reason: str, definition: str, run_ids: Iterable[str] = (), contrasts: Sequence[Contrast] = ()
+) -> Finding:
+    """Return the finding of runs that say nothing, with the reason.
+
+    Parameters
+    ----------
+    reason : str
+        Why, as half a sentence.
+    definition : str
+        What the effect would have been.
+    run_ids : iterable of str
+        Runs that were looked at.
+    contrasts : sequence of Contrast
+        Differences that were found, without an interval.
+    """
+    missing = math.nan
+    note = f"not identified: {reason}"
+    estimate = Estimate(missing, missing, missing, 0, "", "none", definition, note)
+    ids = tuple(sorted(set(run_ids)))
+    return Finding(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))

@@ -1,0 +1,249 @@
+"""Paired differences between cells, and what several of them decide together.
+
+Every rule of a claim is one of three questions, with the threshold fixed in advance:
+
+* are *all* differences above a threshold (an intersection-union test, Berger 1982: no correction
+  is needed for "all"; that one of them is below is tested at the level over their number);
+* are *all* within a margin (TOST, Schuirmann 1987: the 90 % interval lies inside; that one is
+  outside is tested at the level over their number);
+* is *any* above a threshold (tested at the level over their number; that none is needs no
+  correction).
+
+"Not significant" never decides anything: what neither interval settles is not identified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.numbers import significant
+
+__all__ = [
+    "CONTRADICTED",
+    "OPEN",
+    "SUPPORTED",
+    "Answer",
+    "Contrast",
+    "Decision",
+    "all_above",
+    "all_within",
+    "any_above",
+    "both",
+    "effect",
+    "pair",
+    "run_ids_of",
+    "said",
+]
+
+Answer = Literal["supported", "contradicted", "not identified"]
+SUPPORTED: Answer = "supported"
+CONTRADICTED: Answer = "contradicted"
+OPEN: Answer = "not identified"
+
+_TOST_LEVEL = 0.90
+"""Level of the interval that has to lie inside a margin: 1 - 2 alpha, at alpha = 5 %."""
+
+_WORDS = {
+    "micro_batch_size": "micro",
+    "gradient_accumulation_steps": "accumulation",
+    "data_parallel_size": "devices",
+    "global_batch_size": "global batch",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A difference between two cells, once for each pair of runs."""
+
+    name: str
+    """What is compared with what, as in "accumulation 4 against 1 (micro 8, devices 1)"."""
+    values: NDArray[np.float64]
+    """One difference a pair, shape (n,)."""
+    run_ids: tuple[str, ...]
+    bounds_below: bool = False
+    """Whether some values are lower bounds of the differences, as where a run was censored."""
+
+    @property
+    def mean(self) -> float:
+        """Mean difference."""
+        return float(self.values.mean())
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the t-interval of the mean difference; NaN for fewer than two pairs."""
+        n = len(self.values)
+        if n < 2:
+            return np.nan, np.nan
+        quantile = stats.t.ppf((1 + level) / 2, n - 1)
+        half = float(quantile * self.values.std(ddof=1) / np.sqrt(n))
+        return self.mean - half, np.inf if self.bounds_below else self.mean + half
+
+
+class Decision(NamedTuple):
+    """What some contrasts say, and the one that says it."""
+
+    answer: Answer
+    deciding: Contrast
+
+
+def pair(
+    figures: pd.DataFrame,
+    value: str,
+    axis: str,
+    fixed: Sequence[str],
+    *,
+    only_ends: bool = False,
+    only_doubled: bool = False,
+) -> list[Contrast]:
+    """Compare every level of one factor with its lowest, all else equal, run by run.
+
+    Parameters
+    ----------
+    figures : DataFrame
+        `block` (runs of equal block are a pair), `run_id`, `value`, `axis` and `fixed`.
+    value : str
+        Column to take differences of; a logarithm where ratios are meant.
+    axis : str
+        The factor that varies.
+    fixed : sequence of str
+        Columns that are equal within a comparison.
+    only_ends : bool
+        Compare the highest level alone.
+    only_doubled : bool
+        Leave out groups whose lowest level is not 1.
+
+    Returns
+    -------
+    list of Contrast
+        In the order of `fixed` and of the levels. Empty where the factor does not vary.
+    """
+    known = figures[np.isfinite(figures[value].to_numpy(dtype=float))]
+    known = known.sort_values(["block", "run_id"], kind="stable")
+    contrasts = []
+    for key, own in known.groupby(list(fixed), sort=True):
+        wide = own.groupby(["block", axis])[value].mean().unstack(axis)
+        levels = sorted(wide.columns)
+        if len(levels) < 2 or (only_doubled and levels[0] != 1):
+            continue
+        where = ", ".join(f"{_word(n)} {v}" for n, v in zip(fixed, key, strict=True))
+        for level in levels[-1:] if only_ends else levels[1:]:
+            differences = (wide[level] - wide[levels[0]]).dropna()
+            if differences.empty:
+                continue
+            used = own[own["block"].isin(differences.index) & own[axis].isin([level, levels[0]])]
+            contrasts.append(
+                Contrast(
+                    f"{_word(axis)} {level} against {levels[0]} ({where})",
+                    differences.to_numpy(dtype=np.float64),
+                    tuple(sorted(set(used["run_id"]))),
+                )
+            )
+    return contrasts
+
+
+def all_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | None:
+    """Decide whether every difference is above a threshold; None without two pairs anywhere."""
+    usable = _usable(contrasts)
+    if not usable:
+        return None
+    lows = [contrast.interval(LEVEL)[0] for contrast in usable]
+    highs = [contrast.interval(_shared(len(usable)))[1] for contrast in usable]
+    answer = OPEN
+    if min(lows) > threshold:
+        answer = SUPPORTED
+    elif min(highs) < threshold:
+        return Decision(CONTRADICTED, usable[int(np.argmin(highs))])
+    return Decision(answer, usable[int(np.argmin(lows))])
+
+
+def all_within(contrasts: Sequence[Contrast], margin: float) -> Decision | None:
+    """Decide whether every difference is within a margin; None without two pairs anywhere."""
+    usable = _usable(contrasts)
+    if not usable:
+        return None
+    ends = [contrast.interval(_TOST_LEVEL) for contrast in usable]
+    reach = [max(-low, high) for low, high in ends]
+    answer = SUPPORTED if max(reach) < margin else OPEN
+    wide = [contrast.interval(_shared(len(usable))) for contrast in usable]
+    beyond = [max(low - margin, -margin - high) for low, high in wide]
+    if max(beyond) > 0:
+        return Decision(CONTRADICTED, usable[int(np.argmax(beyond))])
+    return Decision(answer, usable[int(np.argmax(reach))])
+
+
+def any_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | None:
+    """Decide whether some difference is above a threshold; None without two pairs anywhere."""
+    usable = _usable(contrasts)
+    if not usable:
+        return None
+    lows = [contrast.interval(_shared(len(usable)))[0] for contrast in usable]
+    highs = [contrast.interval(LEVEL)[1] for contrast in usable]
+    best = usable[int(np.argmax(lows))]
+    if max(lows) > threshold:
+        return Decision(SUPPORTED, best)
+    return Decision(CONTRADICTED if max(highs) < threshold else OPEN, best)
+
+
+def both(first: Answer, second: Answer) -> Answer:
+    """Join two answers that a claim needs: one contradiction is enough against it."""
+    if CONTRADICTED in (first, second):
+        return CONTRADICTED
+    return SUPPORTED if first == second == SUPPORTED else OPEN
+
+
+def effect(
+    contrast: Contrast, definition: str, *, ratio: bool, unit: str = "", note: str | None = None
+) -> Estimate:
+    """Write a contrast as an estimate with its 95 % interval.
+
+    Parameters
+    ----------
+    contrast : Contrast
+    definition : str
+        What the number is; the contrast's own name follows it.
+    ratio : bool
+        Whether values are logarithms of ratios.
+    unit : str
+        Unit of the value.
+    note : str, optional
+        What weakens it.
+    """
+    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
+    value, low, high = (float(x) for x in (np.exp(numbers) if ratio else numbers))
+    n = len(contrast.values)
+    method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
+    return Estimate(value, low, high, n, unit, method, f"{definition}: {contrast.name}", note)
+
+
+def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
+    """Return the runs behind some contrasts, sorted."""
+    return tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))
+
+
+def said(contrast: Contrast, kind: Literal["ratio", "difference", "exponent", "share"]) -> str:
+    """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
+    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
+    mean, *ends = (
+        significant(float(x), 4) for x in (np.exp(numbers) if kind == "ratio" else numbers)
+    )
+    return f"{kind} {mean} [{', '.join(ends)}] for {contrast.name}"
+
+
+def _usable(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    return [contrast for contrast in contrasts if len(contrast.values) > 1]
+
+
+def _shared(count: int) -> float:
+    """Level of an interval that is one of several (Bonferroni)."""
+    return 1 - (1 - LEVEL) / count
+
+
+def _word(name: str) -> str:
+    return _WORDS.get(name, name.replace("_", " "))

@@ -1,0 +1,269 @@
+"""The claims, each declared with its rule before any run is looked at.
+
+They come from four practitioners' write-ups: an article on LitGPT's batch settings (000), notes on
+Chinese-LLaMA-Alpaca-2 (001) and on MuseV (002), and an article on the formula of the global batch
+(003). Thresholds are ours, and stand beside the rules as constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchscape.analysis.claims.claim import Claim, Verdict
+from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.memory import (
+    accumulation_costs_memory,
+    memory_follows_micro,
+    rank0_costs_memory,
+)
+from batchscape.analysis.claims.optimum import (
+    large_batch_less_variance,
+    learning_rate_grows_with_batch,
+)
+from batchscape.analysis.claims.practice import accumulation_4_or_8, musev_224
+from batchscape.analysis.claims.speed import (
+    devices_scale_batch_linearly,
+    global_batch_is_free_per_iteration,
+    micro_before_accumulation,
+    microstep_time_follows_micro,
+)
+from batchscape.analysis.claims.stability import too_large_generalises_worse, too_small_unstable
+from batchscape.analysis.claims.training import (
+    accumulation_equals_large_batch,
+    decompositions_are_equivalent,
+    fewer_updates_slower_convergence,
+)
+
+__all__ = ["CLAIMS", "judge_claims"]
+
+_LITGPT = "LitGPT article (000)"
+_MUSEV = "MuseV article (002)"
+_GRID = (
+    "batchscape sweep sweeps=vary_micro_batch batch.micro_batch_size=8,32 "
+    "batch.gradient_accumulation_steps=1,4 evaluation.every_samples=896"
+)
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        id="memory-follows-micro",
+        statement="Peak device memory depends on the micro-batch alone, not on the global batch",
+        source=_LITGPT,
+        needs="two micro-batches at one accumulation, and two global batches at one micro-batch",
+        effect="ratio of peak allocated memory, along each of the two",
+        rule="supported: every peak grows by more than 5 % from the smallest to the largest "
+        "micro-batch, and every peak at a fixed micro-batch is equal within 5 % (TOST) whatever "
+        "accumulation and devices; contradicted: one of the two is refuted",
+        settle=_GRID,
+        view="cost",
+        decide=memory_follows_micro,
+    ),
+    Claim(
+        id="accumulation-costs-memory",
+        statement="Accumulation stores gradients between micro-steps, so it costs slightly more "
+        "memory than A = 1",
+        source="MuseV article (002), formula article (003)",
+        needs="accumulation of 1 and of more, at one micro-batch and number of devices",
+        effect="ratio of peak allocated memory, A > 1 to A = 1",
+        rule="supported: every peak at A > 1 is more than 0.5 % above that at A = 1; contradicted: "
+        "one is less than that",
+        settle=_GRID,
+        view="cost",
+        decide=accumulation_costs_memory,
+    ),
+    Claim(
+        id="rank0-costs-memory",
+        statement="In multi-device training the first device needs extra memory",
+        source=_MUSEV,
+        needs="runs on two devices or more",
+        effect="ratio of memory, rank 0 to the mean of the other ranks (of the device where the "
+        "driver tells, else of the allocator)",
+        rule="supported: rank 0 holds more than 1 % more in every geometry; contradicted: in one "
+        "it holds less than that",
+        settle="batchscape sweep sweeps=device_scaling",
+        view="cost",
+        decide=rank0_costs_memory,
+    ),
+    Claim(
+        id="microstep-time-follows-micro",
+        statement="Time of one forward/backward depends mainly on the micro-batch",
+        source=_LITGPT,
+        needs="valid times at two micro-batches, and at two accumulations of one micro-batch",
+        effect="ratio of forward and backward time over accumulation, along each of the two",
+        rule="supported: it grows by more than 10 % along the micro-batch everywhere, and is equal "
+        "within 10 % (TOST) along accumulation; contradicted: one of the two is refuted",
+        settle=_GRID,
+        view="cost",
+        decide=microstep_time_follows_micro,
+    ),
+    Claim(
+        id="micro-before-accumulation",
+        statement="At a fixed global batch, a larger micro-batch with less accumulation is faster",
+        source="001, 002, 003",
+        needs="valid times of two accumulations at one global batch and number of devices",
+        effect="ratio of step times, most accumulation to least",
+        rule="supported: slower by more than 2 % for every global batch and number of devices; "
+        "contradicted: for one of them it is slower by less, or faster",
+        settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
+        "batch.micro_batch_size=4,8,16,32",
+        view="cost",
+        decide=micro_before_accumulation,
+    ),
+    Claim(
+        id="global-batch-is-free-per-iteration",
+        statement="Raising the global batch at a fixed micro-batch leaves the time of an iteration "
+        "(micro-step) alone",
+        source=_LITGPT,
+        needs="valid times of two accumulations at one micro-batch and number of devices",
+        effect="ratio of step time over accumulation",
+        rule="supported: equal within 10 % (TOST) everywhere; contradicted: outside somewhere",
+        settle=_GRID,
+        view="cost",
+        decide=global_batch_is_free_per_iteration,
+    ),
+    Claim(
+        id="fewer-updates-slower-convergence",
+        statement="Raising the global batch lowers the update frequency, so total time to converge "
+        "can grow",
+        source=_LITGPT,
+        needs="two global batches or more that reach a target loss",
+        effect="ratio of time to target, largest global batch to a smaller one; of samples, which "
+        "are time at one micro-batch, where times are not valid or micro-batches differ",
+        rule="supported: more than 5 % longer than for some smaller global batch (Bonferroni); "
+        "contradicted: not so for any",
+        settle="batchscape sweep sweeps=learning_rate",
+        view="reaching",
+        decide=fewer_updates_slower_convergence,
+    ),
+    Claim(
+        id="decompositions-are-equivalent",
+        statement="Decompositions of one global batch train alike and differ only in memory and "
+        "speed: (devices, micro, accumulation) = (1,32,1), (4,8,1), (2,8,2), (1,8,4)",
+        source="formula article (003)",
+        needs="two cuts or more of one trajectory, with two seeds",
+        effect="paired difference of final held-out loss",
+        rule="supported: every paired difference lies within the margin set before launch (TOST); "
+        "contradicted: one lies outside",
+        settle="batchscape sweep sweeps=fixed_global_batch",
+        view="training",
+        decide=decompositions_are_equivalent,
+    ),
+    Claim(
+        id="accumulation-equals-large-batch",
+        statement="Accumulating over A micro-batches and stepping once equals one batch A times "
+        "larger: global 8 = micro 4 x 2",
+        source="000, 003",
+        needs="accumulation of 1 and of more at one global batch and number of devices",
+        effect="paired difference of final held-out loss",
+        rule="supported: every paired difference lies within the margin set before launch (TOST); "
+        "contradicted: one lies outside",
+        settle="batchscape sweep sweeps=fixed_global_batch batch.global_batch_size=8 "
+        "batch.data_parallel_size=1 batch.micro_batch_size=4,8",
+        view="training",
+        decide=accumulation_equals_large_batch,
+    ),
+    Claim(
+        id="too-small-unstable",
+        statement="Too small a global batch trains unstably",
+        source="001, 003",
+        needs="two global batches or more, with two seeds",
+        effect="largest rise of the training loss above its lowest so far, over 20 windows of the "
+        "same samples, as a share of the first: smallest global batch minus the middle one",
+        rule="supported: it rises by 0.02 more, or diverges more often (Fisher's exact test, 5 %); "
+        "contradicted: it rises by less and never diverges",
+        settle="batchscape sweep sweeps=learning_rate",
+        view="training",
+        decide=too_small_unstable,
+    ),
+    Claim(
+        id="too-large-generalises-worse",
+        statement="Too large a global batch generalises worse",
+        source="001, 003",
+        needs="two global batches or more that went over their training data twice, with two seeds",
+        effect="held-out loss at an equal training loss, largest global batch minus the middle one",
+        rule="supported: worse by more than the margin; contradicted: not by that much",
+        settle="batchscape sweep sweeps=learning_rate_digits budget.target_loss=null "
+        "budget.samples=40960",
+        view="training",
+        decide=too_large_generalises_worse,
+    ),
+    Claim(
+        id="learning-rate-grows-with-batch",
+        statement="A larger global batch wants a larger learning rate (linear scaling rule)",
+        source="001, 003",
+        needs="three learning rates or more at two global batches or more, with two seeds",
+        effect="exponent of the best learning rate in the global batch",
+        rule="supported: above 0.1; contradicted: below; whether 1 (linear) and 0.5 lie in the "
+        "interval is said beside it",
+        settle="batchscape sweep sweeps=learning_rate",
+        view="training",
+        decide=learning_rate_grows_with_batch,
+    ),
+    Claim(
+        id="large-batch-less-variance",
+        statement="A larger global batch lowers the variance of an update",
+        source="002",
+        needs="two global batches or more, with two seeds, and sampled gradient noise if possible",
+        effect="exponent of the gradient's variance in the global batch",
+        rule="supported: below -0.1; contradicted: above; whether -1 lies in the interval is said "
+        "beside it",
+        settle="batchscape sweep sweeps=vary_global_batch",
+        view="training",
+        decide=large_batch_less_variance,
+    ),
+    Claim(
+        id="devices-scale-batch-linearly",
+        statement="More devices or nodes raise the global batch linearly, at a communication cost",
+        source="001, 002",
+        needs="valid times at two numbers of devices with one micro-batch and accumulation",
+        effect="share of the step time in exchange that backward did not hide",
+        rule="supported: more than 1 % of the step time in every geometry on several devices, and "
+        "a global batch in proportion; contradicted: less somewhere, or no proportion",
+        settle="batchscape sweep sweeps=device_scaling batch.global_batch_size=null "
+        "batch.micro_batch_size=8",
+        view="cost",
+        decide=devices_scale_batch_linearly,
+    ),
+    Claim(
+        id="accumulation-4-or-8",
+        statement="Accumulation of 4 or 8 is a good typical value",
+        source="002",
+        needs="valid times of accumulation 4 or 8 and of another, at one global batch and number "
+        "of devices",
+        effect="ratio of step times, the better of 4 and 8 to another accumulation",
+        rule="supported: one of them is slower than no other by 5 %, for every global batch and "
+        "number of devices; contradicted: for one of these, another is faster by more",
+        settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
+        "batch.micro_batch_size=2,4,8,16,32",
+        view="cost",
+        decide=accumulation_4_or_8,
+    ),
+    Claim(
+        id="musev-224",
+        statement="16 devices x micro 7 x accumulation 2 = 224 is a balanced configuration",
+        source="002",
+        needs="valid times of 16 x 7 x 2, for which it takes 16 devices, and of another cut of 224",
+        effect="ratio of step times, another cut of 224 to 16 x 7 x 2",
+        rule="supported: no other cut is faster by 5 % with a peak less than 5 % higher; "
+        "contradicted: one is",
+        settle="batchscape sweep sweeps=musev_224",
+        view="cost",
+        decide=musev_224,
+    ),
+)
+"""All claims, in the order of the list they come from."""
+
+
+def judge_claims(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
+    """Judge every claim in every context.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    claims : sequence of Claim
+
+    Returns
+    -------
+    list of Verdict
+        In the order of the claims; a claim has one for each context with something to say.
+    """
+    return [verdict for claim in claims for verdict in claim.judge(evidence)]

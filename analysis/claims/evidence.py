@@ -1,0 +1,229 @@
+"""What claims are judged by: runs, sorted into contexts that are never pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
+from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
+from batchscape.analysis.comparison import valid_figures
+from batchscape.errors import AnalysisError
+
+__all__ = ["LOSS_MARGIN", "Context", "Evidence", "View"]
+
+View = Literal["cost", "training", "reaching"]
+"""Memory and times do not depend on learning rate, schedule, budget or evaluation; a loss does;
+when a target is reached does not depend on the budget."""
+
+LOSS_MARGIN = 0.005
+"""Nats within which two losses count as equal, where the runs do not say otherwise."""
+
+_MARGIN = "measure.equivalence_margin"
+_RATE = "optimizer.learning_rate"
+_CADENCE = "evaluation.every_samples"
+_NO_COST = ("budget.", "evaluation.", "schedule.", "scaling.")
+_RULED = ("optimizer.", "schedule.", "scaling.")
+_NAMED = ("hardware", "precision", "model.name", "data.name")
+_KEPT = (
+    "sweep_dir",
+    "run_id",
+    "trajectory_id",
+    "cell",
+    "status",
+    "stop_reason",
+    "samples",
+    "train_samples",
+    "not_invariant",
+    "timing_valid",
+    _MARGIN,
+)
+_REACHES = {"sweep_dir", "run_id", "target_loss", "outcome", "samples_to_target"}
+
+
+@dataclass(frozen=True)
+class Context:
+    """Runs that may be compared: one machine, precision, model, data, and so on."""
+
+    label: str
+    runs: pd.DataFrame
+    """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
+    `seed_block` (runs of equal seeds) and `block` (of equal seeds and timing repeat)."""
+    figures: pd.DataFrame
+    """The same columns for completed runs, with the figures of `comparison.QUANTITIES`; times only
+    where they are valid."""
+    reaches: pd.DataFrame
+    """Rows of the runs of this context; empty where there are none."""
+    margin: float
+    """Nats within which losses count as equal."""
+    evidence: Evidence
+    """What the context is a part of."""
+
+    def rows(
+        self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
+    ) -> pd.DataFrame:
+        """Return rows of some runs.
+
+        Parameters
+        ----------
+        table : str
+        runs : DataFrame
+            Runs of this context.
+        columns : sequence of str
+            Numeric columns, without those that the table lacks.
+
+        Returns
+        -------
+        DataFrame
+            `run`, the index of the run in `runs`, and the columns as floats, in order of time.
+        """
+        return self.evidence.rows(table, runs, columns)
+
+    def logs(self, column: pd.Series[float]) -> pd.DataFrame:
+        """Return the figures with the logarithm of a column as `value`."""
+        return self.figures.assign(value=logarithm(column))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that claims are judged by."""
+
+    cells: Cells
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Rows of optimizer steps, as loaded."""
+    evals: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Rows of evaluations, as loaded."""
+    ranks: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Rows of ranks, as loaded."""
+    reaches: pd.DataFrame | None = None
+    """One row a run and target, as `steps_to_target` returns it; needs `sweep_dir`, `run_id`,
+    `target_loss`, `outcome` and `samples_to_target`; `time_to_target_s` and `steps_low` count
+    where they are there."""
+
+    _memory: dict[View, list[Context]] = field(default_factory=dict, repr=False, compare=False)
+    _numbers: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.reaches is None or self.reaches.empty:
+            return
+        missing = sorted(_REACHES - set(self.reaches.columns))
+        if missing:
+            msg = (
+                "reaches need one row a run and target with the columns "
+                f"{', '.join(sorted(_REACHES))}; missing: {', '.join(missing)}; "
+                "steps_to_target returns such a table"
+            )
+            raise AnalysisError(msg)
+
+    def contexts(self, view: View) -> list[Context]:
+        """Return the contexts, in the order of their labels."""
+        if view not in self._memory:
+            self._memory[view] = list(self._contexts(view))
+        return self._memory[view]
+
+    def rows(
+        self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
+    ) -> pd.DataFrame:
+        """Return rows of some runs; as `Context.rows`."""
+        rows: pd.DataFrame = getattr(self, table)
+        if rows.empty:
+            return pd.DataFrame({"run": pd.Series(dtype="int64")}).reindex(
+                columns=["run", *columns]
+            )
+        if table not in self._numbers:
+            self._numbers[table] = _run_of_rows(self.cells.runs, rows)
+        number = self._numbers[table]
+        kept = np.flatnonzero(np.isin(number, runs.index.to_numpy()))
+        present = [name for name in columns if name in rows]
+        selected = {
+            name: rows[name].iloc[kept].to_numpy(dtype=float, na_value=np.nan) for name in present
+        }
+        return pd.DataFrame({"run": number[kept], **selected})
+
+    def _contexts(self, view: View) -> Iterator[Context]:
+        runs = self._runs()
+        if runs.empty:
+            return
+        names = [name for name in self.cells.shown if not self._is_free(name, view)]
+        labels = self._labels(runs, names)
+        runs = runs.reindex(columns=[*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"])
+        valid = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
+        figures = runs.join(valid, how="inner")
+        for label in sorted(labels.unique()):
+            own = runs[labels == label]
+            yield Context(
+                label=label,
+                runs=own,
+                figures=figures[figures.index.isin(own.index)],
+                reaches=self._reaches(own),
+                margin=_margin(own),
+                evidence=self,
+            )
+
+    def _runs(self) -> pd.DataFrame:
+        runs = self.cells.runs
+        runs = runs[~runs["status"].isin(["rejected", "pending"])]
+        runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
+        runs = runs.assign(**{name: runs[name].astype("int64") for name in GEOMETRY})
+        rate = runs.get("learning_rate", runs.get(_RATE))
+        rates = pd.Series(np.nan, runs.index) if rate is None else pd.to_numeric(rate)
+        return runs.assign(
+            learning_rate=rates.astype(float),
+            seed_block=blocks_of(runs, SEEDS),
+            block=blocks_of(runs, (*SEEDS, "timing_repeat")),
+        )
+
+    def _is_free(self, name: str, view: View) -> bool:
+        """Tell whether runs of one context may differ in a setting."""
+        if name == _RATE:
+            return True
+        if name == _CADENCE or (view == "cost" and name.startswith(_NO_COST)):
+            return True
+        if view == "reaching" and name.startswith("budget."):
+            return True
+        # A rule may set the optimizer by the global batch; a model that differs is another model.
+        return name.startswith(_RULED) and name not in self.cells.contexts
+
+    def _labels(self, runs: pd.DataFrame, names: list[str]) -> pd.Series[str]:
+        parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
+        others = [name for name in names if name in runs and name not in _NAMED]
+        parts += [labels_of(self.cells, runs, [name]) for name in others]
+        return joined(parts, "; ", runs.index)
+
+    def _reaches(self, runs: pd.DataFrame) -> pd.DataFrame:
+        if self.reaches is None or self.reaches.empty:
+            return pd.DataFrame()
+        keys = ["sweep_dir", "run_id"]
+        own = runs[[*keys, *GEOMETRY, "learning_rate", "seed_block", "timing_valid"]]
+        replaced = [name for name in own if name not in keys]
+        reaches = self.reaches.drop(columns=replaced, errors="ignore")
+        return reaches.merge(own, on=keys, how="inner")
+
+
+def _run_of_rows(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the index of the run of every row, -1 where it is none of these.
+
+    Rows of one run lie together, so only the first of each stretch is looked up by its keys.
+    """
+    keys = ["sweep_dir", "run_id"]
+    starts = np.zeros(len(rows), dtype=bool)
+    for name in keys:
+        starts |= (rows[name] != rows[name].shift()).to_numpy(dtype=bool)
+    numbered = runs[keys].assign(run=runs.index.to_numpy())
+    found = rows.loc[starts, keys].merge(numbered, on=keys, how="left")["run"]
+    numbers: NDArray[np.int64] = found.fillna(-1).to_numpy(dtype=np.int64)
+    repeated: NDArray[np.int64] = numbers[np.cumsum(starts) - 1]
+    return repeated
+
+
+def _margin(runs: pd.DataFrame) -> float:
+    """Return the margin that the runs were launched with: the narrowest, where they differ."""
+    if _MARGIN not in runs:
+        return LOSS_MARGIN
+    margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
+    return float(margins.min()) if len(margins) else LOSS_MARGIN

@@ -1,0 +1,209 @@
+"""What a report says of the claims: a verdict for each, and what would settle the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from batchscape.analysis.claims.claim import Verdict
+from batchscape.analysis.claims.contrasts import CONTRADICTED, OPEN, SUPPORTED
+from batchscape.analysis.claims.declared import judge_claims
+from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.picture import draw_claims
+from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.numbers import MISSING
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.section import Picture, Section, TableView
+
+__all__ = ["claims_section", "claims_table", "shown_verdicts"]
+
+_LEVEL_OF_A_CLAIM = 0.05
+
+
+def claims_section(evidence: Evidence) -> Section | None:
+    """Say which of the practitioners' claims the runs support.
+
+    Call it inside `paper_style`.
+
+    Parameters
+    ----------
+    evidence : Evidence
+
+    Returns
+    -------
+    Section or None
+        None where no run has completed.
+    """
+    if not evidence.cells.runs["status"].eq("completed").any():
+        return None
+    verdicts = judge_claims(evidence)
+    shown = shown_verdicts(verdicts)
+    settled = [verdict for verdict in shown if verdict.verdict != OPEN]
+    view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown))
+    figure = draw_claims(settled)
+    pictures = []
+    if figure is not None:
+        caption = (
+            "Effects behind the verdicts that are ratios, with their 95 % intervals: filled where "
+            "the claim is supported, open where it is contradicted. What is compared, and the "
+            "threshold of each rule, stand in the table."
+        )
+        pictures.append(Picture("claims", caption, figure))
+    return Section(
+        title="What practitioners claim, and what these runs say",
+        answer=[*_answer(shown), *(_sentence(verdict) for verdict in settled)],
+        tables=[view],
+        pictures=pictures,
+        warnings=[*_conflicts(settled), *_untuned(settled)],
+        headlines={
+            f"claim_{v.claim.id.replace('-', '_')}": v.effect
+            for v in shown
+            if v.effect.is_identified and sum(o.claim is v.claim for o in shown) == 1
+        },
+    )
+
+
+def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
+    """Write verdicts as a table.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict
+
+    Returns
+    -------
+    DataFrame
+        One row a claim and context: `claim`, `statement`, `source`, `verdict`, `context`,
+        `effect`, `low`, `high`, `unit`, `n`, `n_runs`, `method`, `definition`, `note`, `rule`,
+        `needs`, `explanation`, `settle` (missing where it is settled) and `run_ids`.
+    """
+    rows = [
+        {
+            "claim": verdict.claim.id,
+            "statement": verdict.claim.statement,
+            "source": verdict.claim.source,
+            "verdict": verdict.verdict,
+            "context": verdict.context,
+            "effect": verdict.effect.value,
+            "low": verdict.effect.low,
+            "high": verdict.effect.high,
+            "unit": verdict.effect.unit,
+            "n": verdict.effect.n,
+            "n_runs": verdict.n_runs,
+            "method": verdict.effect.method,
+            "definition": verdict.effect.definition,
+            "note": verdict.effect.note,
+            "rule": verdict.claim.rule,
+            "needs": verdict.claim.needs,
+            "explanation": verdict.explanation,
+            "settle": verdict.settle,
+            "run_ids": ";".join(verdict.run_ids),
+        }
+        for verdict in verdicts
+    ]
+    return pd.DataFrame(rows)
+
+
+def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Choose what a page shows: for each claim the settled contexts, else the one with most runs.
+
+    Parameters
+    ----------
+    verdicts : sequence of Verdict
+
+    Returns
+    -------
+    list of Verdict
+        In the order given.
+    """
+    shown = []
+    for claim in dict.fromkeys(verdict.claim for verdict in verdicts):
+        own = [verdict for verdict in verdicts if verdict.claim is claim]
+        settled = [verdict for verdict in own if verdict.verdict != OPEN]
+        shown += settled or [max(own, key=lambda v: (v.effect.is_identified, v.n_runs))]
+    return shown
+
+
+def _answer(shown: Sequence[Verdict]) -> Iterator[str]:
+    by_claim: dict[str, set[str]] = {}
+    for verdict in shown:
+        by_claim.setdefault(verdict.claim.id, set()).add(verdict.verdict)
+    conflicting = [name for name, found in by_claim.items() if len(found) > 1]
+    counts = [
+        f"{sum(found == {answer} for found in by_claim.values())} {answer}"
+        for answer in (SUPPORTED, CONTRADICTED, OPEN)
+    ]
+    differ = f", and {len(conflicting)} that differ between contexts" if conflicting else ""
+    yield f"Of {len(by_claim)} claims, these runs leave {', '.join(counts)}{differ}."
+    judged = len(by_claim) - sum(found == {OPEN} for found in by_claim.values())
+    if judged:
+        yield (
+            f"Each claim is tested at {_LEVEL_OF_A_CLAIM:.0%} on its own, with a correction for "
+            f"its several comparisons but none for the number of claims: of {judged} settled ones, "
+            f"at most {judged * _LEVEL_OF_A_CLAIM:.2g} are expected to be so by chance. Runs of "
+            "different hardware, precision, model or data are judged apart."
+        )
+    open_ = [verdict for verdict in shown if verdict.verdict == OPEN]
+    if open_:
+        names = ", ".join(dict.fromkeys(verdict.claim.id for verdict in open_))
+        yield f"Not identified: {names}. The notes under the table give what would settle each."
+
+
+def _sentence(verdict: Verdict) -> str:
+    return f"{verdict.claim.id}: {verdict.verdict} ({verdict.context}). {verdict.explanation}"
+
+
+def _conflicts(settled: Sequence[Verdict]) -> Iterator[str]:
+    for claim in dict.fromkeys(verdict.claim for verdict in settled):
+        own = [verdict for verdict in settled if verdict.claim is claim]
+        if len({verdict.verdict for verdict in own}) > 1:
+            places = "; ".join(f"{v.verdict} for {v.context}" for v in own)
+            yield f"Contexts disagree on {claim.id}: {places}."
+
+
+def _untuned(settled: Sequence[Verdict]) -> Iterator[str]:
+    names = [v.claim.id for v in settled if v.effect.note and "not tuned" in v.effect.note]
+    if names:
+        yield (
+            f"Learning rates were not tuned for each global batch, which alone may decide: "
+            f"{', '.join(dict.fromkeys(names))}."
+        )
+
+
+def _grid(shown: Sequence[Verdict]) -> Grid:
+    several = len({verdict.context for verdict in shown if verdict.context}) > 1
+    headers = ["claim", "verdict"] + (["context"] if several else [])
+    rows, marks = [], []
+    footnotes: dict[str, str] = {}
+    for verdict in shown:
+        row = [verdict.claim.id, verdict.verdict]
+        row += [verdict.context or MISSING] if several else []
+        effect = verdict.effect
+        text = effect.text() if effect.is_identified else MISSING
+        row += [f"{text} {effect.unit}".strip(), str(effect.n or MISSING), str(verdict.n_runs)]
+        rows.append(row)
+        if verdict.settle:
+            letter = _letter(len(footnotes))
+            footnotes[letter] = f"{verdict.explanation} To settle it: {verdict.settle}"
+            marks.append([letter])
+        else:
+            marks.append([])
+    return Grid(
+        headers=[*headers, f"effect, {LEVEL:.0%} interval", "n", "runs"],
+        rows=rows,
+        short_first="claim",
+        n_left=len(headers),
+        marks=marks,
+        footnotes=footnotes,
+        notes=[
+            "Statements, sources, rules, definitions of the effects and run ids: claims.csv. An "
+            "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
+            "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean).",
+            "Commands are for the default model and data: add your own settings to them.",
+        ],
+    )
+
+
+def _letter(index: int) -> str:
+    return chr(ord("a") + index)

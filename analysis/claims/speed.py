@@ -1,0 +1,155 @@
+"""Claims about time: of a micro-step, of a cut of a global batch, and of communication."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.contrasts import (
+    CONTRADICTED,
+    Contrast,
+    all_above,
+    all_within,
+    both,
+    pair,
+    run_ids_of,
+    said,
+)
+from batchscape.analysis.claims.evidence import Context
+
+__all__ = [
+    "devices_scale_batch_linearly",
+    "global_batch_is_free_per_iteration",
+    "micro_before_accumulation",
+    "microstep_time_follows_micro",
+]
+
+_SAME = np.log(1.10)
+"""Times within 10 % count as equal, and growth means more than that: ours."""
+_FASTER = np.log(1.02)
+"""Two percent is the least that counts as faster: ours."""
+_EXPOSED = 0.01
+"""One percent of the step time is the least that counts as a communication cost: ours."""
+_DEVICES, _MICRO, _STEPS = (
+    "data_parallel_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+)
+
+
+def microstep_time_follows_micro(context: Context) -> Finding | None:
+    """Forward and backward of one micro-step grow with the micro-batch, not with accumulation."""
+    figures = context.figures
+    figures = context.logs(figures["forward_backward_s"] / figures[_STEPS])
+    along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
+    across = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
+    if not along and not across:
+        return None
+    definition = "ratio of forward and backward time of a micro-step"
+    grows, equal = all_above(along, _SAME), all_within(across, _SAME)
+    if grows is None or equal is None:
+        missing = "micro-batch" if grows is None else "accumulation at one micro-batch"
+        reason = f"the {missing} does not vary over two timed runs of different seeds or repeats"
+        return nothing(reason, definition, run_ids_of(along + across), along + across)
+    explanation = (
+        f"Along the micro-batch: {said(grows.deciding, 'ratio')}; along accumulation, worst of "
+        f"{len(across)}: {said(equal.deciding, 'ratio')}. Mainly means growth of more than "
+        "10 % along the one and equality within 10 % along the other."
+    )
+    deciding = equal if equal.answer == CONTRADICTED else grows
+    return found(
+        both(grows.answer, equal.answer),
+        deciding.deciding,
+        along + across,
+        explanation,
+        definition,
+        ratio=True,
+    )
+
+
+def global_batch_is_free_per_iteration(context: Context) -> Finding | None:
+    """Step time over accumulation stays equal while accumulation raises the global batch."""
+    figures = context.figures
+    figures = context.logs(figures["step_time_s"] / figures[_STEPS])
+    contrasts = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
+    if not contrasts:
+        return None
+    definition = "ratio of the time of an iteration (step time over accumulation)"
+    decision = all_within(contrasts, _SAME)
+    if decision is None:
+        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+    explanation = (
+        f"Worst of {len(contrasts)}: {said(decision.deciding, 'ratio')}; alone means within "
+        "10 %. An update comes once in a step, so that its share falls as accumulation grows."
+    )
+    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
+
+
+def micro_before_accumulation(context: Context) -> Finding | None:
+    """At a fixed global batch the cut with most accumulation is slower than that with least."""
+    figures = context.logs(context.figures["step_time_s"])
+    contrasts = pair(figures, "value", _STEPS, [_DEVICES, "global_batch_size"], only_ends=True)
+    if not contrasts:
+        return None
+    definition = "ratio of the step time at a fixed global batch"
+    decision = all_above(contrasts, _FASTER)
+    if decision is None:
+        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+    explanation = (
+        f"Least of {len(contrasts)}: {said(decision.deciding, 'ratio')}; slower means by more "
+        "than 2 %."
+    )
+    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
+
+
+def devices_scale_batch_linearly(context: Context) -> Finding | None:
+    """Devices multiply the global batch, and the exchange takes a share of the step."""
+    figures = context.figures
+    scaled = figures.groupby([_MICRO, _STEPS])[_DEVICES].nunique().gt(1)
+    if not scaled.any():
+        return None
+    figures = context.logs(figures["step_time_s"])
+    figures = figures.join(scaled.rename("scaled"), on=[_MICRO, _STEPS])
+    figures = figures[figures["scaled"]]
+    figures = figures.assign(share=figures["exchange_s"] / figures["step_time_s"])
+    shares = _shares(figures)
+    definition = "share of the step time in exchange that backward did not hide"
+    decision = all_above(shares, _EXPOSED)
+    if decision is None:
+        reason = "no two timed runs on several devices, of different seeds or repeats"
+        return nothing(reason, definition, run_ids_of(shares), shares)
+    slower = pair(figures, "value", _DEVICES, [_MICRO, _STEPS])
+    worst = [said(contrast, "ratio") for contrast in sorted(slower, key=lambda c: -c.mean)[:1]]
+    weak = f" Step time at a fixed micro-batch and accumulation: {worst[0]}." if worst else ""
+    explanation = (
+        f"The global batch is {_slope(figures)} at a fixed micro-batch and accumulation. Least "
+        f"share of {len(shares)}: {said(decision.deciding, 'share')}; a cost means more than "
+        f"1 % of the step time.{weak}"
+    )
+    answer = decision.answer if _is_linear(figures) else CONTRADICTED
+    return found(answer, decision.deciding, shares, explanation, definition, ratio=False)
+
+
+def _shares(figures: pd.DataFrame) -> list[Contrast]:
+    """Return the exposed share of the exchange for every geometry on several devices."""
+    known = figures[(figures[_DEVICES] > 1) & np.isfinite(figures["share"])]
+    contrasts = []
+    for (devices, micro, steps), own in known.groupby([_DEVICES, _MICRO, _STEPS]):
+        values = own.groupby("block")["share"].mean().to_numpy(dtype=np.float64)
+        label = f"devices {devices}, micro {micro}, accumulation {steps}"
+        contrasts.append(Contrast(label, values, tuple(sorted(own["run_id"]))))
+    return contrasts
+
+
+def _is_linear(figures: pd.DataFrame) -> bool:
+    product = figures[_DEVICES] * figures[_MICRO] * figures[_STEPS]
+    return bool(product.eq(figures["global_batch_size"]).all())
+
+
+def _slope(figures: pd.DataFrame) -> str:
+    return (
+        "exactly proportional to the number of devices"
+        if _is_linear(figures)
+        else "not proportional to the number of devices"
+    )

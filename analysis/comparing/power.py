@@ -1,0 +1,203 @@
+"""The smallest effect that a comparison could have seen, given its seeds and their spread."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from scipy import optimize, special, stats
+
+from batchscape.analysis.cells import SEEDS, Cells
+from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm
+from batchscape.analysis.comparison import valid_figures
+from batchscape.errors import AnalysisError
+
+__all__ = ["ALPHA", "POWER", "detectable_effects", "smallest_detectable_effect"]
+
+ALPHA = 0.05
+"""Level of the two-sided test that the smallest effect refers to."""
+POWER = 0.80
+"""Chance to find an effect of that size."""
+
+_RATIOS = ("step_time_s", "steps_to_target")
+
+
+def smallest_detectable_effect(
+    sd: float, n: int, *, paired: bool = True, power: float = POWER, alpha: float = ALPHA
+) -> float:
+    """Return the smallest true difference that a two-sided t-test finds with some power.
+
+    Parameters
+    ----------
+    sd : float
+        Standard deviation of the n paired differences, or within each of two groups.
+    n : int
+        Pairs, or members of each of the two groups.
+    paired : bool
+        Whether it is a paired test.
+    power : float
+        Chance to find it, between `alpha` and 1.
+    alpha : float
+        Level of the test.
+
+    Returns
+    -------
+    float
+        In the unit of `sd`; NaN for fewer than two pairs, or an unknown spread.
+
+    Raises
+    ------
+    AnalysisError
+        If the spread is negative or infinite, or `power` and `alpha` are not in order.
+
+    Notes
+    -----
+    The noncentrality at which the noncentral t distribution exceeds the critical value with the
+    asked chance, times the standard error. Source: Cohen 1988, Statistical Power Analysis,
+    chapter 2.
+    """
+    if not 0 < alpha < power < 1:
+        msg = f"alpha must be above 0 and below power, and power below 1; given {alpha=}, {power=}"
+        raise AnalysisError(msg)
+    if sd < 0 or math.isinf(sd):
+        msg = f"a spread must be finite and not negative; given {sd=}"
+        raise AnalysisError(msg)
+    if n < 2 or math.isnan(sd):
+        return math.nan
+    degrees = n - 1 if paired else 2 * n - 2
+    error = sd / math.sqrt(n) if paired else sd * math.sqrt(2 / n)
+    return _noncentrality(degrees, power, alpha) * error
+
+
+def detectable_effects(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Compute what the runs could have told apart between two cells of one context.
+
+    The spread of a difference between two cells over seeds is twice the residual variance once
+    means of cells and of seeds are taken out; where a context has one cell of a quantity, runs of
+    different seeds stand for two unpaired groups.
+
+    Parameters
+    ----------
+    cells : Cells
+    reaches : DataFrame, optional
+        One row a run and target with `sweep_dir`, `run_id`, `target_loss`, `outcome` and
+        `steps_to_target`; the lowest target that every completed run reached counts.
+
+    Returns
+    -------
+    DataFrame
+        One row a context and quantity: `context` (label), `quantity`, `n` (seeds, or seeds and
+        repeats for times), `cells`, `spread` (of a paired difference, or of runs where unpaired),
+        `paired`, `detectable`, and `unit` (`nats`, or `%`: a ratio, of time or steps).
+    """
+    figures = _figures(cells, reaches)
+    contexts = labels_of(cells, cells.runs.loc[figures.index], cells.contexts)
+    rows = []
+    for context, own in figures.groupby(contexts):
+        for quantity, block in _BLOCKS.items():
+            # Decompositions of one trajectory have one loss: they are one cell of a loss.
+            unit = "cell" if block == "block" else "training"
+            row = _row(own, quantity, block, unit)
+            if row:
+                rows.append({"context": context, "quantity": quantity, **row})
+    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
+
+
+_BLOCKS = {"final_eval_loss": "seeds", "steps_to_target": "seeds", "step_time_s": "block"}
+"""Quantities, and what makes their pairs."""
+
+_COLUMNS = {
+    "context": "object",
+    "quantity": "object",
+    "n": "int64",
+    "cells": "int64",
+    "spread": "float64",
+    "paired": "bool",
+    "detectable": "float64",
+    "unit": "object",
+}
+
+
+def _figures(cells: Cells, reaches: pd.DataFrame | None) -> pd.DataFrame:
+    figures = valid_figures(cells.runs)
+    runs = cells.runs.loc[figures.index]
+    seeds = blocks_of(runs, SEEDS)
+    # The same trajectory at every seed is one training, whatever its cut.
+    head = runs[["sweep_dir", "run_id", "global_batch_size"]].assign(
+        seeds=seeds, block=blocks_of(runs, (*SEEDS, "timing_repeat"))
+    )
+    figures = figures.join(head)
+    first = figures.groupby("trajectory_id")["cell"].transform("min")
+    figures["training"] = (
+        figures.groupby("cell")["cell"].transform("min").where(first.isna(), first)
+    )
+    figures["steps_to_target"] = _steps(figures, reaches)
+    return figures
+
+
+def _steps(figures: pd.DataFrame, reaches: pd.DataFrame | None) -> pd.Series[float]:
+    """Return steps to the lowest target that all of the runs reached, NaN where there is none."""
+    empty = pd.Series(np.nan, index=figures.index)
+    if reaches is None or reaches.empty:
+        return empty
+    keys = ["sweep_dir", "run_id"]
+    own = reaches.merge(figures[keys].reset_index(names="row"), on=keys)
+    reached = own["outcome"].eq("reached").groupby(own["target_loss"]).agg(["all", "size"])
+    common = reached.index[reached["all"] & reached["size"].eq(len(figures))]
+    if not len(common):
+        return empty
+    at = own[own["target_loss"].eq(common.min())].set_index("row")["steps_to_target"]
+    return at.astype(float).reindex(figures.index)
+
+
+def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, object] | None:
+    values = own[quantity].astype(float)
+    is_ratio = quantity in _RATIOS
+    values = logarithm(values) if is_ratio else values
+    known = own.assign(value=values).dropna(subset=["value"])
+    wide = known.groupby([block, unit])["value"].mean().unstack(unit)
+    whole = wide.dropna()
+    n, count = whole.shape
+    if n < 2:
+        return None
+    paired = count > 1
+    if paired:
+        table = whole.to_numpy(dtype=np.float64)
+        rows, columns = table.mean(axis=1, keepdims=True), table.mean(axis=0, keepdims=True)
+        residuals = table - rows - columns + table.mean()
+        sd = math.sqrt(2 * float((residuals**2).sum()) / ((n - 1) * (count - 1)))
+    else:
+        sd = float(whole.iloc[:, 0].std())
+    effect = smallest_detectable_effect(sd, n, paired=paired)
+    return {
+        "n": n,
+        "cells": count,
+        "spread": sd,
+        "paired": paired,
+        "detectable": 100 * math.expm1(effect) if is_ratio else effect,
+        "unit": "%" if is_ratio else "nats",
+    }
+
+
+@cache
+def _noncentrality(degrees: int, power: float, alpha: float) -> float:
+    critical = float(stats.t.ppf(1 - alpha / 2, degrees))
+
+    # The noncentral t given its scale is normal. Its own distribution function has no value for
+    # few degrees of freedom far out, so the density of the scale is integrated (Gauss-Legendre).
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    scale = (nodes + 1) / 2 * math.sqrt(stats.chi2.isf(1e-14, degrees) / degrees)
+    density = weights * scale * stats.chi2.pdf(degrees * scale**2, degrees)
+    density = density / density.sum()
+
+    def shortfall(noncentrality: float) -> float:
+        reach = critical * scale
+        found = special.ndtr(noncentrality - reach) + special.ndtr(-noncentrality - reach)
+        return float(density @ found) - power
+
+    high = 1.0
+    while shortfall(high) < 0:
+        high *= 2
+    return float(optimize.brentq(shortfall, 0.0, high, xtol=1e-8))

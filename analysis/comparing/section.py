@@ -1,0 +1,179 @@
+"""What a report says of sweeps side by side, and of what they could have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.comparing.power import ALPHA, POWER, detectable_effects
+from batchscape.analysis.comparing.sides import Sides, compare_sweeps
+from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.report.tables import GEOMETRY_HEADER
+
+__all__ = ["comparing_section"]
+
+_WORDS = {
+    "step_time_s": "step time",
+    "peak_allocated_gib": "peak memory",
+    "steps_to_target": "steps to target",
+    "final_eval_loss": "final held-out loss",
+}
+
+
+def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Section | None:
+    """Set sweep folders side by side, and state the smallest effect that could have been seen.
+
+    Parameters
+    ----------
+    cells : Cells
+    reaches : DataFrame, optional
+        One row a run and target, as `steps_to_target` returns it.
+
+    Returns
+    -------
+    Section or None
+        None where there is neither a second side nor a second seed.
+    """
+    detectable = detectable_effects(cells, reaches)
+    sides = compare_sweeps(cells, reaches)
+    has_pairs = sides is not None and len(sides.table) > 0
+    if detectable.empty and sides is None:
+        return None
+    tables = []
+    answer: list[str] = []
+    if sides is not None:
+        answer += _of_sides(sides)
+        if has_pairs:
+            tables.append(TableView("sides", "Side by side", sides.table, _sides_grid(sides)))
+    if len(detectable):
+        answer += _of_power(detectable)
+        tables.append(
+            TableView(
+                "detectable_effects",
+                "Smallest effect that could have been seen",
+                detectable,
+                _power_grid(detectable),
+            )
+        )
+    return Section(
+        title="Side by side, and what could have been seen",
+        answer=answer,
+        tables=tables,
+        warnings=[] if sides is None or has_pairs else [_NO_PAIRS],
+    )
+
+
+_NO_PAIRS = (
+    "The sweep folders share no geometry, settings and seeds, so nothing could be paired: run the "
+    "same sweep on both sides."
+)
+
+
+def _of_sides(sides: Sides) -> Iterator[str]:
+    axis = ", ".join(
+        name.replace("_", " ") if "." not in name else setting_label(name) for name in sides.axis
+    )
+    yield (
+        f"The folders differ in {axis}: {' against '.join(sides.names)}. They are set side by "
+        "side, pair by pair of equal geometry, settings and seeds, and never pooled."
+    )
+    for (side, quantity, kind), own in sides.table.groupby(
+        ["side", "quantity", "kind"], sort=False
+    ):
+        neutral = 1.0 if kind == "ratio" else 0.0
+        clear = (own["low"].gt(neutral) | own["high"].lt(neutral)).sum()
+        span = f"{significant(own['effect'].min(), 3)} to {significant(own['effect'].max(), 3)}"
+        yield (
+            f"{str(_WORDS[str(quantity)]).capitalize()}, {side}: {kind} {span} over "
+            f"{len(own)} settings; in {clear} of them the {LEVEL:.0%} interval leaves out "
+            f"{'1' if kind == 'ratio' else '0'}."
+        )
+
+
+def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
+    for quantity, own in detectable.groupby("quantity", sort=False):
+        effects = [_size(row) for row in own.sort_values("detectable").itertuples()]
+        span = effects[0] if len(own) == 1 else f"{effects[0]} to {effects[-1]}"
+        seeds = sorted(own["n"].unique())
+        several = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        yield (
+            f"With n = {several}, a difference in {_WORDS[str(quantity)]} between two cells is "
+            f"found with {POWER:.0%} chance (at {ALPHA:.0%}, two-sided) only from {span} on; "
+            "smaller ones may well be there and not show."
+        )
+
+
+def _sides_grid(sides: Sides) -> Grid:
+    rows = []
+    for row in sides.table.itertuples():
+        ends = f" [{significant(row.low, 3)}, {significant(row.high, 3)}]" if row.n > 1 else ""  # type: ignore[arg-type,operator]
+        effect = significant(row.effect, 3) + ends  # type: ignore[arg-type]
+        unit = " nats" if row.kind == "difference" else ""
+        rows.append(
+            [
+                TIMES.join(map(str, row[1:4])),
+                str(row.settings) or MISSING,
+                f"{row.side} / {row.reference}",
+                _WORDS[str(row.quantity)],
+                effect + unit,
+                str(row.n),
+                _size(row),
+            ]
+        )
+    headers = [GEOMETRY_HEADER, "settings", "sides", "figure", f"effect, {LEVEL:.0%} interval"]
+    return Grid(
+        headers=[*headers, "n", "smallest detectable"],
+        rows=rows,
+        short_first="geometry",
+        n_left=4,
+        notes=[
+            "Ratios are side over reference, geometric means over pairs of equal seed and repeat; "
+            "a difference is side minus reference. Times only where they are valid. Steps to "
+            "target at the lowest target that both sides reached in every run.",
+            _POWER_NOTE,
+        ],
+    )
+
+
+def _power_grid(detectable: pd.DataFrame) -> Grid:
+    rows = [
+        [
+            str(row.context) or MISSING,
+            _WORDS[str(row.quantity)],
+            "paired" if row.paired else "unpaired",
+            str(row.n),
+            _size(row),
+        ]
+        for row in detectable.itertuples()
+    ]
+    return Grid(
+        headers=["settings", "figure", "comparison", "n", "smallest detectable"],
+        rows=rows,
+        short_first="settings",
+        n_left=3,
+        notes=[
+            _POWER_NOTE,
+            "The spread of a paired difference is taken over all cells of the settings, once "
+            "means of cells and of seeds are out; where there is one cell, runs of other seeds "
+            "stand for two unpaired groups.",
+        ],
+    )
+
+
+_POWER_NOTE = (
+    f"Smallest detectable: the true effect that a two-sided t-test at {ALPHA:.0%} finds with "
+    f"{POWER:.0%} chance, given n and the spread found here (noncentral t); % is that of a ratio."
+)
+
+
+def _size(row: Any) -> str:  # noqa: ANN401  (a named row of either table)
+    if row.n < 2:
+        return MISSING
+    unit = getattr(row, "unit", None) or ("nats" if row.kind == "difference" else "%")
+    return f"{significant(float(row.detectable), 2)} {unit}"

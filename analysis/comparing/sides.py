@@ -1,0 +1,190 @@
+"""Sweeps of two engines, models or machines, set side by side and never pooled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
+from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm, values_of
+from batchscape.analysis.comparing.power import smallest_detectable_effect
+from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.estimates import LEVEL
+
+__all__ = ["COMPARED", "Sides", "compare_sweeps", "find_axis"]
+
+COMPARED = ("step_time_s", "peak_allocated_gib", "steps_to_target", "final_eval_loss")
+"""Figures that are compared: ratios, but for the loss, whose difference is in nats."""
+
+_LOSSES = ("steps_to_target", "final_eval_loss")
+_HOW_LONG = ("budget.", "evaluation.", "schedule.")
+"""Settings that make another study, not another side; losses of different ones are not compared."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Sweeps side by side."""
+
+    axis: tuple[str, ...]
+    """Settings that are the same in each sweep folder, and differ between them."""
+    names: tuple[str, ...]
+    """The sides, by their values of the axis; the first is the reference."""
+    table: pd.DataFrame
+    """One row for each side but the reference, setting that both have, and figure: `geometry`
+    columns, `settings` (others that vary), `reference`, `side`, `quantity`, `kind` (`ratio`, side
+    over reference, or `difference` in nats), `effect`, `low`, `high` (t-interval over pairs of
+    equal seeds and repeats), `n`, `detectable` (the smallest effect that these pairs would have
+    found with 80 % power, in per cent or nats) and `run_ids`."""
+
+
+def find_axis(cells: Cells) -> tuple[str, ...]:
+    """Return what tells sweep folders apart: machine, engine, model, and so on.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    tuple of str
+        Empty where there is one folder, or where what differs also varies within a folder: then
+        the runs are one sweep, whose cells are compared as they are.
+    """
+    runs = cells.runs[cells.runs["status"].eq("completed")]
+    names = [name for name in cells.shown if not name.startswith(_HOW_LONG)]
+    axis = []
+    for name in names:
+        values = values_of(cells, runs, name)
+        within = values.groupby(runs["sweep_dir"]).nunique()
+        if len(within) > 1 and within.max() == 1 and values.nunique() > 1:
+            axis.append(name)
+    return tuple(axis)
+
+
+def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides | None:
+    """Pair the runs of two sides, and compute ratios with their intervals.
+
+    Runs are paired by geometry, by every other setting that varies, by seeds and, for times and
+    memory, by timing repeat. Several runs of one pair on a side are averaged. Machines are sides
+    of their own, or cells of their own: nothing is averaged over them.
+
+    Parameters
+    ----------
+    cells : Cells
+    reaches : DataFrame, optional
+        One row a run and target, with `sweep_dir`, `run_id`, `target_loss`, `outcome` and
+        `steps_to_target`. Pairs are compared at the lowest target that both sides reached in
+        every run.
+
+    Returns
+    -------
+    Sides or None
+        None where no axis tells the folders apart.
+    """
+    axis = find_axis(cells)
+    if not axis:
+        return None
+    figures = valid_figures(cells.runs)
+    runs = cells.runs.loc[figures.index]
+    side = labels_of(cells, runs, axis)
+    others = [name for name in cells.shown if name not in axis]
+    head = pd.DataFrame({name: runs[name] for name in ("sweep_dir", "run_id", *GEOMETRY)})
+    head = head.assign(
+        side=side,
+        seeds=blocks_of(runs, SEEDS),
+        block=blocks_of(runs, (*SEEDS, "timing_repeat")),
+        cost=labels_of(cells, runs, [n for n in others if not n.startswith(_HOW_LONG)]),
+        settings=labels_of(cells, runs, others),
+    )
+    table = figures.join(head).sort_values(["sweep_dir", "run_id"])
+    names = tuple(table["side"].unique().tolist())
+    rows: list[dict[str, object]] = []
+    for name in COMPARED:
+        rows += _rows(_with_steps(table, reaches) if name == "steps_to_target" else table, name)
+    columns = [*GEOMETRY, *_COLUMNS]
+    return Sides(axis, names, pd.DataFrame(rows, columns=columns))
+
+
+_COLUMNS = (
+    "settings",
+    "reference",
+    "side",
+    "quantity",
+    "kind",
+    "effect",
+    "low",
+    "high",
+    "n",
+    "detectable",
+    "run_ids",
+)
+
+
+def _with_steps(table: pd.DataFrame, reaches: pd.DataFrame | None) -> pd.DataFrame:
+    """Add steps to the lowest target that all runs of a setting reached, on every side."""
+    missing = table.assign(steps_to_target=np.nan)
+    if reaches is None or reaches.empty:
+        return missing
+    keys = ["sweep_dir", "run_id"]
+    own = reaches[[*keys, "target_loss", "outcome", "steps_to_target"]].merge(
+        table[[*keys, *GEOMETRY, "settings"]], on=keys
+    )
+    place = [*GEOMETRY, "settings"]
+    own["all"] = (
+        own["outcome"]
+        .eq("reached")
+        .groupby([own[name] for name in (*place, "target_loss")])
+        .transform("all")
+    )
+    sizes = table.groupby(place, dropna=False).size().rename("runs").reset_index()
+    counts = own.groupby([*place, "target_loss"], dropna=False).size().rename("here")
+    own = own.merge(counts.reset_index(), on=[*place, "target_loss"]).merge(sizes, on=place)
+    usable = own[own["all"] & own["here"].eq(own["runs"])]
+    lowest = usable.groupby(place, dropna=False)["target_loss"].transform("min")
+    usable = usable[usable["target_loss"].eq(lowest)]
+    return table.merge(usable[[*keys, "steps_to_target"]], on=keys, how="left")
+
+
+def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
+    is_loss = name in _LOSSES
+    is_ratio = name != "final_eval_loss"
+    block, settings = ("seeds", "settings") if is_loss else ("block", "cost")
+    values = table[name].astype(float)
+    values = logarithm(values) if is_ratio else values
+    known = table.assign(value=values).dropna(subset=["value"])
+    rows = []
+    for key, own in known.groupby([*GEOMETRY, settings], dropna=False):
+        # Sides stand in the order of the folders, so that the first one given is the reference.
+        wide = own.groupby([block, "side"])["value"].mean().unstack("side")
+        reference, *others = [side for side in dict.fromkeys(own["side"]) if side in wide]
+        for side in others:
+            differences = (wide[side] - wide[reference]).dropna().to_numpy(dtype=np.float64)
+            if not len(differences):
+                continue
+            ids = own.loc[own["side"].isin([side, reference]), "run_id"]
+            row = {**dict(zip(GEOMETRY, key, strict=False)), "settings": key[-1]}
+            row |= {"reference": reference, "side": side, "quantity": name}
+            rows.append({**row, **_effect(differences, is_ratio), "run_ids": ";".join(sorted(ids))})
+    return rows
+
+
+def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, object]:
+    n = len(differences)
+    mean = float(differences.mean())
+    sd = float(differences.std(ddof=1)) if n > 1 else np.nan
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * sd / np.sqrt(n) if n > 1 else np.nan
+    least = smallest_detectable_effect(sd, n)
+    numbers = np.array([mean, mean - half, mean + half])
+    effect, low, high = np.exp(numbers) if is_ratio else numbers
+    return {
+        "kind": "ratio" if is_ratio else "difference",
+        "effect": effect,
+        "low": low,
+        "high": high,
+        "n": n,
+        "detectable": 100 * np.expm1(least) if is_ratio else least,
+    }

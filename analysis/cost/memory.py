@@ -1,0 +1,127 @@
+"""Memory of a device: what is fixed, what a sample adds, and the copies of the gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cost.model import CostFit, Term, fit_cost, outside
+from batchscape.analysis.cost.table import MEMORY_PHASES, one_group
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.errors import AnalysisError
+
+__all__ = ["MEMORY_TERMS", "MemoryModel", "fit_memory"]
+
+MEMORY_TERMS = {
+    "fixed_gib": Term(
+        lambda cut: np.ones_like(cut.devices),
+        "memory that does not grow with the micro-batch, on one device without accumulation",
+    ),
+    "per_sample_gib": Term(
+        lambda cut: cut.micro,
+        "memory that each further sample of the micro-batch takes",
+        ("micro_batch_size",),
+    ),
+    "accumulation_gib": Term(
+        lambda cut: np.where(cut.accumulation > 1, 1.0, 0.0),
+        "memory that more than one micro-step takes beside that: gradients kept between them",
+        ("gradient_accumulation_steps",),
+    ),
+    "devices_gib": Term(
+        lambda cut: np.where(cut.devices > 1, 1.0, 0.0),
+        "memory that more than one device takes on each of them: buckets of the exchange",
+        ("data_parallel_size",),
+    ),
+}
+"""Terms of a memory phase."""
+
+_PEAKS = (
+    "peak_allocated_first_backward_gib",
+    "peak_allocated_first_optimizer_step_gib",
+    "peak_allocated_steady_gib",
+)
+_OF_THE_DEVICE = ("device_used_gib", "peak_reserved_gib")
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Memory of the fullest device over geometries, by phase of a run."""
+
+    phases: dict[str, CostFit]
+    """By the name of the figure, in the order of `MEMORY_PHASES`."""
+    measured: pd.DataFrame
+    """The rows fitted."""
+
+    @property
+    def limiting(self) -> list[str]:
+        """Figures that decide whether a run fits: what the device sees, else the three peaks."""
+        for names in (*((name,) for name in _OF_THE_DEVICE), _PEAKS, ("peak_allocated_gib",)):
+            found = [name for name in names if name in self.phases]
+            if found:
+                return found
+        return list(self.phases)
+
+    def peak(self, devices: int, micro: int, accumulation: int, level: float = LEVEL) -> Estimate:
+        """Predict the memory that decides whether a run fits.
+
+        Parameters
+        ----------
+        devices, micro, accumulation : int
+        level : float
+            Coverage of the prediction interval.
+
+        Returns
+        -------
+        Estimate
+            Of the phase with the largest upper end; not identified where one phase is not.
+        """
+        found = [self.phases[n].at(devices, micro, accumulation, level) for n in self.limiting]
+        unknown = [estimate for estimate in found if not estimate.is_identified]
+        if unknown:
+            return unknown[0]
+        return max(found, key=lambda e: e.value if math.isnan(e.high) else e.high)
+
+    def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
+        """Say in which factors a geometry lies outside the measured ones."""
+        return outside(self.measured, devices, micro, accumulation)
+
+
+def fit_memory(table: pd.DataFrame, *, level: float = LEVEL) -> MemoryModel:
+    """Fit memory = fixed + slope x micro-batch + copies of the gradient, for each phase.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run of one machine, model and setting: `data_parallel_size`,
+        `micro_batch_size`, `gradient_accumulation_steps`, and one or more of `MEMORY_PHASES` in
+        GiB, of the fullest device.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    MemoryModel
+        One fit a phase that was measured. A term that the cells do not determine is not
+        identified, with the reason. The cells are the units: repeats of a geometry allocate the
+        same bytes and add no information.
+
+    Raises
+    ------
+    AnalysisError
+        If the table lacks a column, holds impossible values, or no row has a figure.
+    """
+    rows = one_group(table, list(MEMORY_PHASES))
+    phases = {
+        name: fit_cost(
+            rows, name, MEMORY_TERMS, unit="GiB", relative=False, repeats=False, level=level
+        )
+        for name in MEMORY_PHASES
+        if name in rows and rows[name].notna().any()
+    }
+    if not phases:
+        msg = f"no run has a memory figure; a table needs one of {', '.join(MEMORY_PHASES)} in GiB"
+        raise AnalysisError(msg)
+    return MemoryModel(phases, rows)

@@ -1,0 +1,214 @@
+"""What every cost model consists of: terms over geometries, cells, and predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cost.linear import Combination, Floats, LinearFit, fit_linear
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+
+__all__ = ["CostFit", "Cuts", "Term", "Terms", "fit_cost", "outside", "runs_of"]
+
+_NAMES = {
+    "data_parallel_size": "devices",
+    "micro_batch_size": "micro-batch",
+    "gradient_accumulation_steps": "accumulation",
+}
+
+
+class Cuts(NamedTuple):
+    """Geometries, one array a factor."""
+
+    devices: Floats
+    micro: Floats
+    accumulation: Floats
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of a cost model."""
+
+    weight: Callable[[Cuts], Floats]
+    """What its coefficient is multiplied by."""
+    definition: str
+    needs: tuple[str, ...] = ()
+    """Factors that must vary for it to be told from the others."""
+
+
+Terms = Mapping[str, Term]
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """One figure of a step, as a sum of terms over the geometry."""
+
+    terms: Terms
+    fit: LinearFit
+    estimates: dict[str, Estimate]
+    """A term's coefficient, by its name; its interval does not reach below zero."""
+    cells: pd.DataFrame
+    """One row a measured geometry: the three factors, `n` runs, `measured`, `fitted`, `residual`,
+    `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""
+    unit: str
+    method: str
+
+    def weights(self, devices: float, micro: float, accumulation: float) -> list[float]:
+        """What each coefficient is multiplied by in one geometry."""
+        cut = Cuts(*(np.array(float(value)) for value in (devices, micro, accumulation)))
+        return [float(term.weight(cut)) for term in self.terms.values()]
+
+    def at(
+        self, devices: float, micro: float, accumulation: float, level: float = LEVEL
+    ) -> Estimate:
+        """Predict the figure for a geometry that was not measured.
+
+        Parameters
+        ----------
+        devices, micro, accumulation : float
+            Numbers between the possible ones draw a line.
+        level : float
+            Coverage of the prediction interval.
+
+        Returns
+        -------
+        Estimate
+        """
+        found = self.fit.predict(self.weights(devices, micro, accumulation))
+        return estimate_of(found, self, "predicted from the fitted cost model", None, level)
+
+
+def fit_cost(
+    table: pd.DataFrame,
+    figure: str,
+    terms: Terms,
+    *,
+    unit: str,
+    relative: bool,
+    repeats: bool,
+    level: float = LEVEL,
+) -> CostFit:
+    """Fit one figure of a checked table.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `one_group` returns it.
+    figure : str
+        Column to fit; rows without it are left out. At least one row must have it.
+    terms : mapping of str to Term
+    unit : str
+    relative, repeats : bool
+        As `fit_linear` takes them.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    CostFit
+    """
+    rows = table[table[figure].notna()]
+    groups = rows.groupby(list(FACTORS))
+    factors = groups.size().index.to_frame(index=False)
+    measured = [group[figure].to_numpy(dtype=float) for _, group in groups]
+    cuts = Cuts(*(factors[name].to_numpy(dtype=float) for name in FACTORS))
+    design = np.column_stack([term.weight(cuts) for term in terms.values()])
+    fit = fit_linear(list(terms), design, measured, relative=relative, repeats=repeats)
+    means = np.array([values.mean() for values in measured])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error_pct = 100 * (fit.left_out / means - 1)
+    cells = factors.astype(int).assign(
+        n=[len(values) for values in measured],
+        measured=means,
+        fitted=fit.fitted,
+        residual=means - fit.fitted,
+        left_out=fit.left_out,
+        left_out_error_pct=error_pct,
+        run_ids=[runs_of(group) for _, group in groups],
+    )
+    model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
+    for name, term in terms.items():
+        why = _why_not(term, cells)
+        model.estimates[name] = estimate_of(fit.term(name), model, term.definition, why, level)
+    return model
+
+
+def estimate_of(
+    found: Combination, model: CostFit, definition: str, why: str | None, level: float
+) -> Estimate:
+    """Turn a combination of coefficients, none of which is negative, into an estimate."""
+    n = len(model.cells)
+    common = {"n": n, "unit": model.unit, "method": model.method, "definition": definition}
+    if not math.isfinite(found.value):
+        reason = f"{NOT_IDENTIFIED}: {why or 'the measured cells do not determine it'}"
+        return Estimate(math.nan, math.nan, math.nan, note=reason, **common)  # type: ignore[arg-type]
+    low, high = found.interval(level)
+    note = None
+    if math.isnan(low):
+        note = "no interval: no more cells than terms"
+    elif model.fit.from_repeats:
+        note = "the form itself is not tested: no more cells than terms"
+    tiny = -1e-9 * float(model.cells["measured"].abs().max())
+    if found.value < tiny:
+        note = f"the fit alone gives {found.value:.3g} {model.unit}, and it cannot be negative"
+    ends = (found.value, low, high)
+    # A NaN stays one, and what only rounding tells from zero is zero.
+    value, low, high = (0.0 if end < -tiny else end for end in ends)
+    return Estimate(value, low, high, note=note, **common)  # type: ignore[arg-type]
+
+
+def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) -> list[str]:
+    """Say in which factors a geometry lies outside the measured cells.
+
+    Parameters
+    ----------
+    cells : DataFrame
+        With the three factors.
+    devices, micro, accumulation : int
+
+    Returns
+    -------
+    list of str
+        As in `micro-batch 64 (measured: 1 to 32)`.
+    """
+    given = zip(FACTORS, (devices, micro, accumulation), strict=True)
+    return [
+        f"{_NAMES[name]} {value} (measured: {_range(cells[name])})"
+        for name, value in given
+        if not cells[name].min() <= value <= cells[name].max()
+    ]
+
+
+def runs_of(group: pd.DataFrame) -> str:
+    """Join the ids of the runs behind a row, where the table has them."""
+    return ";".join(sorted(map(str, group["run_id"]))) if "run_id" in group else ""
+
+
+def _range(values: pd.Series[int]) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _why_not(term: Term, cells: pd.DataFrame) -> str:
+    names = {**_NAMES, "data_parallel_size": "number of devices"}
+    constant = [names[name] for name in term.needs if cells[name].nunique() == 1]
+    if constant:
+        return f"the measured cells are all of one {' and one '.join(constant)}"
+    needs = " and ".join(names[name] for name in term.needs)
+    return f"{needs} vary only together with other terms" if needs else "too few cells"
+
+
+def _method(fit: LinearFit, cells: int, runs: int) -> str:
+    weighted = "least squares of relative errors" if fit.relative else "least squares"
+    over = f"{weighted} over the means of {cells} cells ({runs} runs)"
+    if fit.from_repeats:
+        return f"{over}, t-interval of {fit.degrees:g} degrees from repeats within cells"
+    if fit.degrees > 0:
+        return f"{over}, t-interval of {fit.degrees:g} degrees between cells"
+    return f"{over}, no interval"

@@ -1,0 +1,144 @@
+"""What more devices gain: weak and strong scaling efficiency, paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.numbers import TIMES
+
+__all__ = ["scaling_efficiency"]
+
+_PAIRED_BY = ("seed", "init_seed", "data_seed", "timing_repeat")
+_DEFINITIONS = {
+    "weak": "step time on the fewer devices / step time on the more, at equal micro-batch and "
+    "accumulation",
+    "strong": "step time on the fewer devices x their number / the same of the more, at an equal "
+    "global batch and equal {held}",
+}
+
+
+def scaling_efficiency(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+    """Compare step times on several devices with those on the fewest measured.
+
+    Weak scaling gives each device the same work (equal micro-batch and accumulation); strong
+    scaling shares one global batch out, by smaller micro-batches or by less accumulation. Runs
+    are paired by seed and timing repeat; without those columns, in the order of the rows.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run of one machine, model and setting: `data_parallel_size`,
+        `micro_batch_size`, `gradient_accumulation_steps`, `step_time_s` (NaN where the machine was
+        not free), and optionally `seed`, `timing_repeat`, `run_id`.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    DataFrame
+        One row a comparison: `kind` (weak or strong), `held` (what stays equal beside the global
+        batch), `devices`, `geometry`, `reference` (its geometry), `efficiency` (1: ideal),
+        `low`, `high`, `n` (pairs), `speedup` (strong: times faster than the reference),
+        `estimate` (the same as an `Estimate`) and `run_ids`. Empty where nothing can be compared.
+
+    Raises
+    ------
+    AnalysisError
+        If the table lacks a column or holds impossible values.
+
+    Notes
+    -----
+    Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
+    """
+    rows = one_group(table, ["step_time_s"])
+    keys = [name for name in _PAIRED_BY if name in rows]
+    rows = rows[rows["step_time_s"] > 0]
+    if not keys:
+        rows = rows.assign(pair=rows.groupby(list(FACTORS)).cumcount())
+        keys = ["pair"]
+    rows = rows.assign(
+        **{name: rows[name].astype(int) for name in FACTORS},
+        log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
+    )
+    found = [_compare(rows, keys, pair, level) for pair in _pairs(rows)]
+    columns = ["kind", "held", "devices", "geometry", "reference", "efficiency", "low", "high"]
+    columns += ["n", "speedup", "estimate", "run_ids"]
+    table = pd.DataFrame([row for row in found if row["n"]], columns=columns)
+    return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
+
+
+Geometry = tuple[int, int, int]
+Pair = tuple[Geometry, Geometry, str, str]
+
+
+def _pairs(rows: pd.DataFrame) -> Iterator[Pair]:
+    cells: list[Geometry] = list(
+        rows[list(FACTORS)].drop_duplicates().itertuples(index=False, name=None)
+    )
+    fewest: dict[tuple[object, ...], Geometry] = {}
+    for devices, micro, accumulation in sorted(cells):
+        for key in (
+            ("weak", "micro-batch and accumulation", micro, accumulation),
+            ("strong", "accumulation", devices * micro, accumulation),
+            ("strong", "micro-batch", devices * accumulation, micro),
+        ):
+            cell = (devices, micro, accumulation)
+            base = fewest.setdefault(key, cell)
+            if base[0] < devices:
+                yield cell, base, str(key[0]), str(key[1])
+
+
+def _compare(
+    rows: pd.DataFrame,
+    keys: list[str],
+    pair: Pair,
+    level: float,
+) -> dict[str, object]:
+    cell, base, kind, held = pair
+    names = list(FACTORS)
+    sides = []
+    for geometry in (base, cell):
+        side = rows[(rows[names] == list(geometry)).all(axis=1)]
+        sides.append(side.groupby(keys, dropna=False)["log"].mean())
+    factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
+    logs = (sides[0] - sides[1]).dropna() + factor
+    n, mean = len(logs), float(logs.mean()) if len(logs) else math.nan
+    half = math.nan
+    if n > 1:
+        half = float(stats.t.ppf(0.5 + level / 2, n - 1) * logs.std() / math.sqrt(n))
+    value, low, high = (math.exp(end) for end in (mean, mean - half, mean + half))
+    estimate = Estimate(
+        value,
+        low,
+        high,
+        n,
+        "",
+        f"t-interval of the mean log ratio over {n} pairs of runs",
+        _DEFINITIONS[kind].format(held=held),
+        None if n > 1 else "no interval: one pair",
+    )
+    involved = rows[
+        (rows[names] == list(cell)).all(axis=1) | (rows[names] == list(base)).all(axis=1)
+    ]
+    ids = ";".join(sorted(map(str, involved["run_id"]))) if "run_id" in involved else ""
+    return {
+        "kind": kind,
+        "held": held,
+        "devices": cell[0],
+        "geometry": TIMES.join(map(str, cell)),
+        "reference": TIMES.join(map(str, base)),
+        "efficiency": value,
+        "low": low,
+        "high": high,
+        "n": n,
+        "speedup": value * cell[0] / base[0] if kind == "strong" else math.nan,
+        "estimate": estimate,
+        "run_ids": ids,
+    }

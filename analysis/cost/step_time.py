@@ -1,0 +1,204 @@
+"""Time of an optimizer step: micro-steps, the exchange of gradients, the update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cost.linear import Combination
+from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost, outside
+from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.errors import AnalysisError
+
+__all__ = ["StepTimeModel", "fit_step_time"]
+
+_MICRO_STEPS = {
+    "micro_step_fixed_s": Term(
+        lambda cut: cut.accumulation,
+        "time of a micro-step that does not grow with the micro-batch",
+        ("micro_batch_size",),
+    ),
+    "per_sample_s": Term(
+        lambda cut: cut.accumulation * cut.micro,
+        "time that each further sample of a micro-batch takes",
+        ("micro_batch_size",),
+    ),
+}
+_EXCHANGE = {
+    "exchange_s": Term(
+        lambda cut: 2 * (cut.devices - 1) / cut.devices,
+        "time of the gradient exchange that backward does not hide, at two devices; at D devices "
+        "times 2 (D - 1) / D, the bytes that a ring moves",
+        ("data_parallel_size",),
+    )
+}
+_OPTIMIZER = {
+    "optimizer_s": Term(
+        lambda cut: np.ones_like(cut.devices),
+        "time of an optimizer step outside micro-steps and exchange: clipping and update",
+        ("gradient_accumulation_steps", "micro_batch_size"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """Time of an optimizer step over geometries."""
+
+    parts: list[CostFit]
+    """Fits whose sum is the step time: one of all terms, or one a part measured apart."""
+    estimates: dict[str, Estimate]
+    """`micro_step_fixed_s` (alpha), `per_sample_s` (beta), `exchange_s`, `optimizer_s`."""
+    cells: pd.DataFrame
+    """One row a measured geometry: the three factors, `n`, `measured`, `fitted`, `residual`,
+    `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""
+
+    def at(self, devices: int, micro: int, accumulation: int, level: float = LEVEL) -> Estimate:
+        """Predict the step time of a geometry that was not measured, in seconds.
+
+        Parameters
+        ----------
+        devices, micro, accumulation : int
+        level : float
+            Coverage of the prediction interval.
+
+        Returns
+        -------
+        Estimate
+        """
+        found = self.combine(devices, micro, accumulation)
+        definition = "mean of the step time of a cell, predicted from the fitted cost model"
+        estimate = estimate_of(found, self.parts[0], definition, None, level)
+        if not (estimate.is_identified and estimate.value > 0):
+            return estimate
+        # Errors are relative, so the interval is of the logarithm and stays above zero.
+        spread = replace(found, value=0.0, variance=found.variance / found.value**2)
+        low, high = (found.value * math.exp(end) for end in spread.interval(level))
+        return replace(estimate, low=low, high=high)
+
+    def combine(self, devices: int, micro: int, accumulation: int) -> Combination:
+        """Predict the same as a value and its variance."""
+        weights = [part.weights(devices, micro, accumulation) for part in self.parts]
+        if devices > 1 and not any("exchange_s" in part.terms for part in self.parts):
+            return Combination(math.nan, math.nan, 0.0)
+        # A part with no weight, such as the exchange of one device, is known to be zero.
+        used = [(p, w) for p, w in zip(self.parts, weights, strict=True) if any(w)]
+        return _sum([part.fit.predict(weight) for part, weight in used])
+
+    def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
+        """Say in which factors a geometry lies outside the measured ones."""
+        return outside(self.cells, devices, micro, accumulation)
+
+
+def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel:
+    """Fit step time = A (alpha + beta M) + exchange(D) + optimizer.
+
+    Where exchange and update were measured apart, each part is fitted to its own figures; else
+    all terms are fitted to the step time. Errors are taken as relative: a slow cell departs from
+    the form by more seconds than a fast one.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run of one machine, model and setting: `data_parallel_size` (D),
+        `micro_batch_size` (M), `gradient_accumulation_steps` (A), `step_time_s`, and optionally
+        `exchange_s` (what backward did not hide) and `optimizer_s`. NaN where the machine was not
+        free.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    StepTimeModel
+        A term that the cells do not determine is not identified, with the reason.
+
+    Raises
+    ------
+    AnalysisError
+        If the table lacks a column, holds impossible values, or no row has a valid time.
+
+    Notes
+    -----
+    A ring all-reduce moves 2 (D - 1) / D times the gradient through each device (Patarasuk and
+    Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Hops between machines differ, so fit runs of one
+    node apart from those of several.
+    """
+    rows = one_group(table, ["step_time_s"])
+    if rows.empty:
+        msg = (
+            "no run has a valid time: a time counts where the run was completed and had the "
+            "machine to itself; launch with launcher.concurrent_runs=1 and no more ranks than cores"
+        )
+        raise AnalysisError(msg)
+    if (rows["step_time_s"] <= 0).any():
+        msg = "step_time_s must be above zero; leave a cell empty where there is no time"
+        raise AnalysisError(msg)
+    parts = _parts(rows, level)
+    estimates = {name: found for part in parts for name, found in part.estimates.items()}
+    if "exchange_s" not in estimates:
+        (term,) = _EXCHANGE.values()
+        estimates["exchange_s"] = estimate_of(
+            Combination(math.nan, math.nan, 0.0),
+            parts[0],
+            term.definition,
+            "the cells with valid times are all of one device",
+            level,
+        )
+    return StepTimeModel(parts, estimates, _sum_of_cells(parts, rows))
+
+
+def _parts(rows: pd.DataFrame, level: float) -> list[CostFit]:
+    def fit(figures: pd.DataFrame, terms: dict[str, Term]) -> CostFit:
+        return fit_cost(
+            figures, "figure", terms, unit="s", relative=True, repeats=True, level=level
+        )
+
+    parallel = rows["data_parallel_size"] > 1
+    apart = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
+    apart["exchange_s"] = apart["exchange_s"].where(parallel, 0.0)
+    compute = rows["step_time_s"] - apart.sum(axis=1)
+    whole = apart.isna().any(axis=None) or (apart < 0).any(axis=None) or (compute <= 0).any()
+    if whole or (apart.loc[parallel, "exchange_s"] <= 0).any() or (apart["optimizer_s"] <= 0).any():
+        # Ends of exchange and update are not known in every run: only their sum is fitted.
+        terms = _MICRO_STEPS | (_EXCHANGE if parallel.any() else {}) | _OPTIMIZER
+        return [fit(rows.assign(figure=rows["step_time_s"]), terms)]
+    parts = [fit(rows.assign(figure=compute), _MICRO_STEPS)]
+    if parallel.any():
+        parts.append(fit(rows[parallel].assign(figure=apart["exchange_s"]), _EXCHANGE))
+    parts.append(fit(rows.assign(figure=apart["optimizer_s"]), _OPTIMIZER))
+    return parts
+
+
+def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the parts up by cell; one that a cell does not have, such as an exchange, is zero."""
+    keys = list(FACTORS)
+    table = parts[0].cells.set_index(keys)
+    total = table[["n", "run_ids"]].copy()
+    measured = rows.groupby(keys)["step_time_s"].mean()
+    total["measured"] = measured.to_numpy()
+    for name in ("fitted", "left_out"):
+        total[name] = table[name]
+        for part in parts[1:]:
+            other = part.cells.set_index(keys)[name]
+            missing = table.index.difference(other.index)
+            zero = pd.Series(0.0, index=missing)
+            total[name] += pd.concat([other, zero]).reindex(table.index)
+    total["residual"] = total["measured"] - total["fitted"]
+    total["left_out_error_pct"] = 100 * (total["left_out"] / total["measured"] - 1)
+    order = ["n", "measured", "fitted", "residual", "left_out", "left_out_error_pct", "run_ids"]
+    return total[order].reset_index()
+
+
+def _sum(found: list[Combination]) -> Combination:
+    """Add independent parts; the degrees of the sum are Satterthwaite's."""
+    value = sum(part.value for part in found)
+    variance = sum(part.variance for part in found)
+    shares = [part.variance**2 / part.degrees for part in found if part.degrees > 0]
+    total = sum(shares)
+    if not total or math.isnan(total):
+        return Combination(value, variance, min(part.degrees for part in found))
+    return Combination(value, variance, variance**2 / total)

@@ -1,0 +1,150 @@
+"""The table that cost models are fitted to: one row a completed run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.comparison import valid_figures
+from batchscape.errors import AnalysisError
+
+__all__ = ["FACTORS", "MEMORY_PHASES", "TIME_PARTS", "cost_groups", "cost_table", "one_group"]
+
+FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
+"""Columns that every cost table needs: positive integers."""
+
+MEMORY_PHASES = {
+    "allocated_after_model_gib": "after the model",
+    "peak_allocated_first_backward_gib": "first backward",
+    "peak_allocated_first_optimizer_step_gib": "first update",
+    "peak_allocated_steady_gib": "later steps",
+    "peak_allocated_gib": "peak of all",
+    "peak_reserved_gib": "reserved by the allocator",
+    "device_used_gib": "device memory of the process",
+}
+"""Memory figures and how they are called, in the order of a run."""
+
+TIME_PARTS = ("exchange_s", "optimizer_s")
+"""Parts of the step time that are measured apart."""
+
+_CONTEXT = ("sweep_dir", "run_id", "cell", "seed", "init_seed", "data_seed", "timing_repeat")
+# What training does with the numbers, not how many there are: neither bytes nor operations.
+_WITHOUT_COST = ("schedule.", "scaling.", "budget.", "loader.", "source_hash")
+_COSTLY_OF_OPTIMIZER = {"optimizer.name", "optimizer.momentum", "optimizer.nesterov"}
+
+
+def cost_groups(cells: Cells) -> pd.DataFrame:
+    """Number the cells by all that costs memory or time, geometry aside.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        Indexed by `cell`: `group`, and `group_label` (empty where there is one group). Runs
+        of one group ran on equal hardware, and differ in geometry, seeds and such settings as the
+        learning rate only.
+    """
+    names = [name for name in cells.contexts if _has_cost(name)]
+    if not names:
+        return pd.DataFrame({"group": 0, "group_label": ""}, index=cells.table.index)
+    keys = cells.table[names].fillna("unknown").astype(str)
+    group = keys.groupby(names, sort=False).ngroup()
+    label = keys.apply(lambda row: ", ".join(f"{name} {row[name]}" for name in names), axis=1)
+    return pd.DataFrame({"group": group, "group_label": label})
+
+
+def cost_table(cells: Cells) -> pd.DataFrame:
+    """Collect the figures that cost models are fitted to.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        One row a completed run: `group`, `group_label`, `sweep_dir`, `run_id`, `cell`, seeds,
+        `timing_repeat`, the three `FACTORS` and `global_batch_size`, `hardware`, the
+        `MEMORY_PHASES` in GiB (maximum over ranks), and `step_time_s`, `exchange_s`,
+        `optimizer_s` in seconds, NaN where the machine was not free.
+    """
+    figures = valid_figures(cells.runs)
+    runs = cells.runs.loc[figures.index]
+    names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
+    kept = [name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs]
+    groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
+    return pd.concat([groups, runs[kept], figures[names]], axis=1).reset_index(drop=True)
+
+
+def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
+    """Check a table, and keep the rows that have one of the figures.
+
+    Parameters
+    ----------
+    table : DataFrame
+        With the three `FACTORS`, and some of `figures`; `group`, where there is one, has one value.
+    figures : sequence of str
+        Columns of which a row must have at least one.
+
+    Returns
+    -------
+    DataFrame
+        Factors as floats, figures as floats with NaN where missing.
+
+    Raises
+    ------
+    AnalysisError
+        If a column is missing, a factor is no positive integer, a figure is negative or infinite,
+        or several groups are mixed.
+    """
+    present = [name for name in figures if name in table.columns]
+    missing = [name for name in FACTORS if name not in table.columns]
+    if missing or not present:
+        lacks = ", ".join(missing) if missing else f"one of {', '.join(figures)}"
+        msg = f"a cost table needs {', '.join(FACTORS)} and a figure a run; it lacks {lacks}"
+        raise AnalysisError(msg)
+    if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
+        groups = table["group"].nunique(dropna=False)
+        msg = (
+            f"a cost model is of one machine, model and setting, and the table mixes {groups} "
+            "values of `group`; fit each alone, as table[table['group'] == 0]"
+        )
+        raise AnalysisError(msg)
+    numbers = pd.DataFrame(
+        {name: _floats(table[name]) for name in [*FACTORS, *present]}, index=table.index
+    )
+    factors = numbers[list(FACTORS)].to_numpy()
+    if not (np.isfinite(factors) & (factors >= 1) & (factors % 1 == 0)).all():
+        bad = numbers.loc[~((factors >= 1) & (factors % 1 == 0)).all(axis=1), list(FACTORS)].iloc[0]
+        msg = f"{', '.join(FACTORS)} must be integers of at least 1, got {bad.to_list()}"
+        raise AnalysisError(msg)
+    values = numbers[present].to_numpy()
+    if (np.isinf(values) | (values < 0)).any():
+        msg = f"{', '.join(present)} must be finite and not negative; leave a cell empty for none"
+        raise AnalysisError(msg)
+    kept = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
+    return kept[numbers[present].notna().any(axis=1)]
+
+
+def _floats(column: pd.Series[Any]) -> pd.Series[float]:
+    try:
+        return pd.to_numeric(column).astype("Float64").astype(float)
+    except (ValueError, TypeError) as error:
+        msg = f"column {column.name} must hold numbers: {error}"
+        raise AnalysisError(msg) from None
+
+
+def _has_cost(name: str) -> bool:
+    if name == "learning_rate" or name.startswith(_WITHOUT_COST):
+        return False
+    if name.startswith("evaluation."):
+        # An average of the weights is one more copy of them, and one more pass over them.
+        return name == "evaluation.ema_half_life_tokens"
+    return not name.startswith("optimizer.") or name in _COSTLY_OF_OPTIMIZER

@@ -1,0 +1,261 @@
+"""What the report shows of costs: the models' terms, how well they predict, and scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.figures import draw_memory_model, draw_step_time_model
+from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.scaling import scaling_efficiency
+from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
+from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.numbers import MISSING, Scale, memory_scale, time_scale
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.errors import AnalysisError
+
+__all__ = ["cost_section"]
+
+_MAX_GROUPS = 6
+_TERMS = {
+    "fixed_gib": "memory, fixed",
+    "per_sample_gib": "memory, a sample of the micro-batch",
+    "accumulation_gib": "memory, accumulation above 1",
+    "devices_gib": "memory, more than one device",
+    "micro_step_fixed_s": "time, a micro-step",
+    "per_sample_s": "time, a sample of a micro-step",
+    "exchange_s": "time, exchange at two devices",
+    "optimizer_s": "time, update",
+}
+
+
+def cost_section(cells: Cells) -> Section | None:
+    """Fit the cost models of every group of comparable runs.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    Section or None
+        None where no completed run has a figure of memory or time.
+    """
+    table = cost_table(cells)
+    answer: list[str] = []
+    rows: list[dict[str, object]] = []
+    scaled: list[pd.DataFrame] = []
+    pictures: list[Picture] = []
+    headlines: dict[str, Estimate] = {}
+    for number in sorted(table["group"].unique()):
+        own = table[table["group"] == number]
+        label = str(own["group_label"].iloc[0])
+        suffix = f"_{number}" if label else ""
+        memory, times = _memory(own), _times(own)
+        rows += [{"group": label, **row} for row in _rows(memory, times)]
+        if number < _MAX_GROUPS:
+            answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
+            pictures += _pictures(memory, times, suffix, label)
+        if memory is not None:
+            headlines |= _named(memory.phases[memory.limiting[-1]].estimates, "memory", suffix)
+        if times is not None:
+            headlines |= _named(times.estimates, "step", suffix)
+            scaled.append(scaling_efficiency(own).assign(group=label))
+    if not rows:
+        return None
+    tables = [_models(pd.DataFrame(rows))]
+    efficiency = pd.concat(scaled, ignore_index=True) if scaled else pd.DataFrame()
+    if len(efficiency):
+        tables.append(_scaling(efficiency))
+        answer += _scaling_answer(efficiency)
+    return Section("What a step costs", answer, tables, pictures, (), headlines)
+
+
+def _memory(table: pd.DataFrame) -> MemoryModel | None:
+    try:
+        return fit_memory(table)
+    except AnalysisError:
+        return None
+
+
+def _times(table: pd.DataFrame) -> StepTimeModel | None:
+    try:
+        return fit_step_time(table)
+    except AnalysisError:
+        return None
+
+
+def _named(estimates: dict[str, Estimate], prefix: str, suffix: str) -> dict[str, Estimate]:
+    return {f"{prefix}_{name}{suffix}": found for name, found in estimates.items()}
+
+
+def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[dict[str, object]]:
+    fits = []
+    if memory is not None:
+        fits += [(MEMORY_PHASES[n], p.estimates, p.cells) for n, p in memory.phases.items()]
+    if times is not None:
+        fits.append(("optimizer step", times.estimates, times.cells))
+    for phase, estimates, cells in fits:
+        for name, found in estimates.items():
+            yield {
+                "phase": phase,
+                "term": name,
+                "value": found.value,
+                "low": found.low,
+                "high": found.high,
+                "unit": found.unit,
+                "cells": found.n,
+                "method": found.method,
+                "definition": found.definition,
+                "note": found.note,
+                "max_residual_pct": float(
+                    (100 * cells["residual"] / cells["measured"]).abs().max()
+                ),
+                "max_left_out_error_pct": float(cells["left_out_error_pct"].abs().max()),
+                "run_ids": ";".join(filter(None, cells["run_ids"])),
+            }
+
+
+def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[str]:
+    if memory is not None:
+        phase = memory.phases[memory.limiting[-1]]
+        slope = phase.estimates["per_sample_gib"]
+        fixed = phase.estimates["fixed_gib"]
+        if slope.is_identified:
+            text = f"A device needs {_with_unit(fixed)} and {_with_unit(slope)} a sample of the "
+            yield text + f"micro-batch ({MEMORY_PHASES[memory.limiting[-1]]})."
+        for name, what in (
+            ("accumulation_gib", "Accumulation"),
+            ("devices_gib", "More than one device"),
+        ):
+            found = phase.estimates[name]
+            if found.is_identified:
+                yield f"{what} adds {_with_unit(found)} on each device."
+    if times is None:
+        yield "No step time is valid, so there is no model of it."
+        return
+    start, slope = times.estimates["micro_step_fixed_s"], times.estimates["per_sample_s"]
+    if start.is_identified and slope.is_identified:
+        yield f"A micro-step takes {_with_unit(start)} and {_with_unit(slope)} a sample."
+    else:
+        yield f"How the time of a micro-step grows is {start.note or slope.note}."
+    error = times.cells["left_out_error_pct"].abs().max()
+    if pd.notna(error):
+        yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
+
+
+def _with_unit(found: Estimate) -> str:
+    scale = (memory_scale if found.unit == "GiB" else time_scale)([found.value])
+    return f"{_text(found, scale)} {scale.unit}"
+
+
+def _text(found: Estimate, scale: Scale) -> str:
+    ends = (found.value * scale.factor, found.low * scale.factor, found.high * scale.factor)
+    note = None if found.note is None else str(found.note)
+    return Estimate(*ends, found.n, scale.unit, found.method, found.definition, note).text()
+
+
+def _models(table: pd.DataFrame) -> TableView:
+    labelled = table["group"].ne("").any()
+    rows = []
+    for _, row in table.iterrows():
+        if row["phase"] == MEMORY_PHASES["peak_allocated_gib"]:
+            continue
+        found = Estimate(row["value"], row["low"], row["high"], row["cells"], "", "", "")
+        scale = (memory_scale if row["unit"] == "GiB" else time_scale)([row["value"]])
+        head = [row["group"]] if labelled else []
+        note = row["note"] if isinstance(row["note"], str) else ""
+        note = note.removeprefix(f"{NOT_IDENTIFIED}: ")
+        unit = scale.unit if found.is_identified else ""
+        rows.append(
+            [
+                *head,
+                row["phase"],
+                _TERMS[row["term"]],
+                _text(found, scale),
+                unit,
+                str(row["cells"]),
+                note,
+            ]
+        )
+    grid = Grid(
+        headers=[
+            *(["group"] if labelled else []),
+            "phase of a run",
+            "term",
+            "estimate [95 %]",
+            "unit",
+            "cells",
+            "note",
+        ],
+        rows=rows,
+        short_first="group" if labelled else "phase",
+        n_left=3 if labelled else 2,
+        notes=[
+            "Memory = fixed + slope x micro-batch + a term each for accumulation above 1 and for "
+            "more than one device. Step time = accumulation x (micro-step + slope x micro-batch) + "
+            "exchange x 2 (D - 1) / D + update. Intervals: t, the cells being the units."
+        ],
+    )
+    return TableView("cost_models", "Cost models", table, grid)
+
+
+def _scaling(table: pd.DataFrame) -> TableView:
+    labelled = table["group"].ne("").any()
+    rows = []
+    for _, row in table.iterrows():
+        head = [str(row["group"])] if labelled else []
+        rows.append(
+            [
+                *head,
+                f"{row['kind']}, equal {row['held']}",
+                row["geometry"],
+                row["reference"],
+                row["estimate"].text(),
+                str(row["n"]),
+            ]
+        )
+    headers = ["scaling, and what stays equal", "geometry", "against", "efficiency [95 %]", "pairs"]
+    grid = Grid(
+        headers=[*(["group"] if labelled else []), *headers],
+        rows=rows,
+        short_first="group" if labelled else "scaling",
+        n_left=4 if labelled else 3,
+        notes=["1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean log."],
+    )
+    full = table.drop(columns="estimate")
+    return TableView("scaling_efficiency", "Scaling efficiency", full, grid)
+
+
+def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:
+    for kind, rows in table.groupby("kind"):
+        row = rows.sort_values("devices").iloc[-1]
+        yield (
+            f"{str(kind).capitalize()} scaling to {row['devices']} devices: efficiency "
+            f"{row['estimate'].text()} ({row['geometry']} against {row['reference']})."
+        )
+
+
+def _pictures(
+    memory: MemoryModel | None, times: StepTimeModel | None, suffix: str, label: str
+) -> list[Picture]:
+    about = f" {label}." if label else ""
+    pictures = []
+    drawn = draw_memory_model(memory) if memory is not None else None
+    if drawn is not None:
+        caption = (
+            "Memory of the fullest device by phase. Lines: fit for one device without "
+            f"accumulation; hollow: cells with accumulation or more devices.{about}"
+        )
+        pictures.append(Picture(f"memory_model{suffix}", caption, drawn))
+    if times is not None:
+        caption = (
+            "Time of an optimizer step as measured, as fitted, and as predicted from the other "
+            f"cells {MISSING} the last only where they determine it.{about}"
+        )
+        pictures.append(Picture(f"step_time_model{suffix}", caption, draw_step_time_model(times)))
+    return pictures

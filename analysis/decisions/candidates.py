@@ -1,0 +1,212 @@
+"""Every geometry that could be used, with its memory, time and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.to_target import (
+    pareto_front,
+    step_times,
+    steps_by_batch,
+    time_to_target,
+)
+
+__all__ = [
+    "LARGEST_SEARCHED",
+    "MEMORY_MARGIN",
+    "candidates_of",
+    "compare_with",
+    "largest_micro_batch",
+]
+
+MEMORY_MARGIN = 0.10
+"""Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
+libraries take."""
+
+LARGEST_SEARCHED = 2**20
+"""Micro-batches beyond it are not searched."""
+
+Geometry = tuple[int, int, int]
+
+
+def candidates_of(evidence: Evidence, max_devices: int, memory_gib: float) -> pd.DataFrame:
+    """List the cuts of every global batch whose steps to the target are known.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    max_devices : int
+        Devices that may be used.
+    memory_gib : float
+        Memory of a device; NaN: unknown, and only what ran out of memory is excluded.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `time_to_target`, and `memory_gib` (upper end of the prediction with
+        `MEMORY_MARGIN`, or NaN), `memory_source` (measured, predicted or unknown),
+        `memory_beyond` and `fits`. `on_front` counts measured geometries that fit only.
+        Without a target, steps count one, and times are of a step.
+    """
+    measured = evidence.table
+    steps = _steps(evidence)
+    geometries = _geometries(steps.index, measured, max_devices)
+    times = step_times(measured, geometries, evidence.step_time)
+    rows = time_to_target(steps, times)
+    model = evidence.memory
+    limits = [
+        _memory(evidence, model, (int(devices), int(micro), int(accumulation)), memory_gib)
+        for devices, micro, accumulation in rows[list(FACTORS)].to_numpy()
+    ]
+    columns = ["memory_gib", "memory_source", "memory_beyond", "fits"]
+    rows = pd.concat([rows, pd.DataFrame(limits, columns=columns, index=rows.index)], axis=1)
+    # What is only predicted must not push a measured geometry off the front.
+    counts = (rows["source"] == "measured") & rows["fits"]
+    rows["on_front"] = pareto_front(rows["time_s"].where(counts), rows["device_hours"])
+    return rows
+
+
+def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> int:
+    """Find the largest micro-batch whose upper end with `MEMORY_MARGIN` fits, if accumulated.
+
+    Parameters
+    ----------
+    model : MemoryModel
+    devices : int
+    memory_gib : float
+
+    Returns
+    -------
+    int
+        0 where none fits or the model does not tell; at most `LARGEST_SEARCHED`.
+    """
+
+    def fits(micro: int) -> bool:
+        upper = _upper(model, (devices, micro, 2))
+        return upper * (1 + MEMORY_MARGIN) <= memory_gib
+
+    low, high = 0, LARGEST_SEARCHED
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float) -> pd.DataFrame:
+    """Compare every candidate with one of them.
+
+    Parameters
+    ----------
+    candidates : DataFrame
+        As `candidates_of` returns it.
+    chosen : Series
+        One of its rows.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    DataFrame
+        The candidates with `times_slower` (time over that of the chosen), `times_slower_low`,
+        `times_slower_high`, `times_dearer` (the same of device-hours) and `probability_faster`
+        (that the candidate takes less time; NaN where nothing tells). Cuts of one global batch
+        share its steps, which cancel; those of different ones are taken as independent.
+    """
+    own = candidates["global_batch_size"] == chosen["global_batch_size"]
+    same = own & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    difference = candidates["log"] - chosen["log"]
+    difference = difference.where(
+        ~own,
+        candidates["time_log"] - chosen["time_log"],
+    )
+    variance = candidates["time_log_variance"] + chosen["time_log_variance"]
+    apart = candidates["steps_log_variance"] + chosen["steps_log_variance"]
+    variance = (variance + apart.where(~own, 0.0)).where(~same, 0.0)
+    of_times = candidates["time_degrees"].clip(upper=chosen["time_degrees"])
+    of_steps = candidates["steps_degrees"].clip(upper=chosen["steps_degrees"])
+    degrees = np.minimum(of_times, of_steps.where(~own, math.inf))
+    half = (stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
+    devices = candidates["data_parallel_size"] / chosen["data_parallel_size"]
+    ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])
+    return candidates.assign(
+        times_slower=ratio,
+        times_slower_low=np.exp(difference - half),
+        times_slower_high=np.exp(difference + half),
+        times_dearer=ratio * devices,
+        probability_faster=pd.Series(probability, index=candidates.index).where(~same),
+    )
+
+
+def _steps(evidence: Evidence) -> pd.DataFrame:
+    if evidence.reaches is not None:
+        return steps_by_batch(evidence.reaches)
+    batch = int(evidence.table["global_batch_size"].mode().to_numpy()[0])
+    one = {
+        "n_seeds": 0,
+        "n_reached": 0,
+        "steps": 1.0,
+        "least_steps": 1.0,
+        "steps_log": 0.0,
+        "steps_log_variance": 0.0,
+        "steps_degrees": math.inf,
+        "learning_rate": math.nan,
+        "outcomes": "",
+        "run_ids": "",
+    }
+    return pd.DataFrame([one], index=pd.Index([batch], name="global_batch_size"))
+
+
+def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int) -> list[Geometry]:
+    """Cut each batch by the micro-batches measured and powers of two, on up to so many devices."""
+    powers = {2**power for power in range(21)}
+    micros = powers | set(measured["micro_batch_size"].astype(int))
+    counts = {n for n in powers | {max_devices} if n <= max_devices}
+    counts |= {n for n in measured["data_parallel_size"].astype(int) if n <= max_devices}
+    return [
+        (devices, micro, batch // (devices * micro))
+        for batch in map(int, batches)
+        for devices in sorted(counts)
+        for micro in sorted(micros)
+        if batch % (devices * micro) == 0
+    ]
+
+
+def _memory(
+    evidence: Evidence, model: MemoryModel | None, geometry: Geometry, limit: float
+) -> tuple[float, str, str, bool]:
+    devices, micro, accumulation = geometry
+    failed = any(
+        d <= devices and m <= micro and (a > 1) <= (accumulation > 1)
+        for d, m, a in evidence.out_of_memory
+    )
+    if model is None:
+        return math.nan, "unknown", "", not failed
+    rows = model.measured
+    own = rows[(rows[list(FACTORS)] == list(geometry)).all(axis=1)]
+    value = float(own[model.limiting].to_numpy().max()) if len(own) else math.nan
+    source, beyond = "measured", ""
+    if math.isnan(value):
+        value = _upper(model, geometry)
+        source = "predicted" if math.isfinite(value) else "unknown"
+        value = value if math.isfinite(value) else math.nan
+        beyond = "; ".join(model.beyond(*geometry))
+    needed = value * (1 + MEMORY_MARGIN)
+    return needed, source, beyond, not failed and not needed > limit
+
+
+def _upper(model: MemoryModel, geometry: Geometry) -> float:
+    found = model.peak(*geometry)
+    if not found.is_identified:
+        return math.inf
+    return found.value if math.isnan(found.high) else found.high

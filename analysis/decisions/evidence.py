@@ -1,0 +1,190 @@
+"""What sweeps say about one model on one machine, gathered for a decision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
+from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.analysis.targets.crossings import steps_to_target
+from batchscape.analysis.targets.curves import curve_groups, curves_of
+from batchscape.analysis.tradeoff.fit import fit_tradeoff
+from batchscape.errors import AnalysisError
+from batchscape.record.tables import Tables, load
+
+__all__ = ["Evidence", "evidence_of", "gather"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a decision needs."""
+
+    label: str
+    """What tells these runs from others of the same folders; empty where there are none."""
+    table: pd.DataFrame
+    """One row a completed run, as `cost_table` returns it."""
+    reaches: pd.DataFrame | None
+    """One row a run, of one target and one learning rate a batch; None: nothing was reached."""
+    hardware: str = "unknown hardware"
+    optimizer: str | None = None
+    host_memory_gib: float = math.nan
+    """Memory that all devices share, of a processor; NaN where devices have their own."""
+    out_of_memory: list[tuple[int, int, int]] = field(default_factory=list)
+    """Geometries of runs that ended so."""
+    critical: Estimate | None = None
+    """Critical batch b/a of S = a + b/B."""
+    warnings: list[str] = field(default_factory=list)
+
+    @cached_property
+    def memory(self) -> MemoryModel | None:
+        """The memory model; None where no run has a figure."""
+        try:
+            return fit_memory(self.table)
+        except AnalysisError:
+            return None
+
+    @cached_property
+    def step_time(self) -> StepTimeModel | None:
+        """The step-time model; None where no run has a valid time."""
+        try:
+            return fit_step_time(self.table)
+        except AnalysisError:
+            return None
+
+
+def gather(dirs: list[Path], target_loss: float | None = None) -> list[Evidence]:
+    """Load sweeps, and sort their runs by model, machine and settings.
+
+    Parameters
+    ----------
+    dirs : list of Path
+        Sweep folders.
+    target_loss : float, optional
+        Target; by default the hardest that `choose_targets` finds.
+
+    Returns
+    -------
+    list of Evidence
+        One for each group of runs that may be compared; those without a completed run are left out.
+
+    Raises
+    ------
+    RecordError
+        If a folder holds no runs.
+    AnalysisError
+        If no run was completed.
+    """
+    tables = load(*dirs)
+    cells = find_cells(tables.runs)
+    found = evidence_of(cells, tables, target_loss)
+    if not found:
+        counts = ", ".join(f"{n} {s}" for s, n in cells.runs["status"].value_counts().items())
+        msg = f"a recommendation needs completed runs, and of these none is: {counts}"
+        raise AnalysisError(msg)
+    return found
+
+
+def evidence_of(
+    cells: Cells,
+    tables: Tables,
+    target_loss: float | None = None,
+    reaches: pd.DataFrame | None = None,
+) -> list[Evidence]:
+    """Sort runs by model, machine and settings.
+
+    Parameters
+    ----------
+    cells : Cells
+    tables : Tables
+        What its runs were loaded from.
+    target_loss : float, optional
+    reaches : DataFrame, optional
+        As `steps_to_target` returns it for these runs, where it was computed before.
+
+    Returns
+    -------
+    list of Evidence
+    """
+    note = None
+    if reaches is None or reaches.empty:
+        reaches, note = _reaches(cells, tables, target_loss)
+    table = cost_table(cells)
+    groups = cost_groups(cells)
+    shared = [(0, "", tuple(cells.table.index))]
+    if reaches is not None:
+        known = curve_groups(cells)
+        numbers = known.index.astype(int)
+        shared = list(zip(numbers, known["label"], known["cells"], strict=True))
+    found = []
+    for number in sorted(table["group"].unique()):
+        own = table[table["group"] == number]
+        here = set(groups.index[groups["group"] == number])
+        within = [(group, label) for group, label, members in shared if here & set(members)]
+        for group, label in within:
+            mine = None if reaches is None else reaches[reaches["group"] == group]
+            names = [str(own["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
+            runs = cells.runs[cells.runs["cell"].isin(here)]
+            text = ", ".join(filter(None, names))
+            found.append(_evidence(text, own, mine, runs, [note] if note else []))
+    return found
+
+
+def _reaches(
+    cells: Cells, tables: Tables, target_loss: float | None
+) -> tuple[pd.DataFrame | None, str | None]:
+    try:
+        curves = curves_of(cells, tables)
+        targets = None if target_loss is None else [target_loss]
+        reaches = steps_to_target(curves, targets)
+    except AnalysisError as error:
+        if target_loss is not None:
+            raise
+        return None, f"steps to a target are not identified: {error}"
+    if reaches.empty:
+        return None, "steps to a target are not identified: no target was reached by every batch"
+    return reaches, None
+
+
+def _evidence(
+    label: str,
+    table: pd.DataFrame,
+    reaches: pd.DataFrame | None,
+    runs: pd.DataFrame,
+    warnings: list[str],
+) -> Evidence:
+    critical = None
+    if reaches is not None and len(reaches):
+        hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
+        untuned = tuning_warning(hardest)
+        warnings = warnings + ([untuned] if untuned else [])
+        reaches = at_best_learning_rate(hardest)
+        try:
+            critical = fit_tradeoff(reaches).critical_batch_size
+        except AnalysisError as error:
+            warnings.append(f"the critical batch is not identified: {error}")
+    oom = runs.loc[runs["status"].eq("oom"), list(FACTORS)].dropna().drop_duplicates()
+    on_cpu = runs["device_type"].eq("cpu").all()
+    memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
+    names = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
+    hardware = runs["hardware"].dropna().unique()
+    return Evidence(
+        label=label,
+        table=table,
+        reaches=reaches if reaches is not None and len(reaches) else None,
+        hardware=str(hardware[0]) if len(hardware) == 1 else "unknown hardware",
+        optimizer=str(names[0]) if len(names) == 1 else None,
+        host_memory_gib=float(memory.min()) if on_cpu else np.nan,
+        out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
+        critical=critical,
+        warnings=warnings,
+    )

@@ -1,0 +1,91 @@
+"""The figure of time against device-hours, and its front."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.analysis.numbers import TIMES
+
+__all__ = ["draw_pareto"]
+
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MAX_LABELS = 8
+
+
+def draw_pareto(candidates: pd.DataFrame) -> Figure | None:
+    """Draw device-hours against time to the target: a point a measured geometry.
+
+    Parameters
+    ----------
+    candidates : DataFrame
+        As `candidates_of` returns it.
+
+    Returns
+    -------
+    Figure or None
+        None with fewer than two points.
+    """
+    rows = candidates[
+        (candidates["source"] == "measured")
+        & candidates["fits"]
+        & np.isfinite(candidates["time_s"])
+    ]
+    if len(rows) < 2 or not (rows["n_seeds"] > 0).all():
+        return None
+    unit, factor = ("h", 1 / 3600) if rows["time_s"].max() >= 7200 else ("s", 1.0)
+    cost_unit, cost_factor = ("device-hours", 1.0) if unit == "h" else ("device-seconds", 3600.0)
+    figure = Figure((COLUMN_IN, 3.0), layout="constrained")
+    axes = figure.subplots()
+    counts = sorted(rows["data_parallel_size"].unique())
+    for index, devices in enumerate(counts):
+        own = rows[rows["data_parallel_size"] == devices]
+        cost = own["device_hours"] * cost_factor
+        time, high = own["time_s"] * factor, own["time_high_s"] * factor
+        low = own["time_low_s"] * factor
+        ends = np.abs(np.vstack([time - low, np.where(np.isfinite(high), high - time, math.nan)]))
+        axes.errorbar(
+            time,
+            cost,
+            xerr=np.nan_to_num(ends),
+            fmt="o",
+            markersize=4,
+            elinewidth=0.7,
+            color=_PALETTE[index % len(_PALETTE)],
+            label=f"{devices:g} device" + ("s" if devices > 1 else ""),
+        )
+    front = rows[rows["on_front"]].sort_values("time_s")
+    axes.plot(
+        front["time_s"] * factor,
+        front["device_hours"] * cost_factor,
+        color="#888888",
+        linewidth=1,
+        drawstyle="steps-post",
+        zorder=0,
+    )
+    for _, row in front.head(_MAX_LABELS).iterrows():
+        cut = TIMES.join(str(int(row[name])) for name in FACTORS)
+        axes.annotate(
+            cut,
+            (row["time_s"] * factor, row["device_hours"] * cost_factor),
+            xytext=(4, -9),
+            textcoords="offset points",
+            fontsize=6,
+        )
+    axes.margins(0.15)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_tick_params(which="both", labelsize=7, length=3, pad=3)
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    axes.set_xlabel(f"time to target ({unit})")
+    axes.set_ylabel(f"{cost_unit} to target")
+    figure.legend(loc="outside lower center", ncols=min(len(counts), 4))
+    return figure

@@ -1,0 +1,220 @@
+"""The recipe, carried out: which step led to which value, and what is not known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.candidates import (
+    LARGEST_SEARCHED,
+    MEMORY_MARGIN,
+    largest_micro_batch,
+)
+from batchscape.analysis.decisions.duration import show_duration
+from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.numbers import significant
+
+__all__ = ["missing_evidence", "reasons_for"]
+
+_SAME = "with the model, data and engine of these runs"
+
+
+def reasons_for(
+    evidence: Evidence,
+    candidates: pd.DataFrame,
+    chosen: pd.Series[Any],
+    memory_gib: float,
+    memory_given: bool,
+) -> list[str]:
+    """Say how each step of the recipe came out.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    candidates : DataFrame
+        As `candidates_of` returns it.
+    chosen : Series
+        One of its rows.
+    memory_gib : float
+        Memory of a device; NaN: unknown.
+    memory_given : bool
+        Whether the user gave it.
+
+    Returns
+    -------
+    list of str
+        One text for micro-batch, devices, accumulation, learning rate and time.
+    """
+    return [
+        _micro_batch(evidence, chosen, memory_gib, memory_given),
+        _devices(candidates, chosen),
+        _accumulation(candidates, chosen),
+        _learning_rate(evidence, chosen),
+        _time(evidence, chosen),
+    ]
+
+
+def missing_evidence(evidence: Evidence) -> list[str]:
+    """Name what the runs do not identify, and the sweep that would.
+
+    Parameters
+    ----------
+    evidence : Evidence
+
+    Returns
+    -------
+    list of str
+        Each ends in a command.
+    """
+    found = []
+    memory, times = evidence.memory, evidence.step_time
+    if memory is None or not all(
+        memory.phases[name].estimates["per_sample_gib"].is_identified for name in memory.limiting
+    ):
+        found.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
+    if times is None:
+        found.append(_settle("the time of a step (no run had a free machine)", "vary_micro_batch"))
+    else:
+        if not times.estimates["per_sample_s"].is_identified:
+            found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
+        if not times.estimates["exchange_s"].is_identified:
+            found.append(_settle("what the exchange between devices costs", "device_scaling"))
+    if evidence.critical is None or not evidence.critical.is_identified:
+        found.append(_settle("the critical batch", "vary_global_batch"))
+    if not _is_tuned(evidence):
+        found.append(_settle("the best learning rate of each global batch", "learning_rate"))
+    if evidence.reaches is not None and evidence.reaches["seed"].nunique() < 3:
+        found.append(_settle("how steps vary between seeds", "vary_global_batch"))
+    return found
+
+
+def _settle(what: str, sweep: str) -> str:
+    return f"Not identified: {what}. Settle it {_SAME}: batchscape sweep sweeps={sweep}"
+
+
+def _is_tuned(evidence: Evidence) -> bool:
+    reaches = evidence.reaches
+    return reaches is not None and bool(reaches.get("tuned", pd.Series([False])).all())
+
+
+def _micro_batch(
+    evidence: Evidence, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
+) -> str:
+    micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
+    text = f"Micro-batch {micro}"
+    if math.isnan(chosen["memory_gib"]):
+        return f"{text}: it ran; how much memory it takes is not known."
+    text += (
+        f": it takes {_memory(chosen['memory_gib'])} ({chosen['memory_source']}, upper end and "
+        f"{MEMORY_MARGIN:.0%} margin)"
+    )
+    if math.isnan(memory_gib):
+        return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
+    whose = "given" if memory_given else "the machine's, shared by its ranks"
+    text += f" of {_memory(memory_gib)} ({whose})."
+    model = evidence.memory
+    if model is None:
+        return text
+    largest = largest_micro_batch(model, devices, memory_gib)
+    if largest > 0:
+        beyond = model.beyond(devices, largest, 1)
+        more = " or more" if largest == LARGEST_SEARCHED else ""
+        text += f" The largest that fits, by the memory model, is {largest}{more}"
+        text += f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
+    return text
+
+
+def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
+    devices = int(chosen["data_parallel_size"])
+    text = f"Devices {devices}"
+    fewer = candidates[
+        (candidates["data_parallel_size"] < devices)
+        & (candidates["global_batch_size"] == chosen["global_batch_size"])
+        & (candidates["source"] == "measured")
+        & candidates["fits"]
+    ]
+    if chosen["source"] != "measured":
+        return f"{text}: their step time is {chosen['source']}, not measured."
+    if fewer.empty:
+        return f"{text}: no cut of this batch on fewer devices was timed."
+    best = fewer.sort_values("time_log").iloc[0]
+    ratio = math.exp(best["time_log"] - chosen["time_log"])
+    return (
+        f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
+        f"{int(best['data_parallel_size'])} ({_cut(best)}), an efficiency of "
+        f"{ratio * best['data_parallel_size'] / devices:.0%}."
+    )
+
+
+def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
+    steps = int(chosen["gradient_accumulation_steps"])
+    batch = int(chosen["global_batch_size"])
+    text = f"Accumulation {steps}, to reach a global batch of {batch}"
+    if chosen["source"] != "measured":
+        return f"{text}: the time of this cut is {chosen['source']}, not measured."
+    others = candidates[
+        (candidates["data_parallel_size"] == chosen["data_parallel_size"])
+        & (candidates["global_batch_size"] == batch)
+        & (candidates["micro_batch_size"] > chosen["micro_batch_size"])
+        & (candidates["source"] == "measured")
+        & candidates["fits"]
+    ]
+    if others.empty:
+        return f"{text}: no larger micro-batch that fits was measured on so many devices."
+    best = others.sort_values("time_log").iloc[0]
+    ratio = math.exp(best["time_log"] - chosen["time_log"])
+    return f"{text}: less accumulation, {_cut(best)}, takes {ratio:.3g} times as long here."
+
+
+def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+    batch, rate = int(chosen["global_batch_size"]), float(chosen["learning_rate"])
+    if math.isnan(rate):
+        rule = "linear" if evidence.optimizer == "sgd" else "sqrt"
+        return (
+            "Learning rate: not identified. When the global batch changes, start from the rule for "
+            f"{evidence.optimizer or 'this optimizer'}: scaling.learning_rate={rule}, and tune."
+        )
+    text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
+    own = evidence.reaches
+    if own is not None and "tuned" in own:
+        rows = own[own["global_batch_size"] == batch]
+        if bool(rows["tuned"].all()):
+            return f"{text}, the best of its grid."
+        if bool(rows["edge"].any()):
+            return f"{text}, the best of its grid, but AT ITS EDGE: a better one may lie outside."
+    rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
+    return (
+        f"{text}; NOT TUNED for it. For a global batch k times as large, multiply it by {factor} "
+        f"(scaling.learning_rate={rule}): a rule, not a measurement."
+    )
+
+
+def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+    if evidence.reaches is None or not chosen["n_seeds"]:
+        if math.isnan(chosen["time_s"]):
+            return "Time: not identified."
+        return f"Time: {show_duration(chosen['time_s'])} an optimizer step; to a target: unknown."
+    target = float(evidence.reaches["target_loss"].iloc[0])
+    where = f"to a held-out loss of {significant(target, 4)}"
+    seeds = f"{int(chosen['n_reached'])} of {int(chosen['n_seeds'])} seeds reached it"
+    if not math.isfinite(chosen["time_s"]):
+        return f"Time {where}: not identified; {seeds}."
+    ends = ""
+    if not math.isnan(chosen["time_low_s"]) and not math.isnan(chosen["time_high_s"]):
+        low, high = show_duration(chosen["time_low_s"]), show_duration(chosen["time_high_s"])
+        ends = f" [{low}, {high}]"
+    return (
+        f"Time {where}: {show_duration(chosen['time_s'])}{ends}, "
+        f"{significant(chosen['device_hours'], 3)} device-hours ({seeds})."
+    )
+
+
+def _cut(row: pd.Series[Any]) -> str:
+    return " x ".join(str(int(row[name])) for name in FACTORS)
+
+
+def _memory(gib: float) -> str:
+    return f"{gib:.3g} GiB" if gib >= 1 else f"{gib * 1024:.3g} MiB"

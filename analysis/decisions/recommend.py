@@ -1,0 +1,265 @@
+"""Choose a geometry, say why, and what it would cost to be wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.candidates import candidates_of, compare_with
+from batchscape.analysis.decisions.config_files import config_values
+from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.reasons import missing_evidence, reasons_for
+from batchscape.analysis.estimates import LEVEL
+from batchscape.errors import AnalysisError
+
+__all__ = ["Needs", "Recommendation", "recommend"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the user has and wants."""
+
+    devices: int | None = None
+    """Devices that may be used; None: as many as were measured."""
+    memory_gib: float | None = None
+    """Memory of one device; None: that of the machine measured, where it is known."""
+    deadline_s: float | None = None
+    """Longest time to the target; None: the fastest is wanted."""
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and self.devices < 1:
+            msg = f"devices must be at least 1, got {self.devices}"
+            raise AnalysisError(msg)
+        for name in ("memory_gib", "deadline_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                msg = f"{name} must be above zero and finite, got {value:g}"
+                raise AnalysisError(msg)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A geometry to use, and all that speaks for and against it."""
+
+    label: str
+    """What tells these runs from others; empty where there are none."""
+    chosen: pd.Series[Any]
+    """Its row of `candidates`."""
+    reasons: list[str]
+    """The recipe's five steps, as carried out here."""
+    regret: list[str]
+    """What a wrong choice would cost."""
+    warnings: list[str]
+    missing: list[str]
+    """What is not identified, each with the sweep that would settle it."""
+    candidates: pd.DataFrame
+    """As `compare_with` returns it, compared with the chosen one, fastest first."""
+    config: dict[str, dict[str, int]]
+    """As `config_values` returns it."""
+    needs: Needs = field(default_factory=Needs)
+
+    @property
+    def geometry(self) -> tuple[int, int, int]:
+        """Devices, micro-batch and accumulation."""
+        devices, micro, accumulation = (int(self.chosen[name]) for name in FACTORS)
+        return devices, micro, accumulation
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Give the same in values that JSON can carry; what is unknown or infinite is null."""
+        shown = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
+        shown += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
+        shown += ["memory_gib", "source", "on_front", "fits", "beyond", "note"]
+        compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
+        others = self.candidates[[*shown, *compared, "probability_faster"]]
+        return {
+            "label": self.label,
+            "geometry": dict(zip(FACTORS, self.geometry, strict=True)),
+            **{name: _plain(self.chosen[name]) for name in shown if name not in FACTORS},
+            "reasons": self.reasons,
+            "regret": self.regret,
+            "warnings": self.warnings,
+            "missing": self.missing,
+            "config": self.config,
+            "candidates": [
+                {str(name): _plain(value) for name, value in row.items()}
+                for row in others.to_dict("records")
+            ],
+        }
+
+
+def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Recommendation:
+    """Choose the geometry to use.
+
+    Among cells that were measured and fit, the fastest to the target; with a deadline, the
+    cheapest whose upper end meets it. Of cuts of one global batch on as many devices that the
+    data do not tell apart, the largest micro-batch is taken. Predicted geometries are chosen only
+    where no measured one fits, and those beyond the measured range last.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    needs : Needs
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    Recommendation
+
+    Raises
+    ------
+    AnalysisError
+        If no geometry fits.
+    """
+    measured = int(evidence.table["data_parallel_size"].max())
+    devices = needs.devices or measured
+    memory = _memory_of_device(evidence, needs, devices)
+    rows = candidates_of(evidence, devices, memory)
+    pool, warnings = _pool(rows, memory, devices, measured)
+    best, late = _best(pool, needs.deadline_s)
+    chosen = _by_recipe(pool, best, needs.deadline_s, level)
+    compared = compare_with(rows, chosen, level).sort_values("time_s", ignore_index=True)
+    return Recommendation(
+        label=evidence.label,
+        chosen=chosen,
+        reasons=reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
+        regret=_regret(compared, chosen),
+        warnings=[*evidence.warnings, *warnings, *late],
+        missing=missing_evidence(evidence),
+        candidates=compared,
+        config=config_values(*(int(chosen[name]) for name in FACTORS)),
+        needs=needs,
+    )
+
+
+def _memory_of_device(evidence: Evidence, needs: Needs, devices: int) -> float:
+    if needs.memory_gib is not None:
+        return needs.memory_gib
+    # Ranks on a processor share its memory.
+    return evidence.host_memory_gib / devices
+
+
+def _pool(
+    rows: pd.DataFrame, memory: float, devices: int, measured: int
+) -> tuple[pd.DataFrame, list[str]]:
+    """Choose the rows to decide among: what was measured where anything was."""
+    warnings = []
+    if devices > measured:
+        warnings.append(
+            f"nothing was measured on more than {measured} devices; what is said of more is "
+            "predicted beyond the measured range, and not chosen where something measured fits"
+        )
+    fits = rows[rows["fits"]]
+    if fits.empty:
+        least = rows["memory_gib"].min()
+        msg = (
+            f"no geometry fits a device of {memory:.3g} GiB: the smallest needs {least:.3g} GiB "
+            "with its margin; use a device with more memory, or engine.activation_checkpointing"
+        )
+        raise AnalysisError(msg)
+    timed = fits[fits["time_s"].map(math.isfinite)]
+    known = (
+        "no time to the target is known: the choice follows samples to the target and the recipe"
+    )
+    pools = [
+        (timed[timed["source"] == "measured"], ""),
+        (timed[timed["beyond"] == ""], "no measured geometry fits: this one is predicted"),
+        (timed, "BEYOND THE MEASURED RANGE: no geometry inside it fits, this one is extrapolated"),
+        (fits[fits["source"] == "measured"], known),
+        (fits[fits["memory_source"] == "measured"], known),
+    ]
+    for pool, warning in pools:
+        if len(pool):
+            return pool, warnings + ([warning] if warning else [])
+    return fits, [*warnings, known]
+
+
+def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any], list[str]]:
+    samples = pool["steps"] * pool["global_batch_size"]
+    of_sample = pool["step_time_s"] / pool["global_batch_size"]
+    order = pool.assign(samples=samples, of_sample=of_sample).sort_values(
+        ["time_s", "samples", "of_sample", "data_parallel_size", "micro_batch_size"],
+        ascending=[True, True, True, False, False],
+    )
+    fastest = order.iloc[0].drop(["samples", "of_sample"])
+    if deadline_s is None:
+        return fastest, []
+    if fastest["n_seeds"] == 0 or not math.isfinite(fastest["time_s"]):
+        return fastest, ["the deadline could not be checked: no time to a target is known"]
+    ends = order["time_high_s"].fillna(math.inf)
+    safe, likely = order[ends <= deadline_s], order[order["time_s"] <= deadline_s]
+    if len(safe):
+        return safe.sort_values("device_hours", kind="stable").iloc[0], []
+    if len(likely):
+        least = likely.sort_values("time_high_s", kind="stable").iloc[0]
+        return least, ["the deadline is met on average, but lies inside the interval of the time"]
+    return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
+
+
+def _by_recipe(
+    pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None, level: float
+) -> pd.Series[Any]:
+    """Prefer the larger micro-batch where nothing tells it from the best."""
+    same = ["global_batch_size", "data_parallel_size", "source"]
+    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, level)
+    tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
+    if deadline_s is not None and best["time_high_s"] <= deadline_s:
+        tied = tied[tied["time_high_s"] <= deadline_s]
+    if tied.empty:
+        return best
+    return tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
+
+
+def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
+    """Say how much faster another geometry might be, at the worst end of its interval."""
+    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    measured = (compared["source"] == "measured") & compared["fits"] & ~same
+    others = compared[measured & (compared["times_slower_low"] > 0)]
+    if others.empty:
+        lines = ["Not identified: no other geometry that fits was measured with an interval."]
+    else:
+        lines = [_best_rival(others), _worst_rival(others)]
+    front = compared[
+        compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
+    ]
+    for _, row in front.sort_values("times_dearer").head(1).iterrows():
+        lines.append(
+            f"Cheapest: {_cut(row)} ({row['source']}) takes {row['times_dearer']:.3g} times the "
+            f"device-hours and {row['times_slower']:.3g} times the time."
+        )
+    return lines
+
+
+def _best_rival(others: pd.DataFrame) -> str:
+    rival = others.sort_values("times_slower_low").iloc[0]
+    lost = 100 * (1 - rival["times_slower_low"])
+    if lost <= 0:
+        return "No other measured geometry is faster, even at the end of its interval."
+    return (
+        f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
+        f"{_cut(rival)} at the end of its interval (it is faster with probability "
+        f"{rival['probability_faster']:.2g})."
+    )
+
+
+def _worst_rival(others: pd.DataFrame) -> str:
+    worst = others.sort_values("times_slower").iloc[-1]
+    ends = f"[{worst['times_slower_low']:.3g}, {worst['times_slower_high']:.3g}]"
+    return (
+        f"The slowest measured, {_cut(worst)}, takes {worst['times_slower']:.3g} times as long "
+        f"{ends} and {worst['times_dearer']:.3g} times the device-hours."
+    )
+
+
+def _cut(row: pd.Series[Any]) -> str:
+    return " x ".join(str(int(row[name])) for name in FACTORS)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of a table)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

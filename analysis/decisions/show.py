@@ -1,0 +1,129 @@
+"""A recommendation as a page of plain text, and as tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from rich.console import Console
+
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.duration import show_duration
+from batchscape.analysis.decisions.recommend import Recommendation
+from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.report.grids import Grid, show
+
+__all__ = ["as_json", "candidates_grid", "show_recommendation"]
+
+_MAX_ROWS = 12
+
+
+def as_json(found: Sequence[Recommendation]) -> str:
+    """Write recommendations as JSON: a list, one entry a group of comparable runs."""
+    return json.dumps([each.as_mapping() for each in found], allow_nan=False, indent=2)
+
+
+def show_recommendation(console: Console, found: Recommendation) -> None:
+    """Print one recommendation: geometry, reasons, regret, warnings, values for config files."""
+    devices, micro, accumulation = found.geometry
+    batch = devices * micro * accumulation
+    if found.label:
+        console.print(f"For {found.label}:")
+    console.print(
+        f"Use {devices} x {micro} x {accumulation} = {batch} "
+        "(devices x micro-batch x accumulation = global batch)."
+    )
+    for warning in found.warnings:
+        console.print(f"Warning: {warning}")
+    console.print("\nWhy")
+    for number, reason in enumerate(found.reasons, start=1):
+        console.print(f"  {number}. {reason}")
+    console.print("\nWhat it would cost to be wrong")
+    for line in found.regret:
+        console.print(f"  {line}")
+    if found.missing:
+        console.print("\nWhat these runs do not tell")
+        for line in found.missing:
+            console.print(f"  {line}")
+    console.print("\nWhat every config file must say")
+    for system, values in found.config.items():
+        shown = ", ".join(f"{name}={value}" for name, value in values.items())
+        console.print(f"  {system}: {shown}")
+    grid = candidates_grid(found.candidates, _MAX_ROWS)
+    if grid.rows:
+        console.print()
+        show(console, grid, "The geometries, measured ones first, and the fastest of those")
+
+
+def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
+    """Choose what of the candidates goes on a page: those that fit, measured ones first.
+
+    Parameters
+    ----------
+    candidates : DataFrame
+        As `compare_with` returns it.
+    max_rows : int
+
+    Returns
+    -------
+    Grid
+        Geometries beyond the measured range are shown only where no other is.
+    """
+    known = candidates[candidates["fits"] & candidates["time_s"].notna()]
+    near = known[known["beyond"] == ""]
+    known = near if len(near) else known
+    order = known.assign(guess=known["source"] != "measured")
+    order = order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
+    rows = []
+    for _, row in order.iterrows():
+        devices, micro, accumulation = (int(row[name]) for name in FACTORS)
+        cut = TIMES.join(map(str, (devices, micro, accumulation)))
+        rows.append(
+            [
+                f"{cut} = {int(row['global_batch_size'])}",
+                "beyond the range" if row["beyond"] else str(row["source"]),
+                f"{int(row['n_reached'])} of {int(row['n_seeds'])}",
+                _interval(row["time_s"], row["time_low_s"], row["time_high_s"]),
+                significant(row["device_hours"], 3),
+                _ratio(row["times_slower"], row["times_slower_low"], row["times_slower_high"]),
+                significant(row["probability_faster"], 2),
+                "yes" if row["on_front"] else "",
+            ]
+        )
+    return Grid(
+        headers=[
+            f"devices {TIMES} micro {TIMES} accumulation = global",
+            "step time",
+            "seeds",
+            "time to target",
+            "device-hours",
+            "times slower",
+            "P(faster)",
+            "front",
+        ],
+        rows=rows,
+        short_first="geometry",
+        n_left=2,
+        notes=[
+            "Time to target: optimizer steps of the global batch (geometric mean over seeds) times "
+            "the time of a step; 95 % intervals. seeds: those that reached the target. Times "
+            "slower and P(faster): against the geometry recommended. front: of those measured, "
+            "none is faster and cheaper."
+        ],
+    )
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    if math.isnan(low) or math.isnan(high):
+        return show_duration(value)
+    return f"{show_duration(value)} [{show_duration(low)}, {show_duration(high)}]"
+
+
+def _ratio(value: float, low: float, high: float) -> str:
+    if math.isnan(value):
+        return MISSING
+    if math.isnan(low) or math.isnan(high):
+        return significant(value, 3)
+    return f"{significant(value, 3)} [{significant(low, 3)}, {significant(high, 3)}]"

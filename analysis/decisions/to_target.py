@@ -1,0 +1,278 @@
+"""Time and device-hours to a target: optimizer steps times the time of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.cost.step_time import StepTimeModel
+from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.estimates import LEVEL
+from batchscape.errors import AnalysisError
+
+__all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
+
+_Floats = NDArray[np.float64]
+Geometry = tuple[int, int, int]
+"""Devices, micro-batch and accumulation."""
+
+
+def steps_by_batch(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Summarise the optimizer steps to one target by global batch.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run, of one group, one target and one learning rate a batch: `global_batch_size`,
+        `seed`, `steps_to_target` (NaN or infinite: not reached), and optionally `steps_low` (a
+        bound for runs that ended before), `outcome`, `trajectory_id`, `learning_rate`, `run_id`.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by `global_batch_size`: `n_seeds`, `n_reached`, `steps` (geometric mean; median
+        with infinity where a run did not reach), `least_steps` (what any of the seeds took or
+        would have taken at least), `steps_log`, `steps_log_variance` (of the mean) and
+        `steps_degrees` (NaN where a run did not reach, or there is one seed), `learning_rate`,
+        `outcomes`, `run_ids`. Runs that did not reach stay in every count.
+
+    Raises
+    ------
+    AnalysisError
+        If a column is missing, the table mixes targets, groups or learning rates of a batch, or
+        a number of steps is not positive.
+    """
+    rows = _checked_reaches(reaches)
+    found = {}
+    for batch, group in rows.groupby("global_batch_size"):
+        runs = _trajectories(group)
+        steps = runs["steps"].to_numpy(dtype=float)
+        reached = np.isfinite(steps)
+        logs = np.log(steps)
+        n, all_reached = len(steps), bool(reached.all())
+        has_variance = all_reached and n > 1
+        found[batch] = {
+            "n_seeds": n,
+            "n_reached": int(reached.sum()),
+            "steps": math.exp(logs.mean()) if all_reached else _median(steps),
+            "least_steps": float(runs["least"].min()),
+            "steps_log": logs.mean() if all_reached else math.nan,
+            "steps_log_variance": logs.var(ddof=1) / n if has_variance else math.nan,
+            "steps_degrees": n - 1.0 if has_variance else math.nan,
+            "learning_rate": runs["learning_rate"].iloc[0],
+            "outcomes": ", ".join(f"{v} {k}" for k, v in runs["outcome"].value_counts().items()),
+            "run_ids": ";".join(sorted(map(str, runs["run_id"].dropna()))),
+        }
+    return pd.DataFrame.from_dict(found, orient="index").rename_axis("global_batch_size")
+
+
+def step_times(
+    table: pd.DataFrame, geometries: Sequence[Geometry], model: StepTimeModel | None = None
+) -> pd.DataFrame:
+    """Give the time of an optimizer step, measured where it was, else predicted.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `fit_step_time` takes it.
+    geometries : sequence of tuple of int
+        Devices, micro-batch and accumulation.
+    model : StepTimeModel, optional
+        Predicts geometries without a measurement; without it they are left unknown.
+
+    Returns
+    -------
+    DataFrame
+        One row a geometry: the three factors, `global_batch_size`, `step_time_s` (geometric mean
+        of the runs; NaN where unknown), `time_log`, `time_log_variance`, `time_degrees` (NaN: no
+        interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`) and `beyond` (in which
+        factors a prediction leaves the measured range; else empty).
+    """
+    measured = one_group(table, ["step_time_s"])
+    known: dict[Geometry, _Floats] = {}
+    for _, group in measured.groupby(list(FACTORS)):
+        devices, micro, accumulation = (int(group[name].iloc[0]) for name in FACTORS)
+        known[devices, micro, accumulation] = group["step_time_s"].to_numpy()
+    rows = [_step_time(geometry, known.get(geometry), model) for geometry in geometries]
+    return pd.DataFrame(rows)
+
+
+def time_to_target(
+    steps: pd.DataFrame, times: pd.DataFrame, *, level: float = LEVEL
+) -> pd.DataFrame:
+    """Multiply steps to a target by the time of a step.
+
+    Any decomposition of a global batch takes that batch's optimizer steps. Logarithms add, their
+    variances add, and the degrees of freedom are Satterthwaite's.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        As `steps_by_batch` returns it.
+    times : DataFrame
+        As `step_times` returns it.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    DataFrame
+        The rows of `times` whose global batch is in `steps`, with the columns of both and
+        `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
+        `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
+        and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
+        one a bound; where most did not, the value is infinite. NaN: unknown, or no interval.
+    """
+    rows = times.merge(steps, left_on="global_batch_size", right_index=True, how="inner")
+    rows = rows.reset_index(drop=True)
+    variance = rows["steps_log_variance"] + rows["time_log_variance"]
+    shares = (
+        rows["steps_log_variance"] ** 2 / rows["steps_degrees"]
+        + rows["time_log_variance"] ** 2 / rows["time_degrees"]
+    )
+    # No spread at all, as of repeats that agree exactly, leaves no degrees to share out.
+    degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
+    rows["log"] = rows["steps_log"] + rows["time_log"]
+    rows["log_variance"], rows["degrees"] = variance, degrees
+    half = stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)
+    every = rows["n_reached"] == rows["n_seeds"]
+    bound = rows["least_steps"] * rows["step_time_s"]
+    rows["time_s"] = rows["steps"] * rows["step_time_s"]
+    rows["time_low_s"] = np.exp(rows["log"] - half).where(every, bound)
+    rows["time_high_s"] = np.exp(rows["log"] + half).where(every, math.inf)
+    hours = rows["data_parallel_size"] / 3600
+    for end in ("", "_low", "_high"):
+        rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours
+    rows["on_front"] = pareto_front(rows["time_s"], rows["device_hours"])
+    rows["note"] = [_note(row) for _, row in rows.iterrows()]
+    return rows
+
+
+def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.bool_]:
+    """Tell which rows no other row beats in both.
+
+    Parameters
+    ----------
+    time, cost : Series
+        Less is better; rows that are not finite in both are not on the front.
+
+    Returns
+    -------
+    array of bool, shape (rows,)
+    """
+    values = np.column_stack([time.to_numpy(dtype=float), cost.to_numpy(dtype=float)])
+    finite = np.isfinite(values).all(axis=1)
+    order = [i for i in np.lexsort((values[:, 1], values[:, 0])) if finite[i]]
+    front = np.zeros(len(values), dtype=bool)
+    best, fastest = math.inf, math.nan
+    for i in order:
+        # Of rows as fast as one another the cheapest comes first; an equal twin is not beaten.
+        twin = values[i, 1] == best and values[i, 0] == fastest
+        if values[i, 1] < best or twin:
+            front[i] = True
+            best, fastest = values[i, 1], values[i, 0]
+    return front
+
+
+def _checked_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
+    needed = ["global_batch_size", "seed", "steps_to_target"]
+    missing = [name for name in needed if name not in reaches.columns]
+    if missing:
+        msg = f"steps to a target need columns {', '.join(needed)}; missing: {', '.join(missing)}"
+        raise AnalysisError(msg)
+    for name in ("target_loss", "group"):
+        if name in reaches and reaches[name].nunique(dropna=False) > 1:
+            msg = (
+                f"one decision is of one {name}, and the table mixes "
+                f"{reaches[name].nunique(dropna=False)}; choose one"
+            )
+            raise AnalysisError(msg)
+    rates = reaches.reindex(columns=["learning_rate"])["learning_rate"]
+    mixed = rates.groupby(reaches["global_batch_size"]).nunique()
+    if (mixed > 1).any():
+        batch = mixed[mixed > 1].index[0]
+        msg = (
+            f"global batch {batch} has runs at {mixed[batch]} learning rates; choose one with "
+            "at_best_learning_rate(reaches)"
+        )
+        raise AnalysisError(msg)
+    steps = pd.to_numeric(reaches["steps_to_target"]).astype(float).fillna(math.inf)
+    if (steps <= 0).any():
+        msg = f"steps_to_target must be above zero, got {steps.min():g}; empty where not reached"
+        raise AnalysisError(msg)
+    optional = ["outcome", "trajectory_id", "run_id"]
+    rows = reaches[needed].join(reaches.reindex(columns=optional))
+    least = pd.to_numeric(reaches.reindex(columns=["steps_low"])["steps_low"]).astype(float)
+    unknown = np.where(np.isfinite(steps), "reached", "not reached")
+    return rows.assign(
+        steps=steps,
+        learning_rate=pd.to_numeric(rates).astype(float),
+        least=steps.where(np.isfinite(steps), least.fillna(0.0)),
+        outcome=rows["outcome"].astype(object).where(rows["outcome"].notna(), unknown),
+    )
+
+
+def _trajectories(group: pd.DataFrame) -> pd.DataFrame:
+    """Keep one run a trajectory: decompositions and timing repeats train alike."""
+    key = "seed" if group["trajectory_id"].isna().all() else "trajectory_id"
+    return group.sort_values("steps", kind="stable").drop_duplicates(key)
+
+
+def _median(values: _Floats) -> float:
+    ordered = np.sort(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return float(low if low == high else (low + high) / 2)
+
+
+def _step_time(
+    geometry: Geometry,
+    measured: _Floats | None,
+    model: StepTimeModel | None,
+) -> dict[str, object]:
+    devices, micro, accumulation = geometry
+    log = variance = degrees = math.nan
+    n, source, beyond = 0, "unknown", ""
+    if measured is not None:
+        logs, n, source = np.log(measured), len(measured), "measured"
+        log = float(logs.mean())
+        if n > 1:
+            variance, degrees = float(logs.var(ddof=1)) / n, n - 1.0
+    elif model is not None:
+        found = model.combine(*geometry)
+        if math.isfinite(found.value) and found.value > 0:
+            log, source = math.log(found.value), "predicted"
+            beyond = "; ".join(model.beyond(*geometry))
+            if found.degrees > 0:
+                variance, degrees = found.variance / found.value**2, found.degrees
+    values = (devices, micro, accumulation, devices * micro * accumulation)
+    return {
+        **dict(zip((*FACTORS, "global_batch_size"), values, strict=True)),
+        "step_time_s": math.exp(log),
+        "time_log": log,
+        "time_log_variance": variance,
+        "time_degrees": degrees,
+        "n_runs": n,
+        "source": source,
+        "beyond": beyond,
+    }
+
+
+def _note(row: pd.Series[Any]) -> str:
+    notes = []
+    if row["n_reached"] < row["n_seeds"]:
+        notes.append(f"{row['n_seeds'] - row['n_reached']} of {row['n_seeds']} did not reach")
+    if row["n_seeds"] == 1:
+        notes.append("one seed")
+    if row["source"] == "measured" and row["n_runs"] == 1:
+        notes.append("one valid time")
+    if row["source"] != "measured":
+        notes.append(f"step time {row['source']}")
+    if row["beyond"]:
+        notes.append(f"beyond the measured range: {row['beyond']}")
+    return "; ".join(notes)

@@ -1,0 +1,137 @@
+"""What the report shows of decisions: the geometry to use, the front, the break-even batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.break_even import break_even_batch
+from batchscape.analysis.decisions.evidence import Evidence, evidence_of
+from batchscape.analysis.decisions.figures import draw_pareto
+from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
+from batchscape.analysis.decisions.show import candidates_grid
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.errors import AnalysisError
+from batchscape.record.tables import Tables
+
+__all__ = ["decision_section"]
+
+_MAX_ROWS = 20
+_MAX_GROUPS = 6
+_DEFINITION = "optimizer steps to the target x time of a step, of the geometry recommended"
+
+
+def decision_section(
+    cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
+) -> Section | None:
+    """Recommend a geometry for every group of comparable runs.
+
+    Parameters
+    ----------
+    cells : Cells
+    tables : Tables
+        What its runs were loaded from.
+    reaches : DataFrame, optional
+        As `steps_to_target` returns it for these runs, where it was computed before.
+
+    Returns
+    -------
+    Section or None
+        None where no run was completed, or no geometry has a time.
+    """
+    answer: list[str] = []
+    warnings: list[str] = []
+    views: list[TableView] = []
+    pictures: list[Picture] = []
+    headlines: dict[str, Estimate] = {}
+    everything = evidence_of(cells, tables, reaches=reaches)
+    if len(everything) > _MAX_GROUPS:
+        warnings.append(
+            f"{len(everything)} groups of runs may not be compared with one another; the first "
+            f"{_MAX_GROUPS} are shown. For all of them: batchscape recommend DIR"
+        )
+    for number, evidence in enumerate(everything[:_MAX_GROUPS]):
+        try:
+            found = recommend(evidence, Needs())
+        except AnalysisError as error:
+            warnings.append(str(error))
+            continue
+        suffix = f"_{number}" if evidence.label else ""
+        title = f": {evidence.label}" if evidence.label else ""
+        answer += _answer(found, evidence)
+        grid = candidates_grid(found.candidates, _MAX_ROWS)
+        if grid.rows:
+            name = f"time_to_target{suffix}"
+            views.append(TableView(name, f"Geometries to choose from{title}", _full(found), grid))
+        for growth, estimate in _break_even(found, evidence):
+            headlines[f"break_even_batch_{growth}{suffix}"] = estimate
+            what = f"Break-even global batch, growing by {growth}"
+            value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
+            answer.append(f"{what}: {value}.")
+        headlines |= _headlines(found, evidence, suffix)
+        # The trade-off's own section says what its learning rates are worth.
+        warnings += [text for text in found.warnings if text not in evidence.warnings]
+        figure = draw_pareto(found.candidates)
+        if figure is not None:
+            caption = (
+                "Device-hours against time to the target, with 95 % intervals of the time. Line: "
+                f"the front, the geometries that none beats in both{title}."
+            )
+            pictures.append(Picture(f"pareto{suffix}", caption, figure))
+    if not views:
+        return None
+    return Section("Which geometry to use", answer, views, pictures, warnings, headlines)
+
+
+def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
+    devices, micro, accumulation = found.geometry
+    label = f"For {evidence.label}: " if evidence.label else ""
+    yield (
+        f"{label}Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
+        "(devices x micro-batch x accumulation = global batch)."
+    )
+    yield from found.reasons
+    yield from found.regret
+
+
+def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str, Estimate]]:
+    model = evidence.step_time
+    if model is None or evidence.critical is None:
+        return
+    devices, micro, _ = found.geometry
+    yield (
+        "accumulation",
+        break_even_batch(evidence.critical, model, devices=devices, micro_batch_size=micro),
+    )
+    yield "micro", break_even_batch(evidence.critical, model, devices=devices, growth="micro")
+
+
+def _headlines(found: Recommendation, evidence: Evidence, suffix: str) -> dict[str, Estimate]:
+    chosen = found.chosen
+    if evidence.reaches is None:
+        return {}
+    method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
+    named = {"time_to_target": ("time", "_s", "s"), "device_hours": ("device_hours", "", "h")}
+    return {
+        f"recommended_{name}{suffix}": Estimate(
+            float(chosen[f"{stem}{tail}"]),
+            float(chosen[f"{stem}_low{tail}"]),
+            float(chosen[f"{stem}_high{tail}"]),
+            int(chosen["n_seeds"]),
+            unit,
+            method,
+            _DEFINITION + ("" if unit == "s" else " x devices"),
+            chosen["note"] or None,
+        )
+        for name, (stem, tail, unit) in named.items()
+    }
+
+
+def _full(found: Recommendation) -> pd.DataFrame:
+    table = found.candidates.copy()
+    table["recommended"] = (table[list(FACTORS)] == list(found.geometry)).all(axis=1)
+    return table.assign(level=LEVEL)

@@ -1,0 +1,289 @@
+"""Differences between decompositions of one global batch, paired by seed, against a margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.equivalence.decompositions import members_of
+from batchscape.analysis.equivalence.tost import ALPHA, Tost, bootstrap_interval, holm, tost
+from batchscape.errors import AnalysisError
+
+__all__ = [
+    "MARGINS",
+    "QUANTITIES",
+    "family_verdicts",
+    "judge_equivalence",
+    "paired_differences",
+]
+
+QUANTITIES = {
+    "final_eval_loss": "measure.equivalence_margin",
+    "final_loss": "measure.equivalence_margin",
+    "log_steps_to_target": "measure.equivalence_margin_steps",
+}
+"""What is compared, and the setting that holds its margin."""
+
+MARGINS = {"measure.equivalence_margin": 0.005, "measure.equivalence_margin_steps": 0.02}
+"""Margins of runs that state none: the defaults of the settings."""
+
+_NUMBERS = ("difference", "margin", "margin_reference", "value_reference")
+
+_NEVER = ("diverged", "censored")
+"""Outcomes of runs that reached no target within their budget."""
+
+
+def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Pair the results of every decomposition with those of its reference, by trajectory.
+
+    Completed and diverged runs take part, one for each cell and trajectory. A diverged run has an
+    infinite loss, and one that did not reach a target an infinite number of steps, so that a pair
+    of which one member failed has an infinite difference.
+
+    Parameters
+    ----------
+    cells : Cells
+    reaches : DataFrame, optional
+        A row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome` (`reached`,
+        `censored`, `diverged`, `pruned`) and `steps_to_target`.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell but the reference, trajectory, quantity and target: `cell`, `reference`,
+        `trajectory_id`, `quantity`, `target_loss` (NaN for losses), `value`, `value_reference`,
+        `difference` (NaN where neither has a value, or both are infinite), `margin` and
+        `margin_reference` (as the runs state them, NaN where they do not), `sweep_dir`, `run_id`
+        and `run_id_reference`.
+
+    Raises
+    ------
+    AnalysisError
+        If `reaches` lacks a column.
+    """
+    members = members_of(cells, ("completed", "diverged"))
+    values = [_losses(cells, members, name) for name in ("final_eval_loss", "final_loss")]
+    if reaches is not None:
+        values.append(_log_steps(cells, members, reaches))
+    rows = pd.concat(values, ignore_index=True)
+    keys = ["reference", "trajectory_id", "quantity", "target_loss"]
+    own = rows["cell"] == rows["reference"]
+    shared = ["value", "margin", "run_id"]
+    base = rows.loc[own, [*keys, *shared]].rename(
+        columns={name: f"{name}_reference" for name in shared}
+    )
+    pairs = rows[~own].merge(base, on=keys)
+    with np.errstate(invalid="ignore"):
+        pairs["difference"] = pairs["value"] - pairs["value_reference"]
+    return pairs.reset_index(drop=True)
+
+
+def judge_equivalence(
+    pairs: pd.DataFrame,
+    margin: float | None = None,
+    alpha: float = ALPHA,
+    generator: np.random.Generator | None = None,
+) -> pd.DataFrame:
+    """Test every decomposition for equivalence with its reference.
+
+    Parameters
+    ----------
+    pairs : DataFrame
+        As `paired_differences` returns them, or any table with `cell`, `quantity` and
+        `difference`; the other columns are used where they are there.
+    margin : float, optional
+        By default the one that the runs state. Where they state several there is no verdict: a
+        margin is fixed before the first run.
+    alpha : float
+        Level of each one-sided test.
+    generator : Generator, optional
+        For the bootstrap interval that stands beside; without one, there is none.
+
+    Returns
+    -------
+    DataFrame
+        A row for each cell, quantity and target: `cell`, `reference`, `quantity`, `target_loss`,
+        `n` (pairs), `n_without` (pairs without a difference), `mean_difference`, `sd_difference`,
+        `low`, `high` ((1 - 2 alpha) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
+        `margin_stated` (in the config of every run), `verdict`, `reason`, `p_equivalent`,
+        `p_different`, `smallest_margin`, `detectable_margin`, `seed_sd` (between the values of
+        the reference), `n_seeds`, `run_ids` and `reference_run_ids`.
+
+    Raises
+    ------
+    AnalysisError
+        If a column is missing or the margin is not positive.
+    """
+    missing = {"cell", "quantity", "difference"} - set(pairs.columns)
+    if missing:
+        msg = f"pairs lack columns: {', '.join(sorted(missing))}"
+        raise AnalysisError(msg)
+    columns = ("reference", "target_loss", "margin", "margin_reference", "value_reference")
+    wanted = [*pairs.columns, *columns, "run_id", "run_id_reference"]
+    pairs = pairs.reindex(columns=list(dict.fromkeys(wanted)))
+    keys = ["cell", "reference", "quantity", "target_loss"]
+    number = pairs.groupby(keys, dropna=False).ngroup().to_numpy()
+    pairs = pairs.iloc[np.argsort(number, kind="stable")]
+    starts = np.flatnonzero(np.diff(np.sort(number), prepend=-1))
+    numbers = {name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS}
+    texts = {name: pairs[name].to_numpy(dtype=object) for name in ("run_id", "run_id_reference")}
+    heads = pairs[keys].iloc[starts].to_dict("records")
+    rows = []
+    ends = np.append(starts, len(pairs))[1:]
+    for head, begin, end in zip(heads, starts, ends, strict=True):
+        own = {name: values[begin:end] for name, values in (numbers | texts).items()}
+        judged = _judged(own, str(head["quantity"]), margin, alpha, generator)
+        rows.append(dict(zip(keys, head.values(), strict=True)) | judged)
+    return pd.DataFrame(rows)
+
+
+def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
+    """Join the verdicts on all decompositions of one global batch.
+
+    All are equivalent if each of them is, at the same level: no correction is needed
+    (intersection-union test). That at least one is different needs one: Holm's.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `judge_equivalence` returns it.
+    alpha : float
+
+    Returns
+    -------
+    DataFrame
+        A row for each reference, quantity and target: `n_decompositions`, `n_equivalent`,
+        `largest_smallest_margin` (by which all would be equivalent), `p_different` (the smallest,
+        corrected), `verdict` and `margin_stated`.
+    """
+    rows = []
+    for key, group in table.groupby(["reference", "quantity", "target_loss"], dropna=False):
+        corrected = holm(group["p_different"].tolist())
+        p_different = min((p for p in corrected if not math.isnan(p)), default=math.nan)
+        equivalent = group["verdict"].eq("equivalent")
+        different = group["verdict"].eq("different").any() and p_different <= alpha
+        verdict = "different" if different else "not identified"
+        rows.append(
+            dict(zip(("reference", "quantity", "target_loss"), key, strict=True))
+            | {
+                "n_decompositions": len(group),
+                "n_equivalent": int(equivalent.sum()),
+                "largest_smallest_margin": float(group["smallest_margin"].max(skipna=False)),
+                "p_different": p_different,
+                "verdict": "equivalent" if equivalent.all() else verdict,
+                "margin_stated": bool(group["margin_stated"].all()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _losses(cells: Cells, members: pd.DataFrame, name: str) -> pd.DataFrame:
+    runs = cells.runs.loc[members.index]
+    value = pd.to_numeric(runs[name], errors="coerce").astype(float)
+    value = value.mask(runs["status"].eq("diverged"), math.inf)
+    return _with_identity(cells, members, name, math.nan, value)
+
+
+def _log_steps(cells: Cells, members: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:
+    needed = {"sweep_dir", "run_id", "target_loss", "outcome", "steps_to_target"}
+    missing = needed - set(reaches.columns)
+    if missing:
+        msg = f"the table of steps to target lacks columns: {', '.join(sorted(missing))}"
+        raise AnalysisError(msg)
+    columns = ["sweep_dir", "run_id", "target_loss", "outcome", "steps_to_target"]
+    joined = members.reset_index(names="row").merge(reaches[columns], on=["sweep_dir", "run_id"])
+    joined = joined.set_index("row")
+    steps = joined["steps_to_target"].astype(float)
+    value = pd.Series(np.log(steps.where(steps > 0)), index=joined.index)
+    value = value.mask(joined["outcome"].isin(_NEVER), math.inf)
+    return _with_identity(cells, joined, "log_steps_to_target", joined["target_loss"], value)
+
+
+def _with_identity(
+    cells: Cells,
+    members: pd.DataFrame,
+    quantity: str,
+    target: float | pd.Series[float],
+    value: pd.Series[float],
+) -> pd.DataFrame:
+    setting = QUANTITIES[quantity]
+    stated = cells.runs.get(setting, pd.Series(math.nan, index=cells.runs.index))
+    return members[["cell", "reference", "trajectory_id", "sweep_dir", "run_id"]].assign(
+        quantity=quantity,
+        target_loss=target,
+        value=value,
+        margin=pd.to_numeric(stated, errors="coerce").reindex(members.index).astype(float),
+    )
+
+
+def _judged(
+    own: Mapping[str, NDArray[Any]],
+    quantity: str,
+    given: float | None,
+    alpha: float,
+    generator: np.random.Generator | None,
+) -> dict[str, object]:
+    """Judge the pairs of one cell; its columns are arrays, since cells are many."""
+    kept = ~np.isnan(own["difference"])
+    differences = own["difference"][kept]
+    margins = np.unique(np.concatenate([own["margin"], own["margin_reference"]]))
+    distinct = margins[~np.isnan(margins)].tolist()
+    used = given
+    if used is None:
+        used = distinct[0] if distinct else _default_margin(quantity)
+    row = _figures(tost(differences, used, alpha))
+    ends = (math.nan, math.nan)
+    if generator is not None:
+        ends = bootstrap_interval(differences, 1 - 2 * alpha, generator)
+    row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
+    row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
+    if given is None and len(distinct) > 1:
+        row |= {"verdict": "not identified", "margin": math.nan, "reason": _conflict(distinct)}
+    references = own["value_reference"][kept]
+    finite = references[np.isfinite(references)]
+    return row | {
+        "n_without": len(kept) - len(differences),
+        "seed_sd": float(finite.std(ddof=1)) if len(finite) > 1 else math.nan,
+        "n_seeds": len(finite),
+        "run_ids": _joined(own["run_id"][kept]),
+        "reference_run_ids": _joined(own["run_id_reference"][kept]),
+    }
+
+
+def _joined(names: NDArray[Any]) -> str:
+    return " ".join(name for name in names if isinstance(name, str))
+
+
+def _figures(found: Tost) -> dict[str, object]:
+    return {
+        "n": found.n,
+        "mean_difference": found.mean,
+        "sd_difference": found.sd,
+        "low": found.low,
+        "high": found.high,
+        "margin": found.margin,
+        "verdict": found.verdict,
+        "reason": found.reason,
+        "p_equivalent": found.p_equivalent,
+        "p_different": found.p_different,
+        "smallest_margin": found.smallest_margin,
+        "detectable_margin": found.detectable_margin,
+    }
+
+
+def _default_margin(quantity: str) -> float:
+    if quantity not in QUANTITIES:
+        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
+        raise AnalysisError(msg)
+    return MARGINS[QUANTITIES[quantity]]
+
+
+def _conflict(margins: Sequence[float]) -> str:
+    shown = ", ".join(f"{margin:g}" for margin in margins)
+    return f"the runs state several margins ({shown}); one is fixed before the first run"

@@ -1,0 +1,318 @@
+"""What the report says of decompositions: equivalent or not, and by how much they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.equivalence.decompositions import (
+    compared,
+    loss_differences,
+    members_of,
+    seed_spread,
+)
+from batchscape.analysis.equivalence.divergence import growth_of_differences
+from batchscape.analysis.equivalence.gradients import (
+    gradient_error_table,
+    gradient_errors,
+    sketch_spread,
+)
+from batchscape.analysis.equivalence.paired import (
+    MARGINS,
+    family_verdicts,
+    judge_equivalence,
+    paired_differences,
+)
+from batchscape.analysis.equivalence.pictures import (
+    MOST_PANELS,
+    MOST_ROWS,
+    draw_divergence,
+    draw_equivalence,
+)
+from batchscape.analysis.equivalence.tost import ALPHA, POWER
+from batchscape.analysis.equivalence.view import (
+    divergence_grid,
+    equivalence_grid,
+    gradient_grid,
+    with_cells,
+)
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.tables import decomposition_grid
+from batchscape.record.tables import Tables
+
+__all__ = ["equivalence_section", "hardest_common_target"]
+
+_LEVEL = 1 - 2 * ALPHA
+
+
+def equivalence_section(
+    cells: Cells,
+    tables: Tables,
+    reaches: pd.DataFrame | None = None,
+    generator: np.random.Generator | None = None,
+    *,
+    figures: bool = True,
+) -> Section | None:
+    """Say whether decompositions of one global batch train alike.
+
+    Parameters
+    ----------
+    cells : Cells
+    tables : Tables
+        What the cells were found in.
+    reaches : DataFrame, optional
+        Steps to one or more targets, a row a run and target; see `paired_differences`.
+    generator : Generator, optional
+        For the bootstrap; by default a seeded one.
+    figures : bool
+        Draw figures too.
+
+    Returns
+    -------
+    Section or None
+        None where no trajectory was trained by two decompositions, and no gradient can be held
+        against one in float64.
+    """
+    generator = np.random.default_rng(0) if generator is None else generator
+    reaches = None if reaches is None else hardest_common_target(cells, reaches)
+    pairs = paired_differences(cells, reaches)
+    judged = judge_equivalence(pairs, generator=generator)
+    errors = gradient_errors(cells)
+    if judged.empty and errors.empty:
+        return None
+    views, pictures = [], []
+    if len(judged):
+        losses = loss_differences(cells, tables.steps)
+        spread = seed_spread(cells, tables.steps)
+        views += _loss_views(cells, judged, losses, spread)
+        if figures:
+            pictures = _pictures(cells, judged, pairs, losses, spread)
+    gradients = gradient_error_table(errors)
+    if len(gradients):
+        shown = with_cells(gradients, cells)
+        title = "Relative error of the first gradient"
+        views.insert(1, TableView("gradient_errors", title, shown, gradient_grid(shown, cells)))
+    return Section(
+        title="Do decompositions train alike?",
+        answer=[*_verdicts(cells, judged), *_gradients(gradients)],
+        tables=views,
+        pictures=pictures,
+        warnings=list(_warnings(judged)),
+        headlines=_headlines(judged, gradients),
+    )
+
+
+def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
+    """Keep, for each family of decompositions, the lowest target that all its runs reached.
+
+    Parameters
+    ----------
+    cells : Cells
+    reaches : DataFrame
+        `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else there is.
+
+    Returns
+    -------
+    DataFrame
+        Rows of `reaches`; none of a family without such a target.
+    """
+    members = members_of(cells, ("completed", "diverged"))
+    family = members.groupby("reference")["cell"].transform("nunique") > 1
+    keys = ["sweep_dir", "run_id"]
+    rows = reaches.merge(members.loc[family, [*keys, "reference"]], on=keys)
+    if rows.empty:
+        return rows.drop(columns="reference")
+    reached = rows["outcome"].eq("reached").groupby([rows["reference"], rows["target_loss"]]).all()
+    common = reached[reached].reset_index().groupby("reference")["target_loss"].min()
+    kept = rows["target_loss"] == rows["reference"].map(common)
+    return rows[kept].drop(columns="reference").reset_index(drop=True)
+
+
+def _loss_views(
+    cells: Cells, judged: pd.DataFrame, losses: pd.DataFrame, spread: pd.DataFrame
+) -> list[TableView]:
+    everything = with_cells(judged, cells)
+    shown = with_cells(judged[judged["quantity"].isin(_shown_quantities(judged))], cells)
+    grid = equivalence_grid(shown, cells)
+    title = "Equivalence of final losses, by two one-sided tests"
+    views = [TableView("equivalence", title, everything, grid)]
+    table = compared(cells, losses, spread)
+    if len(table):
+        grid = decomposition_grid(table, cells)
+        title = "Differences of the training loss over all optimizer steps"
+        views.append(TableView("decompositions", title, table, grid))
+        growth = growth_of_differences(losses, _margin_of(judged))
+        shown = with_cells(growth, cells)
+        grid = divergence_grid(shown, cells)
+        title = "How differences of the training loss grow"
+        views.append(TableView("divergence", title, shown, grid))
+    return views
+
+
+def _pictures(
+    cells: Cells,
+    judged: pd.DataFrame,
+    pairs: pd.DataFrame,
+    losses: pd.DataFrame,
+    spread: pd.DataFrame,
+) -> list[Picture]:
+    quantity = _primary(judged)
+    what = "held-out" if quantity == "final_eval_loss" else "training"
+    with paper_style():
+        forest = draw_equivalence(
+            cells, judged[judged["quantity"] == quantity], pairs[pairs["quantity"] == quantity]
+        )
+        over_steps = draw_divergence(cells, losses, spread, _margin_of(judged), looks(cells))
+    pictures = []
+    if forest is not None:
+        caption = (
+            f"Paired differences of the final {what} loss between a decomposition and the first "
+            f"one of its trajectory: a dot a seed, and a bar that ends where the {_LEVEL:.0%} "
+            "interval does; equivalent where it ends before the margin. Dots on the left edge are "
+            "differences of exactly 0."
+        )
+        if judged["quantity"].eq(quantity).sum() > MOST_ROWS:
+            caption += f" The {MOST_ROWS} with the largest intervals are drawn."
+        pictures.append(Picture("equivalence", caption, forest))
+    if over_steps is not None:
+        caption = (
+            "Root mean square, over seeds, of the difference of the training loss between a "
+            "decomposition and the first one of its trajectory, at the same optimizer step; "
+            "differences of exactly 0 are left out."
+        )
+        if losses["reference"].nunique() > MOST_PANELS:
+            caption += f" The first {MOST_PANELS} groups of decompositions are drawn."
+        pictures.append(Picture("divergence", caption, over_steps))
+    return pictures
+
+
+def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
+    if judged.empty:
+        yield "No trajectory was trained by two decompositions, whose losses could be compared."
+        return
+    quantity = _primary(judged)
+    own = judged[judged["quantity"] == quantity]
+    families = family_verdicts(own)
+    counts = own["verdict"].value_counts()
+    what = "held-out loss" if quantity == "final_eval_loss" else "training loss"
+    margins = " or ".join(dict.fromkeys(f"{m:g}" for m in own["margin"].dropna()))
+    said = ", ".join(
+        f"{counts[verdict]} {verdict}"
+        for verdict in ("equivalent", "different", "not identified")
+        if verdict in counts
+    )
+    if set(counts.index) == {"equivalent"}:
+        said = "all equivalent"
+    yield (
+        f"Of {len(own)} decompositions, held against the first of their global batch and settings "
+        f"by the final {what} and a margin of {margins or 'several'} nats: {said}."
+    )
+    labels = cells.labels()
+    if len(families) > 1:
+        names = [
+            f"{labels[row['reference']]}: {row['verdict']} "
+            f"({row['n_equivalent']} of {row['n_decompositions']})"
+            for row in families.to_dict("records")
+        ]
+        yield f"By reference: {'; '.join(names[:12])}{'; ...' if len(names) > 12 else ''}."
+    bound, sd = own["smallest_margin"].max(), own["seed_sd"].max()
+    if not math.isnan(bound):
+        text = (
+            f"The {_LEVEL:.0%} intervals reach {significant(bound, 2)} nats at most"
+            f"{'' if math.isnan(sd) else f', seeds differ by {significant(sd, 2)} (sd)'}"
+        )
+        least = own["detectable_margin"].max()
+        yield (
+            f"{text}. Pairs as many and as variable as these would show equivalence with "
+            f"{POWER:.0%} power from a margin of {significant(least, 2)} nats on."
+        )
+
+
+def _gradients(table: pd.DataFrame) -> Iterator[str]:
+    for name, against in (
+        ("relative_error", "from the float64 gradient by"),
+        ("relative_difference", "from that of the first decomposition by"),
+    ):
+        known = table.dropna(subset=[name]) if len(table) else table
+        if known.empty:
+            continue
+        parts = []
+        for precision, rows in known.groupby("precision", sort=False)[name]:
+            low, high = significant(rows.min(), 2), significant(rows.max(), 2)
+            parts.append(f"{low if low == high else f'{low} to {high}'} in {precision}")
+        yield f"The first gradient differs, relative to its norm, {against} {', '.join(parts)}."
+
+
+def _warnings(judged: pd.DataFrame) -> Iterator[str]:
+    if judged.empty:
+        return
+    conflicts = judged["reason"].fillna("").str.contains("several margins")
+    if conflicts.any():
+        reason = judged.loc[conflicts, "reason"].iloc[0]
+        yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
+    unstated = ~judged["margin_stated"].astype(bool) & ~conflicts
+    if unstated.any():
+        yield (
+            "The margin was not fixed in the config of every run before launch (the runs are older "
+            "than the setting measure.equivalence_margin): the default was used, and a verdict "
+            "with it is exploratory."
+        )
+    own = judged[judged["quantity"] == _primary(judged)]
+    unknown = own[own["verdict"].eq("not identified") & ~conflicts.reindex(own.index)]
+    if len(unknown):
+        reasons = dict.fromkeys(unknown["reason"].dropna())
+        yield f"Not identified for {len(unknown)} of {len(own)}: {'; '.join(list(reasons)[:3])}."
+
+
+def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estimate]:
+    found = {}
+    if len(judged):
+        own = judged[judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()]
+        for row in own.nlargest(1, "smallest_margin").to_dict("records"):
+            found["decomposition_loss_difference"] = Estimate(
+                value=row["mean_difference"],
+                low=row["low"],
+                high=row["high"],
+                n=row["n"],
+                unit="nats",
+                method=f"paired t, {_LEVEL:.0%} interval over {row['n']} seeds",
+                definition=f"paired difference of {row['quantity']} of the decomposition whose "
+                "interval reaches furthest from 0",
+            )
+    known = gradients.dropna(subset=["relative_error"]) if len(gradients) else gradients
+    for precision, rows in known.groupby("precision") if len(known) else ():
+        for row in rows.nlargest(1, "relative_error").to_dict("records"):
+            found[f"gradient_error_{precision}"] = Estimate(
+                value=row["relative_error"],
+                low=row["relative_error_low"],
+                high=row["relative_error_high"],
+                n=row["relative_error_n"],
+                unit="",
+                method=f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
+                f"{row['buckets']} buckets (relative sd {sketch_spread(row['buckets']):.1%})",
+                definition="|g - g64| / |g64| of the first gradient, of the decomposition in "
+                "which it is largest",
+            )
+    return found
+
+
+def _primary(judged: pd.DataFrame) -> str:
+    """Return the quantity that decides: the held-out loss, or without any the training loss."""
+    known = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
+    return "final_eval_loss" if known.any() else "final_loss"
+
+
+def _shown_quantities(judged: pd.DataFrame) -> set[str]:
+    return {_primary(judged), "log_steps_to_target"}
+
+
+def _margin_of(judged: pd.DataFrame) -> float:
+    stated = judged.loc[judged["quantity"] == _primary(judged), "margin"].dropna()
+    return float(stated.min()) if len(stated) else MARGINS["measure.equivalence_margin"]

@@ -1,0 +1,289 @@
+"""Two one-sided tests: whether a mean difference lies within a margin that was fixed beforehand.
+
+Sources: Schuirmann 1987, doi:10.1007/BF01068419 (the tests, and that they amount to an interval of
+level 1 - 2 alpha within the margin); Berger, Hsu 1996, doi:10.1214/ss/1032280304 (several
+comparisons that must all be equivalent need no correction: an intersection-union test).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.special import stdtr
+from scipy.stats import chi, norm, t
+
+from batchscape.analysis.numbers import significant
+from batchscape.errors import AnalysisError
+
+__all__ = [
+    "ALPHA",
+    "POWER",
+    "Tost",
+    "Verdict",
+    "bootstrap_interval",
+    "detectable_margin",
+    "holm",
+    "tost",
+]
+
+ALPHA = 0.05
+"""Largest probability of calling equivalent what differs by as much as the margin."""
+
+POWER = 0.8
+"""Probability of being shown equivalent that `detectable_margin` asks for."""
+
+_RESAMPLES = 1999
+
+Verdict = Literal["equivalent", "different", "not identified"]
+"""Not to be shown different is not to be equivalent: the third answer is one of its own."""
+
+
+@dataclass(frozen=True)
+class Tost:
+    """What paired differences say about a margin."""
+
+    n: int
+    """Pairs."""
+    mean: float
+    sd: float
+    """ddof 1."""
+    low: float
+    """Lower end of the (1 - 2 alpha) t-interval of the mean."""
+    high: float
+    margin: float
+    p_equivalent: float
+    """Larger p value of the two one-sided tests: small where the mean is within the margin."""
+    p_different: float
+    """p value of the test that the mean is beyond the margin."""
+    verdict: Verdict
+    """Equivalent: the interval lies within the margin. Different: it lies wholly beyond it."""
+    reason: str | None
+    """Why it is not identified."""
+    smallest_margin: float
+    """Equivalent by any margin above this one."""
+    detectable_margin: float
+    """Margin that as many pairs of the same spread show with a power of 80 %, were there no
+    difference at all."""
+
+
+def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
+    """Test whether the mean of paired differences lies within a margin.
+
+    Parameters
+    ----------
+    differences : array_like, shape (n,)
+        One a pair, such as a seed. An infinite one stands for a pair of which only one member
+        trained, or arrived, at all.
+    margin : float
+        In the unit of the differences, fixed before they were seen.
+    alpha : float
+        Level of each of the two tests.
+
+    Returns
+    -------
+    Tost
+
+    Raises
+    ------
+    AnalysisError
+        If the margin is not positive, alpha not in (0, 0.5), or a difference is NaN.
+    """
+    values = np.asarray(differences, dtype=float).ravel()
+    _check(values, margin, alpha)
+    n = len(values)
+    infinite = int(np.isinf(values).sum())
+    if n < 2 or infinite:
+        reason = f"{n} pairs; a spread needs 2" if n != 1 else "1 pair; a spread needs 2"
+        if infinite:
+            reason = f"{infinite} of {n} pairs have no finite difference"
+        mean = float(values[0]) if n == 1 and not infinite else math.nan
+        return _unknown(n, mean, margin, reason)
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    error = sd / math.sqrt(n)
+    half = _quantile(1 - alpha, n - 1) * error
+    low, high = mean - half, mean + half
+    verdict: Verdict = "not identified"
+    unclear: str | None = None
+    if -margin < low and high < margin:
+        verdict = "equivalent"
+    elif low > margin or high < -margin:
+        verdict = "different"
+    else:
+        unclear = (
+            f"the {1 - 2 * alpha:.0%} interval [{significant(low, 2)}, {significant(high, 2)}] "
+            f"is neither within nor beyond {significant(margin, 3)}"
+        )
+    return Tost(
+        n=n,
+        mean=mean,
+        sd=sd,
+        low=low,
+        high=high,
+        margin=margin,
+        p_equivalent=_survival(margin - abs(mean), error, n - 1),
+        p_different=_survival(abs(mean) - margin, error, n - 1),
+        verdict=verdict,
+        reason=unclear,
+        smallest_margin=max(abs(low), abs(high)),
+        detectable_margin=detectable_margin(n, sd, alpha),
+    )
+
+
+def detectable_margin(n: int, sd: float, alpha: float = ALPHA, power: float = POWER) -> float:
+    """Compute the margin that n pairs of a given spread would show, were there no difference.
+
+    Parameters
+    ----------
+    n : int
+        Pairs, at least 2.
+    sd : float
+        Standard deviation of a difference.
+    alpha, power : float
+
+    Returns
+    -------
+    float
+        In the unit of `sd`: the exact power of the two tests at this margin is `power`.
+
+    Raises
+    ------
+    AnalysisError
+        If n is below 2, or the spread negative or not finite.
+
+    Notes
+    -----
+    Given the estimated spread s, the mean of normal differences, which is independent of it, is
+    within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
+    integrated over the chi distribution of s.
+    """
+    if n < 2 or not 0 <= sd < math.inf:
+        msg = f"a margin needs n >= 2 pairs and a finite spread >= 0; got {n=}, {sd=}"
+        raise AnalysisError(msg)
+    return sd / math.sqrt(n) * _standard_margin(n, alpha, power)
+
+
+def bootstrap_interval(
+    differences: ArrayLike, level: float, generator: np.random.Generator
+) -> tuple[float, float]:
+    """Compute the percentile bootstrap interval of the mean.
+
+    It stands beside the t-interval, which alone decides: with three to five pairs its ends lie too
+    close together.
+
+    Parameters
+    ----------
+    differences : array_like, shape (n,)
+        Finite.
+    level : float
+        As 0.9 for two one-sided tests at 0.05.
+    generator : Generator
+
+    Returns
+    -------
+    tuple of float
+        Both ends; NaN for fewer than 2 differences.
+    """
+    values = np.asarray(differences, dtype=float).ravel()
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan, math.nan
+    drawn = generator.integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p values for their number, so that the smallest may be believed.
+
+    Parameters
+    ----------
+    p_values : sequence of float
+        NaN: not tested, and not counted.
+
+    Returns
+    -------
+    list of float
+        In the same order.
+
+    Notes
+    -----
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    tested = [index for index, p in enumerate(p_values) if not math.isnan(p)]
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(tested, key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _check(values: np.ndarray, margin: float, alpha: float) -> None:
+    if not 0 < margin < math.inf:
+        msg = f"a margin must be above 0 and finite, got {margin=}"
+        raise AnalysisError(msg)
+    if not 0 < alpha < 0.5:
+        msg = f"alpha must lie between 0 and 0.5, got {alpha=}"
+        raise AnalysisError(msg)
+    if np.isnan(values).any():
+        msg = (
+            f"{int(np.isnan(values).sum())} of {len(values)} differences are NaN; leave pairs out "
+            "that have none"
+        )
+        raise AnalysisError(msg)
+
+
+def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
+    unknown = math.nan
+    return Tost(
+        n=n,
+        mean=mean,
+        sd=unknown,
+        low=unknown,
+        high=unknown,
+        margin=margin,
+        p_equivalent=unknown,
+        p_different=unknown,
+        verdict="not identified",
+        reason=reason,
+        smallest_margin=unknown,
+        detectable_margin=unknown,
+    )
+
+
+def _survival(distance: float, error: float, freedom: int) -> float:
+    """Return the probability of a t statistic above distance / error; pairs may have no spread."""
+    if error == 0:
+        return 0.5 if distance == 0 else float(distance < 0)
+    # The same as t.sf, without its checks of many arguments.
+    return float(stdtr(freedom, -distance / error))
+
+
+@lru_cache(maxsize=256)
+def _quantile(probability: float, freedom: int) -> float:
+    return float(t.ppf(probability, freedom))
+
+
+@lru_cache(maxsize=256)
+def _standard_margin(n: int, alpha: float, power: float) -> float:
+    """Return the margin in units of the standard error."""
+    quantile = float(t.ppf(1 - alpha, n - 1))
+    scale = 1 / math.sqrt(n - 1)
+
+    def excess(margin: float) -> float:
+        def inside(s: float) -> float:
+            within = 2 * norm.cdf(margin - quantile * s) - 1
+            return float(within * chi.pdf(s, n - 1, scale=scale))
+
+        return float(quad(inside, 0, margin / quantile, limit=200)[0]) - power
+
+    upper = 2.0
+    while excess(upper) < 0:
+        upper *= 2
+    return brentq(excess, 0.0, upper)

@@ -1,0 +1,132 @@
+"""Runs at the best learning rate of their global batch, and a warning where none was sought."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.learning_rate.optimum import best_learning_rates
+from batchscape.analysis.learning_rate.table import SERIES, cost_table
+from batchscape.analysis.numbers import significant
+from batchscape.errors import AnalysisError
+
+__all__ = ["at_best_learning_rate", "tuning_warning"]
+
+
+def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Select the runs at the best learning rate of each global batch.
+
+    The best of the grid is taken, for there are runs at no other; its steps are the lowest of
+    several, and hence a little too low: fresh seeds at the chosen rates have no such bias.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run and target: `global_batch_size`, `seed`, `steps_to_target`; where there are
+        any, `learning_rate`, `group`, `target_loss`, `outcome`, `trajectory_id`.
+
+    Returns
+    -------
+    DataFrame
+        Rows of `reaches`, of each group, target and global batch those at the rate whose mean
+        logarithm of steps is lowest over the seeds common to all rates. Where at no rate every
+        seed reached the target, it is the rate at which most did; where none did, all rows stay.
+        With `tuned` (the chosen rate lies inside its grid) and `edge` (it is the lowest or highest
+        of several). Of runs of one trajectory one is returned.
+        Without the column `learning_rate` every row is returned, not tuned.
+
+    Raises
+    ------
+    AnalysisError
+        As `cost_table` does.
+    """
+    if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
+        return reaches.assign(tuned=False, edge=False)
+    known = reaches[reaches["learning_rate"].notna()]
+    costs = cost_table(known, "steps_to_target")
+    best = best_learning_rates(known, "steps_to_target")
+    keys = [*SERIES, "global_batch_size"]
+    columns = [*keys, "grid_learning_rate", "tuned", "edge"]
+    chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
+    fallback = chosen["grid_learning_rate"].isna()
+    chosen.loc[fallback, "grid_learning_rate"] = _most_reached(chosen[fallback], keys)
+    kept = chosen[
+        (chosen["learning_rate"] == chosen["grid_learning_rate"])
+        | chosen["grid_learning_rate"].isna()
+    ].sort_values("row")
+    rows = known.iloc[kept["row"].to_numpy()]
+    edge = kept["edge"].isin(["lowest", "highest"]).to_numpy()
+    return rows.assign(tuned=kept["tuned"].to_numpy(dtype=bool), edge=edge)
+
+
+def tuning_warning(reaches: pd.DataFrame) -> str | None:
+    """Say loudly where steps to a target are not those of a tuned learning rate.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As for `at_best_learning_rate`.
+
+    Returns
+    -------
+    str or None
+        None where the best learning rate of every global batch lies inside its grid.
+
+    Raises
+    ------
+    AnalysisError
+        As `cost_table` does.
+    """
+    remedy = (
+        "A learning rate that suits some global batches better than others makes or moves a "
+        "critical batch. To tune each: batchscape sweep sweeps=learning_rate"
+    )
+    if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
+        return f"UNTUNED: the table has no learning rates. {remedy}"
+    best = best_learning_rates(reaches[reaches["learning_rate"].notna()], "steps_to_target")
+    single = best["edge"] == "single"
+    if single.all():
+        rates = sorted(set(_rates(reaches)))
+        what = (
+            f"one and the same learning rate, {significant(rates[0], 3)}"
+            if len(rates) == 1
+            else "one learning rate of its own"
+        )
+        return f"UNTUNED: each global batch was trained at {what}. {remedy}"
+    parts = [
+        (single, "one learning rate only"),
+        (best["edge"] == "lowest", "the lowest learning rate of its grid is the best"),
+        (best["edge"] == "highest", "the highest learning rate of its grid is the best"),
+        (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
+    ]
+    said = [f"at {_batches(best[where])}: {text}" for where, text in parts if where.any()]
+    return f"NOT TUNED EVERYWHERE: {'; '.join(said)}. {remedy}" if said else None
+
+
+def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+    """Return, by row, the learning rate at which most seeds of its batch reached the target."""
+    rates = pd.Series(np.nan, index=costs.index)
+    for _, own in costs.groupby(keys, dropna=False):
+        reached = np.isfinite(own["cost"])
+        if not reached.any():
+            continue
+        # More seeds first, then fewer steps.
+        counts = reached.groupby(own["learning_rate"]).mean()
+        steps = own["cost"].where(reached).groupby(own["learning_rate"]).mean()
+        order = pd.DataFrame({"missed": -counts, "steps": steps}).sort_values(["missed", "steps"])
+        rates.loc[own.index] = float(order.index[0])
+    return rates
+
+
+def _rates(reaches: pd.DataFrame) -> list[float]:
+    try:
+        return [float(rate) for rate in reaches["learning_rate"].dropna()]
+    except (TypeError, ValueError) as error:
+        msg = f"learning_rate must be a number: {error}"
+        raise AnalysisError(msg) from error
+
+
+def _batches(best: pd.DataFrame) -> str:
+    several = best["target_loss"].nunique() > 1
+    names = [f"B = {batch:g}" for batch in sorted(best["global_batch_size"].unique())]
+    return ", ".join(names) + (" (of some targets)" if several else "")

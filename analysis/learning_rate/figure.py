@@ -1,0 +1,157 @@
+"""The figure of learning rates: a curve each global batch, and the optima with fitted laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from batchscape.analysis.figures.style import PAGE_IN
+from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
+
+__all__ = ["draw_learning_rates"]
+
+_LAW_COLOURS = {
+    "fixed": "#000000",
+    "sqrt": "#0072B2",
+    "linear": "#D55E00",
+    "power": "#009E73",
+    "saturating": "#CC79A7",
+    "surge": "#E69F00",
+}
+_MOST_LAWS = 3
+_LABELS = {"steps_to_target": "optimizer steps to target", "final_eval_loss": "final held-out loss"}
+
+
+def draw_learning_rates(
+    costs: pd.DataFrame, best: pd.DataFrame, laws: LearningRateLaws, value: str
+) -> Figure:
+    """Draw costs against learning rates, and optima against global batches.
+
+    Parameters
+    ----------
+    costs : DataFrame
+        Of one group and target, as `cost_table` returns it.
+    best : DataFrame
+        Of the same, as `best_learning_rates` returns it.
+    laws : LearningRateLaws
+    value : str
+        What is minimised.
+
+    Returns
+    -------
+    Figure
+    """
+    figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _draw_costs(left, costs, best, value)
+    _draw_optima(right, best, laws)
+    return figure
+
+
+def _draw_costs(axes: Axes, costs: pd.DataFrame, best: pd.DataFrame, value: str) -> None:
+    axes.set_xscale("log")
+    logarithmic = value == "steps_to_target"
+    if logarithmic:
+        axes.set_yscale("log")
+    batches = sorted(costs["global_batch_size"].unique())
+    handles = []
+    for index, batch in enumerate(batches):
+        colour = colormaps["viridis"](0.9 * index / max(len(batches) - 1, 1))
+        own = costs[costs["global_batch_size"] == batch]
+        mean = own.groupby("learning_rate")["cost"].mean()
+        shown = mean.where(np.isfinite(mean))
+        heights = np.exp(shown) if logarithmic else shown
+        axes.plot(shown.index, heights, "o-", color=colour, markersize=3, linewidth=1)
+        missed = mean.index[~np.isfinite(mean)]
+        top = np.full(len(missed), 0.98 - 0.03 * index)
+        axes.plot(
+            missed, top, "x", color=colour, markersize=3, transform=axes.get_xaxis_transform()
+        )
+        row = best[best["global_batch_size"] == batch].iloc[0]
+        rate = float(row["learning_rate"])
+        if np.isfinite(rate):
+            height = _between(heights.dropna(), rate)
+            axes.plot(
+                rate,
+                height,
+                "*",
+                color=colour,
+                markersize=8,
+                markeredgecolor="black",
+                markeredgewidth=0.5,
+                zorder=3,
+            )
+        handles.append(Line2D([], [], color=colour, marker="o", markersize=3, label=f"{batch:g}"))
+    axes.legend(handles=handles, title="global batch", title_fontsize=7, ncols=2, loc="lower left")
+    axes.margins(y=0.2)
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel(_LABELS.get(value, value.replace("_", " ")))
+
+
+def _between(heights: pd.Series[float], rate: float) -> float:
+    """Return the height of the drawn line at a learning rate."""
+    rates = np.log(heights.index.to_numpy(dtype=float))
+    return float(np.exp(np.interp(np.log(rate), rates, np.log(heights.to_numpy(dtype=float)))))
+
+
+def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    inside = best[best["learning_rate"].notna()]
+    edges = best[best["edge"].isin(["lowest", "highest"])]
+    everything = [*inside["learning_rate"], *best["grid_learning_rate"].dropna()]
+    if not everything:
+        return
+    floor, ceiling = min(everything) / 4, max(everything) * 4
+    if len(inside):
+        rates = inside["learning_rate"]
+        below = rates - inside["low"].fillna(rates).clip(lower=floor)
+        above = inside["high"].fillna(rates).clip(upper=ceiling) - rates
+        errors = np.array([below.clip(lower=0), above.clip(lower=0)])
+        axes.errorbar(
+            inside["global_batch_size"],
+            rates,
+            yerr=errors,
+            fmt="*",
+            color="black",
+            markersize=6,
+            elinewidth=0.8,
+            capsize=2,
+            zorder=3,
+        )
+    for side, marker in (("lowest", "v"), ("highest", "^")):
+        own = edges[edges["edge"] == side]
+        axes.plot(
+            own["global_batch_size"],
+            own["grid_learning_rate"],
+            marker,
+            color="black",
+            markerfacecolor="white",
+            markersize=6,
+            linestyle="none",
+        )
+    _draw_laws(axes, best, laws)
+    axes.set_ylim(floor, ceiling)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("global batch (samples)")
+    axes.set_ylabel("best learning rate")
+
+
+def _draw_laws(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:
+    """Draw the laws that describe the optima best."""
+    fitted = laws.table.dropna(subset=["aicc"]).nsmallest(_MOST_LAWS, "aicc")
+    sizes = best["global_batch_size"]
+    batches = np.geomspace(sizes.min(), sizes.max(), 100)
+    for _, law in fitted.iterrows():
+        name = str(law["law"])
+        text = f"{name}, ΔAICc {law['delta_aicc']:.1f}"
+        axes.plot(batches, predict(law, batches), color=_LAW_COLOURS[name], linewidth=1, label=text)
+    if len(fitted):
+        axes.legend(loc="lower right")

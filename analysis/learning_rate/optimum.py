@@ -1,0 +1,132 @@
+"""The best learning rate of each global batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.learning_rate.lowest_point import Optimum, optimum_of
+from batchscape.analysis.learning_rate.table import cost_table, series_of
+
+__all__ = ["best_learning_rates", "optimum_estimate"]
+
+_DEFINITION = (
+    "lowest point of a parabola in log learning rate through the best rate of the grid and its "
+    "neighbours, the cost averaged over seeds"
+)
+
+
+def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> pd.DataFrame:
+    """Estimate the best learning rate of every global batch.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run: `global_batch_size`, `learning_rate`, `seed` and `value`; optionally
+        `group`, `target_loss` (each combination is a series of its own), `status`, `outcome`,
+        `trajectory_id`.
+    value : str
+        What is minimised: `steps_to_target` (on a log scale), or a loss.
+
+    Returns
+    -------
+    DataFrame
+        One row for each `group`, `target_loss` and `global_batch_size`: `learning_rate` (NaN: not
+        identified), `low`, `high` (its interval; 0 and infinity are no ends), `n` (seeds),
+        `method`, `note`, `grid_learning_rate` (the best of those tried; NaN: none worked),
+        `tuned` (the optimum lies inside the grid), `edge` (`lowest` or `highest`: the optimum lies
+        at most, at least there; `single`: one rate was tried; empty otherwise), `value_at_best`
+        (mean cost at `grid_learning_rate`; the logarithm of steps for `steps_to_target`) and
+        `n_learning_rates`.
+
+    Raises
+    ------
+    AnalysisError
+        As `cost_table` does.
+    """
+    costs = cost_table(table, value)
+    rows = []
+    for place, series in series_of(costs):
+        for batch, own in series.groupby("global_batch_size"):
+            rows.append({**place, "global_batch_size": batch, **_row(own)})
+    best = pd.DataFrame(rows)
+    tried = best["n_learning_rates"].where(best["edge"] != "single")
+    unequal = (
+        tried.groupby([best["group"], best["target_loss"].fillna(0.0)]).transform("nunique") > 1
+    )
+    unequal &= tried.notna()
+    # The lowest of more noisy numbers is lower.
+    more = "other batches had another number of rates, and the best of more looks better"
+    best.loc[unequal, "note"] = best.loc[unequal, "note"].map(lambda note: _and(note, more))
+    return best.astype({"note": object})
+
+
+def optimum_estimate(row: pd.Series[Any]) -> Estimate:
+    """Turn a row of `best_learning_rates` into an estimate."""
+    fields = {name: float(row[name]) for name in ("learning_rate", "low", "high")}
+    note = row["note"]
+    return Estimate(
+        value=fields["learning_rate"],
+        low=fields["low"],
+        high=fields["high"],
+        n=int(row["n"]),
+        unit="",
+        method=str(row["method"]),
+        definition=_DEFINITION,
+        note=note if isinstance(note, str) else None,
+    )
+
+
+def _row(own: pd.DataFrame) -> dict[str, object]:
+    """Return what is said of one batch."""
+    grid = own.pivot_table(index="seed", columns="learning_rate", values="cost", aggfunc="first")
+    note: str | None = None
+    whole = grid.dropna()
+    if whole.empty:
+        # Rates that few seeds tried cannot be paired with the others.
+        counts = grid.notna().sum()
+        whole = grid.loc[:, counts == counts.max()].dropna()
+        note = "rates that fewer seeds tried are left out"
+    elif len(whole) < len(grid):
+        note = f"only the {len(whole)} seeds that ran at every rate are compared"
+    rates = whole.columns.to_numpy(dtype=float)
+    known = {"n": len(whole), "n_learning_rates": len(rates)}
+    if whole.empty:
+        reason = f"{NOT_IDENTIFIED}: no seed ran at two learning rates"
+        found = Optimum(-1, math.nan, -math.inf, math.inf, "none", reason)
+    elif len(rates) == 1:
+        reason = f"{NOT_IDENTIFIED}: one learning rate was tried"
+        best = 0 if np.isfinite(whole.to_numpy()).all() else -1
+        found = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
+    else:
+        found = optimum_of(np.log(rates), whole.to_numpy(dtype=float))
+    edge = _edge(found.best, len(rates))
+    worked = found.best >= 0
+    return {
+        "learning_rate": math.exp(found.value),
+        "low": math.exp(found.low),
+        "high": math.exp(found.high),
+        **known,
+        "method": found.method,
+        "note": _and(note, found.note),
+        "grid_learning_rate": rates[found.best] if worked else math.nan,
+        "tuned": worked and not edge,
+        "edge": edge,
+        "value_at_best": whole.iloc[:, found.best].mean() if worked else math.inf,
+    }
+
+
+def _edge(best: int, points: int) -> str:
+    if best < 0:
+        return ""
+    if points == 1:
+        return "single"
+    return {0: "lowest", points - 1: "highest"}.get(best, "")
+
+
+def _and(first: object, second: object) -> str | None:
+    return "; ".join(note for note in (first, second) if isinstance(note, str)) or None

@@ -1,0 +1,145 @@
+"""Tables of learning rates as they come in: checked, one row a trajectory, a cost to minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.errors import AnalysisError
+
+__all__ = ["SERIES", "cost_table", "series_of"]
+
+SERIES = ("group", "target_loss")
+"""Columns that part a table into series with one curve of optima each; both may be lacking."""
+
+_SEEDS = ("seed", "init_seed", "data_seed")
+# A run that ended so says nothing about its learning rate.
+_UNTOLD = ("failed", "interrupted", "oom", "pending", "rejected", "running", "timeout")
+_LOSSES = ("diverged", "pruned")
+
+
+def cost_table(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Check a table and reduce it to what a search for the best learning rate needs.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run: `global_batch_size`, `learning_rate`, `seed` and the column `value`; where
+        there are any, `group`, `target_loss`, `status`, `outcome`, `trajectory_id`, `init_seed`,
+        `data_seed`.
+    value : str
+        `steps_to_target` (missing or infinite: not reached) or a loss such as `final_eval_loss`.
+
+    Returns
+    -------
+    DataFrame
+        One row a trajectory: `group` (0), `target_loss` (NaN), `global_batch_size`,
+        `learning_rate`, `seed` (text), `row` (position in `table`) and `cost`, to be minimised:
+        the logarithm of the steps, or the loss. Infinite where a run diverged, was cut as
+        hopeless, or did not reach its target.
+
+    Raises
+    ------
+    AnalysisError
+        If a column is missing, a value is not a number or out of its range, the table is empty,
+        or one seed has two results at the same batch and learning rate.
+    """
+    needed = ("global_batch_size", "learning_rate", "seed", value)
+    missing = [name for name in needed if name not in table]
+    if missing:
+        msg = (
+            f"best learning rates need the columns {', '.join(needed)}; missing: "
+            f"{', '.join(missing)}. The table has {', '.join(map(str, table.columns)) or 'none'}"
+        )
+        raise AnalysisError(msg)
+    if table.empty:
+        msg = "best learning rates need at least one run; the table has no rows"
+        raise AnalysisError(msg)
+    seeds = [name for name in _SEEDS if name in table]
+    costs = pd.DataFrame(
+        {
+            "group": table["group"].to_numpy() if "group" in table else 0,
+            "target_loss": _numbers(table, "target_loss") if "target_loss" in table else np.nan,
+            "global_batch_size": _positive(table, "global_batch_size"),
+            "learning_rate": _positive(table, "learning_rate"),
+            "seed": table[seeds].astype(str).agg("/".join, axis=1).to_numpy(),
+            "row": np.arange(len(table)),
+            "cost": _costs(table, value),
+        }
+    )
+    costs = costs[_told(table)]
+    if costs.empty:
+        msg = f"no run has a result: all of them ended as one of {', '.join(_UNTOLD)}"
+        raise AnalysisError(msg)
+    keys = ["group", "target_loss", "global_batch_size", "learning_rate", "seed"]
+    if "trajectory_id" in table:
+        # Decompositions and timing repeats of one trajectory are no further draws of its noise.
+        known = table["trajectory_id"].to_numpy()[costs["row"]]
+        repeats = costs.assign(trajectory=known).duplicated([*keys, "trajectory"])
+        costs = costs[~repeats | pd.isna(known)]
+    twice = costs[costs.duplicated(keys, keep=False)]
+    if len(twice):
+        first = twice.iloc[0]
+        msg = (
+            "one seed has one result at a global batch and learning rate; there are "
+            f"{len(twice)} rows that repeat, the first with global_batch_size="
+            f"{first['global_batch_size']:g}, learning_rate={first['learning_rate']:g}, seed="
+            f"{first['seed']}. Tell different experiments apart by a column `group`, and name "
+            "repeats of one trajectory by `trajectory_id`"
+        )
+        raise AnalysisError(msg)
+    return costs
+
+
+def series_of(costs: pd.DataFrame) -> Iterator[tuple[dict[str, object], pd.DataFrame]]:
+    """Yield each series of a cost table behind its group and target, in order."""
+    for values, rows in costs.groupby(list(SERIES), dropna=False):
+        yield dict(zip(SERIES, values, strict=True)), rows
+
+
+def _told(table: pd.DataFrame) -> NDArray[np.bool_]:
+    told = np.ones(len(table), dtype=bool)
+    if "status" in table:
+        told = ~table["status"].isin(_UNTOLD).to_numpy()
+    return told
+
+
+def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
+    found = _numbers(table, value)
+    lost = np.isnan(found) | np.isposinf(found)
+    for name in ("status", "outcome"):
+        if name in table:
+            lost |= table[name].isin(_LOSSES).to_numpy()
+    if value == "steps_to_target":
+        if (found[~lost] <= 0).any():
+            msg = (
+                "steps_to_target is above 0, or missing where the target was not reached; got "
+                f"{np.nanmin(found):g}"
+            )
+            raise AnalysisError(msg)
+        found = np.log(np.where(lost, 1.0, found))
+    elif np.isneginf(found).any():
+        msg = f"{value} must not be -inf"
+        raise AnalysisError(msg)
+    return np.where(lost, np.inf, found)
+
+
+def _positive(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    numbers = _numbers(table, name)
+    wrong = ~(np.isfinite(numbers) & (numbers > 0))
+    if wrong.any():
+        msg = f"{name} must be finite and above 0; got {numbers[wrong][0]} in {wrong.sum()} rows"
+        raise AnalysisError(msg)
+    return numbers
+
+
+def _numbers(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    try:
+        numbers = pd.to_numeric(table[name])
+    except (TypeError, ValueError) as error:
+        msg = f"{name} must be a number: {error}"
+        raise AnalysisError(msg) from error
+    return np.asarray(numbers.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)

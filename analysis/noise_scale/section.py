@@ -1,0 +1,102 @@
+"""What the report says of the gradient noise scale."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.figures.curves import with_room
+from batchscape.analysis.figures.loss import MAX_PANELS
+from batchscape.analysis.figures.style import looks
+from batchscape.analysis.noise_scale.estimate import noise_scale_curves
+from batchscape.analysis.noise_scale.view import (
+    draw_noise_scale,
+    noise_scale_grid,
+    noise_scale_table,
+)
+from batchscape.analysis.report.section import Picture, Section, TableView
+
+__all__ = ["noise_scale_section"]
+
+_DEFINITION = (
+    "tr(S)/|G|^2 in samples, from squared norms of gradients of a small and a large batch before "
+    "clipping, numerator and denominator averaged apart over the sampled optimizer steps"
+)
+_CAPTION = (
+    "Gradient noise scale against training samples: ratio of two debiased exponential moving "
+    "averages, whose half-life is the distance of the points; shaded: its interval; points at "
+    "which it is not identified are left out."
+)
+
+
+def noise_scale_section(
+    cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame
+) -> Section | None:
+    """Say how large the gradient noise scale is, by global batch.
+
+    Parameters
+    ----------
+    cells : Cells
+    steps : DataFrame
+        As `load` returns them.
+    estimates : DataFrame
+        As `cell_noise_scales` returns it.
+
+    Returns
+    -------
+    Section or None
+        None where it was not sampled.
+    """
+    if estimates.empty:
+        return None
+    table = noise_scale_table(cells, estimates)
+    headlines = {} if cells.contexts else _headlines(table)
+    view = TableView("noise_scale", "Gradient noise scale", table, noise_scale_grid(table, cells))
+    curves = noise_scale_curves(with_room(cells, MAX_PANELS, timed=False), steps)
+    figure = draw_noise_scale(cells, curves, looks(cells))
+    return Section(
+        "Gradient noise scale",
+        [_answer(table)],
+        [view],
+        [] if figure is None else [Picture("noise_scale", _CAPTION, figure)],
+        headlines=headlines,
+    )
+
+
+def _answer(table: pd.DataFrame) -> str:
+    known = table[table["note"].isna() & table["estimate"].notna()]
+    if known.empty:
+        return (
+            f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
+            "sampled steps to tell the gradient's mean from zero."
+        )
+    low, high = known["estimate"].min(), known["estimate"].max()
+    found = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    return (
+        f"The gradient noise scale is {found} samples over the whole training, where it is "
+        f"identified ({len(known)} of {len(table)} cells); intervals are in the table."
+    )
+
+
+def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
+    """Quote, for each global batch, the cell with most runs, and of those the narrowest."""
+    width = (table["high"] / table["low"]).where(table["note"].isna())
+    order = table.assign(width=width).sort_values(
+        ["n_runs", "width"], ascending=[False, True], kind="stable"
+    )
+    found = {}
+    for batch, row in (
+        order.drop_duplicates("global_batch_size").set_index("global_batch_size").iterrows()
+    ):
+        found[f"gradient_noise_scale_{batch}"] = Estimate(
+            float(row["estimate"]) if pd.isna(row["note"]) else float("nan"),
+            float(row["low"]),
+            float(row["high"]),
+            int(row["n"]),
+            "samples",
+            str(row["method"]),
+            _DEFINITION,
+            None if pd.isna(row["note"]) else str(row["note"]),
+        )
+    return dict(sorted(found.items(), key=lambda item: int(item[0].rpartition("_")[2])))

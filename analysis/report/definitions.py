@@ -1,0 +1,103 @@
+"""What stands under the comparison: footnotes, and how its figures are defined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+
+from batchscape.analysis.best import SIGNIFICANCE
+from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.comparison import CONFIDENCE
+from batchscape.analysis.report.grids import lettered
+
+__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold", "setting_headers"]
+
+
+def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
+    """Say what bold means, or why nothing can be."""
+    count = int(comparison["best_comparisons"].max())
+    if not count:
+        return "Nothing is bold: no two cells could be compared for a best, run by run."
+    same = f" of equal {', '.join(setting_headers(cells.contexts))}" if cells.contexts else ""
+    return (
+        f"Bold: best in its column among the cells{same}, and told from each of them: two-sided "
+        "t-tests of differences paired by seed, of which the largest p value counts, below "
+        f"{SIGNIFICANCE:g} after Holm's adjustment for the {count} such comparisons of this table "
+        "(p values: CSV file). Step times are compared at one global batch size, losses after "
+        "equal samples, with the decompositions of one global batch as one candidate. Where the "
+        "best cell has runs that did not complete, or is not told from another one, nothing is "
+        "bold."
+    )
+
+
+def peaks(cells: Cells) -> str:
+    """Say what the peaks behind MFU are, and what is counted."""
+    known = cells.runs.dropna(subset=["peak_tflops", "peak_source"])
+    peaks = "; ".join(
+        "{} ({})".format(" to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))), source)
+        for source, low, high in known.groupby("peak_source")["peak_tflops"]
+        .agg(["min", "max"])
+        .itertuples()
+    )
+    return (
+        "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
+        "multiply-add, causal attention in full, padding counted like any other token, "
+        f"recomputation not counted. Peak of a device in 10^12 FLOP/s: {peaks}."
+    )
+
+
+def ratio_definition(comparison: pd.DataFrame) -> str:
+    """Say what throughput is compared with."""
+    references = comparison["throughput_ratio_reference"].dropna().unique()
+    first = f", {references[0]}" if len(references) == 1 else " of the same settings"
+    return (
+        f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "
+        f"pairs of runs with the same seed, with its {CONFIDENCE:.0%} t-interval."
+    )
+
+
+def setting_headers(names: Sequence[str]) -> list[str]:
+    """Shorten the keys of settings, but for those that would then be the same."""
+    labels = [setting_label(name) for name in names]
+    repeated = Counter(labels)
+    return [
+        name if repeated[label] > 1 else label for name, label in zip(names, labels, strict=True)
+    ]
+
+
+def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], dict[str, str]]:
+    """Say for each cell what its figures lack; as `lettered` returns it."""
+    timed = comparison["step_time_s_n"].gt(0)
+    open_ended = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
+    texts = []
+    names = ("reason", "timing_note", "not_invariant")
+    for reason, note, label, status, stopped, some in zip(
+        *(comparison[name] for name in names),
+        open_ended,
+        _stopped_at_target(comparison, cells),
+        timed,
+        strict=True,
+    ):
+        what = "some times left out" if some else "no times"
+        texts.append(
+            [
+                status if pd.isna(reason) else reason,
+                None if pd.isna(note) else f"{what}: {note}",
+                None if pd.isna(label) else f"not decomposition-invariant: {label}",
+                stopped,
+            ]
+        )
+    return lettered(texts)
+
+
+def _stopped_at_target(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:
+    """Say where final losses are cut short: such a run tells no loss at the end of its budget."""
+    stopped = cells.runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    counts = stopped.groupby(cells.runs["cell"]).sum().reindex(comparison.index)
+    pairs = zip(counts, comparison["n_completed"], strict=True)
+    return [
+        f"{count} of {n} stopped at a target loss: final losses are those there" if count else None
+        for count, n in pairs
+    ]

@@ -1,0 +1,298 @@
+r"""A table as LaTeX: booktabs rules, and no wider than the text of a page.
+
+The text of an article at 10 pt is 345 pt wide. A table that is wider is set in a smaller font,
+then with broken lines of text, then as several tables one under the other that repeat the first
+columns. The font is never smaller than `\scriptsize`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import NamedTuple
+
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.grids import Grid, fit_widths
+
+__all__ = ["escape_latex", "to_latex"]
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    # The dollar of the text fonts needs one that a small installation has only as bitmaps.
+    "$": r"$\mathdollar$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # Braces keep a bracket or star from being an argument of the row end before it, and keep
+    # quotes and hyphens from joining into other letters.
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    '"': "{''}",
+    "'": "{'}",
+    "`": "{`}",
+    "-": "{-}",
+    "±": r"$\pm$",
+    TIMES: r"$\times$",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "≈": r"$\approx$",
+    "∞": r"$\infty$",
+    "Δ": r"$\Delta$",
+    "→": r"$\to$",
+    "·": r"$\cdot$",
+    "µ": r"$\mu$",
+    "\N{GREEK SMALL LETTER ALPHA}": r"$\alpha$",
+    "\N{GREEK SMALL LETTER BETA}": r"$\beta$",
+    "\N{GREEK SMALL LETTER GAMMA}": r"$\gamma$",
+    "\N{GREEK SMALL LETTER SIGMA}": r"$\sigma$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+}
+_SUPERSCRIPTS = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
+_DIGITS = str.maketrans(_SUPERSCRIPTS, "-0123456789")
+
+_ROOM_PT = 345.0
+# Sizes of the article class at 10 pt: name, width of its letters over those of 10 pt (small sizes
+# of Computer Modern are wider for their height), and the gap on each side of a column in pt.
+_SIZES = (
+    (r"\normalsize", 1.0, 6.0),
+    (r"\small", 0.93, 4.0),
+    (r"\footnotesize", 0.86, 3.5),
+    (r"\scriptsize", 0.81, 3.0),
+)
+# Widths in pt at 10 pt: metrics of Computer Modern Roman, rounded up.
+_WIDTHS = {
+    letter: width
+    for width, letters in (
+        (2.8, ".,:;'|!`ijl[]_"),
+        (3.4, "f- "),
+        (4.0, "rst()I"),
+        (4.5, "cez"),
+        (4.6, _SUPERSCRIPTS),
+        (5.0, '0123456789ago/?*"^~'),
+        (5.3, "vkxyJ{}"),
+        (5.6, "bdhnpquS"),
+        (7.3, "w"),
+        (8.4, "m%#"),
+        (10.3, "MW—…"),
+    )
+    for letter in letters
+}
+_OTHER_PT, _UNKNOWN_PT = 7.9, 45.0
+_BOLD = 1.16
+_MARK_PT = 4.2
+_HEADER_WIDTH = 9
+_TEXT_PT = 130.0
+"""Columns wider than this hold sentences, whose lines may be broken; so may left columns."""
+_READABLE_PT = 80.0
+"""What broken lines should not be narrower than, where there is a choice."""
+_LONG_WORD = 14
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Columns that stand in one tabular, with the widths in pt of those whose lines break."""
+
+    columns: list[int]
+    broken: dict[int, int]
+
+
+def to_latex(grid: Grid) -> str:
+    r"""Write a grid as one or more `tabular` with booktabs rules; it needs no other package.
+
+    Parameters
+    ----------
+    grid : Grid
+
+    Returns
+    -------
+    str
+        To be read by `\input`, in a `table` (over both columns: `table*`) or between paragraphs.
+    """
+    size, gap, parts = _layout(grid)
+    lines = [
+        "% Needs \\usepackage{booktabs}",
+        rf"\begingroup{size}\setlength{{\tabcolsep}}{{{gap:g}pt}}",
+    ]
+    for index, part in enumerate(parts):
+        lines += [r"\par\medskip"] if index else []
+        lines += _tabular(grid, part)
+    lines += [r"\par\endgroup"]
+    feet = [rf"\textsuperscript{{{mark}}}~{_long(text)}" for mark, text in grid.footnotes.items()]
+    feet += [_long(note) for note in grid.notes]
+    if feet:
+        lines += [r"\smallskip{\footnotesize\raggedright", *[rf"\noindent {f}\par" for f in feet]]
+        lines += ["}"]
+    return "\n".join(lines) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    r"""Write text so that LaTeX shows it as it is, on one line.
+
+    A character outside ASCII that has no plain command is written as its code point, as in
+    `[U+4E2D]`: it always compiles, and nothing is lost.
+    """
+    signed = re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", " ".join(text.split()))
+    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", signed)
+    return "".join(
+        f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_letter, piece))
+        for index, piece in enumerate(pieces)
+    )
+
+
+def _letter(letter: str) -> str:
+    if letter in _LATEX:
+        return _LATEX[letter]
+    return letter if " " <= letter <= "~" else f"{{[}}U+{ord(letter):04X}{{]}}"
+
+
+def _long(text: str) -> str:
+    """Escape text whose long words, such as paths and hashes, may break anywhere."""
+    return " ".join(
+        r"\allowbreak{}".join(escape_latex(chunk) for chunk in _chunks(word))
+        for word in text.split()
+    )
+
+
+def _chunks(word: str) -> list[str]:
+    """Cut a long word behind its punctuation, and what is still long anywhere."""
+    if len(word) <= _LONG_WORD:
+        return [word]
+    parts = re.findall(r"[^\W_]+[\W_]*|[\W_]+", word)
+    return [part[i : i + _LONG_WORD] for part in parts for i in range(0, len(part), _LONG_WORD)]
+
+
+def _layout(grid: Grid) -> tuple[str, float, list[_Part]]:
+    """Choose the fewest tables, and then the largest font, that fit the page."""
+    attempts = [(size, gap, _parts(grid, scale, gap)) for size, scale, gap in _SIZES]
+    fewest = min(len(parts) for *_, parts in attempts)
+    return next(attempt for attempt in attempts if len(attempt[2]) == fewest)
+
+
+def _parts(grid: Grid, scale: float, gap: float) -> list[_Part]:
+    """Fill one table after the other; each begins with the left columns."""
+    widths = [_widths(grid, column, scale) for column in range(len(grid.headers))]
+    left = list(range(grid.n_left))
+    parts = [left]
+    for column in range(grid.n_left, len(grid.headers)):
+        trial = [*parts[-1], column]
+        needed = sum(widths[c].readable for c in trial)
+        if parts[-1] != left and needed > _room(gap, trial):
+            parts.append([*left, column])
+        else:
+            parts[-1] = trial
+    return [_part(columns, widths, gap) for columns in parts]
+
+
+def _room(gap: float, columns: list[int]) -> int:
+    return int(_ROOM_PT - 2 * gap * (len(columns) - 1))
+
+
+def _part(columns: list[int], widths: Sequence[_Widths], gap: float) -> _Part:
+    chosen = [widths[c] for c in columns]
+    wanted, readable = [w.wanted for w in chosen], [w.readable for w in chosen]
+    room = _room(gap, columns)
+    least = readable if sum(readable) <= room else [w.least for w in chosen]
+    fitted = zip(chosen, columns, fit_widths(wanted, least, room), strict=True)
+    return _Part(columns, {c: width for w, c, width in fitted if width < w.wanted})
+
+
+class _Widths(NamedTuple):
+    """Widths of a column in pt."""
+
+    wanted: int
+    """With no line broken."""
+    readable: int
+    """With broken lines that still hold a few words."""
+    least: int
+    """With one word a line."""
+
+
+def _widths(grid: Grid, column: int, scale: float) -> _Widths:
+    bold = _BOLD if any(c == column for _, c in grid.bold) else 1.0
+    marks = max((_MARK_PT * (2 * len(m) - 1) for _, m in grid.marked_rows() if m), default=0.0)
+    beside = marks if column == grid.n_left - 1 else 0.0
+    heads = max(_width(line) for line in _header_lines(grid, column))
+    texts = [row[column] for row in grid.rows]
+    text = bold * max(map(_width, texts), default=0.0) + beside
+    wanted = max(text, heads)
+    readable = least = wanted
+    if column < grid.n_left or text > _TEXT_PT:
+        words = {chunk for text in texts for word in text.split() for chunk in _chunks(word)}
+        least = max(bold * max(map(_width, words), default=0.0) + beside, heads)
+        readable = min(wanted, max(least, _READABLE_PT))
+    return _Widths(*(int(scale * width) + 1 for width in (wanted, readable, least)))
+
+
+def _width(text: str) -> float:
+    return sum(map(_letter_width, text))
+
+
+def _letter_width(letter: str) -> float:
+    if letter in _WIDTHS:
+        return _WIDTHS[letter]
+    if letter.isascii() or letter in _LATEX:
+        return _OTHER_PT
+    return _UNKNOWN_PT
+
+
+def _header_lines(grid: Grid, column: int) -> list[str]:
+    """Break a header over lines no wider than its column."""
+    longest = max((len(row[column]) for row in grid.rows), default=0)
+    room = max(_HEADER_WIDTH, min(longest, 2 * _HEADER_WIDTH))
+    return wrap(grid.headers[column], room, break_long_words=False) or [""]
+
+
+def _tabular(grid: Grid, part: _Part) -> list[str]:
+    wrapped = [_header_lines(grid, column) for column in part.columns]
+    depth = max(map(len, wrapped))
+    padded = ([""] * (depth - len(lines)) + lines for lines in wrapped)
+    heads = [[escape_latex(text) for text in line] for line in zip(*padded, strict=True)]
+    rows = [
+        [_cell(grid, part, index, column) for column in part.columns]
+        for index in range(len(grid.rows))
+    ]
+    kinds = (
+        f"p{{{part.broken[c]}pt}}" if c in part.broken else _flush(grid, c) for c in part.columns
+    )
+    lines = [rf"\noindent\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}", r"\toprule"]
+    lines += [*(_row(grid, part, cells) for cells in heads), r"\midrule"]
+    lines += [_row(grid, part, cells) for cells in rows]
+    return [*lines, r"\bottomrule", r"\end{tabular}"]
+
+
+def _flush(grid: Grid, column: int) -> str:
+    return "l" if column < grid.n_left else "r"
+
+
+def _cell(grid: Grid, part: _Part, index: int, column: int) -> str:
+    row, marks = grid.marked_rows()[index]
+    text = _long(row[column]) if column in part.broken else escape_latex(row[column])
+    if (index, column) in grid.bold:
+        text = rf"\textbf{{\boldmath {text}}}"
+    if marks and column == grid.n_left - 1:
+        text += rf"\textsuperscript{{{','.join(marks)}}}"
+    return text
+
+
+def _row(grid: Grid, part: _Part, cells: Sequence[str]) -> str:
+    if not part.broken:
+        return f"{' & '.join(cells)} \\\\"
+    flush = {"l": r"\raggedright{}", "r": r"\raggedleft{}"}
+    pairs = zip(part.columns, cells, strict=True)
+    set_flush = [flush[_flush(grid, c)] + text if c in part.broken else text for c, text in pairs]
+    # Ragged text takes the row end for the end of a line.
+    return f"{' & '.join(set_flush)} \\tabularnewline"

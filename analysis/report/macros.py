@@ -1,0 +1,168 @@
+r"""`macros.tex`: every headline number as a LaTeX command, so that no paper copies it by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.latex import escape_latex
+from batchscape.errors import AnalysisError
+
+__all__ = ["HEADLINES", "macro_name", "macros", "write_macros"]
+
+HEADLINES = "bsHeadlines"
+"""Command that sets all headline numbers, as rows of a table with three columns."""
+
+_DIGITS = 3
+_NO_INTERVAL = "no interval"
+_WORDS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def macro_name(name: str) -> str:
+    r"""Turn the name of a headline into that of its command, which may hold letters only.
+
+    Parameters
+    ----------
+    name : str
+        As in `critical_batch_size_overhead20`.
+
+    Returns
+    -------
+    str
+        As in `bsCriticalBatchSizeOverheadTwoZero`, without the backslash.
+
+    Raises
+    ------
+    AnalysisError
+        If the name has anything but letters, digits and underscores, or begins with no letter.
+    """
+    if not _NAME.fullmatch(name):
+        msg = (
+            f"the name of a headline consists of letters, digits and underscores and begins with "
+            f"a letter, as in critical_batch_size; got {name!r}"
+        )
+        raise AnalysisError(msg)
+    spelled = re.sub("[0-9]", lambda digit: f"_{_WORDS[int(digit[0])]}_", name)
+    return "bs" + "".join(part[:1].upper() + part[1:] for part in spelled.split("_"))
+
+
+def macros(headlines: Mapping[str, Estimate]) -> str:
+    r"""Define the commands of some headline numbers.
+
+    For `critical_batch_size` they are `\bsCriticalBatchSize` (the value), `...Low` and `...High`
+    (ends of the interval), `...N` (units behind it), `...Unit` and `...Text` (value, interval and
+    unit). What is not identified says so in words. All but the last two may stand in formulas too.
+
+    Parameters
+    ----------
+    headlines : mapping of str to Estimate
+        As sections of the report name them.
+
+    Returns
+    -------
+    str
+        LaTeX that needs no package; `\bsHeadlines` sets all of them.
+
+    Raises
+    ------
+    AnalysisError
+        If a name cannot be a command, or two names give the same one.
+    """
+    owners = {HEADLINES: "the list of all headlines"}
+    lines = [
+        r"% Headline numbers of a batchscape report. Read by \input in the preamble; braces behind",
+        r"% a command keep the space that follows: \bsCriticalBatchSize{} samples.",
+    ]
+    for name, estimate in headlines.items():
+        lines += ["", f"% {name}: {_comment(estimate)}"]
+        for ending, text in _texts(estimate).items():
+            command = macro_name(name) + ending
+            if command in owners:
+                msg = (
+                    f"two headlines give the command \\{command}: {owners[command]} and {name}; "
+                    "they need names that differ in more than case, underscores and endings such "
+                    "as _low"
+                )
+                raise AnalysisError(msg)
+            owners[command] = name
+            lines.append(rf"\newcommand{{\{command}}}{{{text}}}")
+    rows = [
+        rf"  {escape_latex(name.replace('_', ' '))} & \{macro_name(name)}Text & "
+        rf"\{macro_name(name)}N \\"
+        for name in headlines
+    ]
+    lines += ["", "% What, estimate with interval, n; for a tabular with the columns llr."]
+    lines += [rf"\newcommand{{\{HEADLINES}}}{{%", *rows, "}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_macros(path: Path, headlines: Mapping[str, Estimate]) -> Path:
+    """Write `macros` to a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made where it is missing.
+    headlines : mapping of str to Estimate
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    AnalysisError
+        As `macros` raises it; nothing is written then.
+    """
+    text = macros(headlines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _texts(estimate: Estimate) -> dict[str, str]:
+    known = estimate.is_identified
+    without = _NO_INTERVAL if known else NOT_IDENTIFIED
+    unit = escape_latex(estimate.unit)
+    text = _robust(escape_latex(estimate.text(_DIGITS)))
+    if unit and known:
+        text += f"~{unit}"
+    elif unit and text.endswith(")"):
+        text = f"{text[:-1]}~{unit})"
+    return {
+        "": _number(estimate.value if known else math.nan, NOT_IDENTIFIED),
+        "Low": _number(estimate.low, without),
+        "High": _number(estimate.high, without),
+        "N": str(estimate.n),
+        "Unit": unit,
+        "Text": text,
+    }
+
+
+def _number(value: float, otherwise: str) -> str:
+    if math.isnan(value):
+        return rf"\mbox{{{otherwise}}}"
+    return rf"\ensuremath{{{_formula(significant(value, _DIGITS))}}}"
+
+
+def _formula(number: str) -> str:
+    """Write a number as it stands in a formula."""
+    return escape_latex(number).replace("$", "")
+
+
+def _robust(text: str) -> str:
+    """Let formulas within a text stand in a formula too."""
+    return re.sub(r"\$([^$]*)\$", r"\\ensuremath{\1}", text)
+
+
+def _comment(estimate: Estimate) -> str:
+    parts = [estimate.definition, f"n = {estimate.n}", estimate.method, estimate.note]
+    text = "; ".join(part for part in parts if part)
+    # A line end would end the comment.
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

@@ -1,0 +1,114 @@
+"""A section on the page, in the terminal and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.figures.style import paper_style, save
+from batchscape.analysis.report.grids import escape_markdown, show, to_markdown
+from batchscape.analysis.report.macros import write_macros
+from batchscape.analysis.report.section import Section
+from batchscape.analysis.report.tables import write_table
+from batchscape.errors import AnalysisError
+
+__all__ = ["section_lines", "show_section", "write_sections"]
+
+
+def section_lines(section: Section, *, figures: bool = True) -> list[str]:
+    """Write a section as paragraphs of Markdown.
+
+    Parameters
+    ----------
+    section : Section
+    figures : bool
+        Show its pictures too.
+
+    Returns
+    -------
+    list of str
+        Paths are relative to the folder of the page.
+    """
+    lines = [f"## {escape_markdown(section.title)}"]
+    lines += [escape_markdown(sentence) for sentence in section.answer]
+    lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
+    for view in section.tables:
+        # One table needs no title beside the section's.
+        if len(section.tables) > 1:
+            lines.append(f"### {escape_markdown(view.title)}")
+        links = ", ".join(f"[{end}](tables/{view.name}.{end})" for end in ("csv", "md", "tex"))
+        lines += [to_markdown(view.grid), f"Files: {links}."]
+    for picture in section.pictures if figures else ():
+        lines.append(f"![{picture.name}](figures/{picture.name}.png)")
+        lines.append(escape_markdown(picture.caption))
+    return lines
+
+
+def show_section(console: Console, section: Section, *, tables: bool) -> None:
+    """Print a section in a terminal.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    section : Section
+    tables : bool
+        Print its tables too, not only answers and warnings.
+    """
+    console.print(f"\n{escape(section.title)}", style="bold", highlight=False)
+    for sentence in section.answer:
+        console.print(escape(sentence), highlight=False)
+    for warning in section.warnings:
+        console.print(escape(f"! {warning}"), style="bold", highlight=False)
+    for view in section.tables if tables else ():
+        console.print()
+        show(console, view.grid, view.title)
+
+
+def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = True) -> list[Path]:
+    """Write the tables and figures of sections, and `macros.tex` with their headline numbers.
+
+    Parameters
+    ----------
+    sections : sequence of Section
+    out : Path
+        Folder of the page, with `tables` and `figures` in it.
+    figures : bool
+        Draw figures too, which takes most of the time.
+
+    Returns
+    -------
+    list of Path
+        The files written.
+
+    Raises
+    ------
+    AnalysisError
+        If two sections use one name for a table, a figure or a headline.
+    """
+    _no_repeats("table", (view.name for section in sections for view in section.tables))
+    _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
+    _no_repeats("headline", (name for section in sections for name in section.headlines))
+    files: list[Path] = []
+    headlines: dict[str, Estimate] = {}
+    with paper_style():
+        for section in sections:
+            for view in section.tables:
+                files += write_table(out / "tables", view.name, view.table, view.grid)
+            for picture in section.pictures if figures else ():
+                files += save(picture.figure, out / "figures", picture.name)
+            headlines |= section.headlines
+    files.append(write_macros(out / "macros.tex", headlines))
+    return files
+
+
+def _no_repeats(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            msg = f"every {what} of a report has a name of its own, and two are called {name!r}"
+            raise AnalysisError(msg)
+        seen.add(name)

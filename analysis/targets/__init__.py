@@ -1,0 +1,1 @@
+"""Curves of loss, targets, and when each run reached them, censoring included."""

@@ -1,0 +1,140 @@
+"""Which column is which: names in tables that others wrote, and units that must not be mixed.
+
+A name is taken for another only where the list here says so and one column alone answers to it.
+Two that do are a question for whoever knows the table, never for a rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pandas as pd
+
+from batchscape.errors import AnalysisError
+
+__all__ = ["ALIASES", "recognise"]
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "global_batch_size": ("batch_size", "global_batch", "batch", "bs", "batchsize"),
+    "seed": ("random_seed", "trial", "replicate"),
+    "learning_rate": ("lr", "peak_learning_rate", "peak_lr"),
+    "target_loss": ("target", "loss_target"),
+    "steps_to_target": ("steps_to_result", "steps_to_goal", "iterations_to_target"),
+    "samples_to_target": ("examples_to_target", "sequences_to_target"),
+    "tokens_to_target": (),
+    "time_to_target_s": ("seconds_to_target",),
+    "optimizer_step": ("step", "global_step", "iteration", "iter", "update"),
+    "samples": ("examples", "sequences", "samples_seen", "examples_seen"),
+    "tokens": ("tokens_seen",),
+    "train_time_s": ("time_s", "seconds"),
+    "loss": ("eval_loss", "val_loss", "valid_loss", "validation_loss", "test_loss", "train_loss"),
+    "status": ("state",),
+    "outcome": (),
+    "run": ("run_id", "run_name"),
+}
+"""Names of `docs/analysis_tables.md`, and the others that are taken for them."""
+
+# Without a loss, a column of steps can only be what it took.
+_WITHOUT_LOSS = {"steps_to_target": ("steps", "iterations", "updates")}
+_WITH_LOSS = {"optimizer_step": ("steps", "iterations", "updates")}
+_IN_TOKENS = re.compile(r"(batch(_size)?|bs)_(in_)?(m?tokens|mtok|tok)|(m?tokens|tok)_(per_)?batch")
+
+
+def recognise(
+    table: pd.DataFrame, given: Mapping[str, str] | None = None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Rename the columns of a foreign table to ours.
+
+    Parameters
+    ----------
+    table : DataFrame
+    given : mapping of str to str, optional
+        Our name to theirs, which decides before any rule.
+
+    Returns
+    -------
+    DataFrame
+        The same rows; columns that are not recognised keep their names.
+    list of str
+        What was taken for what, one sentence a column.
+
+    Raises
+    ------
+    AnalysisError
+        If two columns answer to one name, a batch is in tokens, a name is given that is not ours
+        or not there, or a name is there twice.
+    """
+    _refuse_twice(table)
+    names = {_plain(str(column)): str(column) for column in table.columns}
+    table = table.set_axis([str(column) for column in table.columns], axis=1)
+    taken = _given(table, given or {})
+    has_loss = "loss" in taken or any(n in names for n in ("loss", *ALIASES["loss"]))
+    extra = _WITH_LOSS if has_loss else _WITHOUT_LOSS
+    for name, aliases in ALIASES.items():
+        if name in taken:
+            continue
+        if name in names:
+            taken[name] = names[name]
+            continue
+        possible = [*aliases, *extra.get(name, ())]
+        found = [names[alias] for alias in possible if alias in names]
+        found = [column for column in found if column not in taken.values()]
+        if len(found) > 1:
+            msg = (
+                f"several columns could be {name}: {', '.join(found)}; say which with "
+                f"--column {name}={found[0]}, or rename it"
+            )
+            raise AnalysisError(msg)
+        if found:
+            taken[name] = found[0]
+    _refuse_tokens(taken, names)
+    said = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
+    # A column of the same name as ours that another was given for keeps out of the way.
+    shadowed = {name: f"{name} (not used)" for name in taken if name in table}
+    renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
+    return renamed, said
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+
+
+def _given(table: pd.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
+    for name, column in given.items():
+        if name not in ALIASES:
+            msg = f"{name!r} is no column of ours; those are: {', '.join(ALIASES)}"
+            raise AnalysisError(msg)
+        if column not in table:
+            msg = (
+                f"the table has no column {column!r}; it has: {', '.join(map(str, table.columns))}"
+            )
+            raise AnalysisError(msg)
+    twice = [column for column in given.values() if list(given.values()).count(column) > 1]
+    if twice:
+        msg = f"one column cannot be two things: {twice[0]!r} is given more than once"
+        raise AnalysisError(msg)
+    return dict(given)
+
+
+def _refuse_twice(table: pd.DataFrame) -> None:
+    columns = [str(column) for column in table.columns]
+    # pandas reads a second `loss` as `loss.1`.
+    bases = [re.sub(r"\.\d+$", "", column) for column in columns]
+    names = [_plain(b if b in columns else c) for b, c in zip(bases, columns, strict=True)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        msg = f"columns have names of their own; these are there more than once: {', '.join(twice)}"
+        raise AnalysisError(msg)
+
+
+def _refuse_tokens(taken: Mapping[str, str], names: Mapping[str, str]) -> None:
+    """Refuse a batch in tokens: whether it is one cannot be read from its numbers."""
+    batch = taken.get("global_batch_size")
+    suspects = [name for plain, name in names.items() if _IN_TOKENS.fullmatch(plain)]
+    if batch is None and suspects:
+        msg = (
+            f"global_batch_size counts samples, and {suspects[0]} counts tokens; divide it by the "
+            "tokens of a sample and name the column global_batch_size"
+        )
+        raise AnalysisError(msg)

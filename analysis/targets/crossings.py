@@ -1,0 +1,211 @@
+"""When each run reached a target loss: steps, samples, tokens and time, or why there are none.
+
+* **At or below.** A measurement meets a target if its loss is at most the target. NaN and infinite
+  losses meet none.
+* **First crossing**: the first measurement that meets the target. **Sustained crossing**: the first
+  from which all later ones do as well; one on the last measurement counts, and `confirmed_by` says
+  how many later ones bear a crossing out (none where the run was stopped at its target).
+* **Interpolation** between that measurement and the one before: linear in the loss against the
+  logarithm of samples (against samples where the earlier one has none), and from there linear in
+  steps, tokens and time. It cannot be wrong by more than the bracket, `steps_low` to `steps_high`.
+  Where the earlier loss is not finite, or the first measurement of all meets the target, nothing
+  can be interpolated and the upper end is taken.
+* **Not reached** is an outcome, not a number. A run that diverged, at whatever time, never reaches:
+  its bracket is infinite. One that ended before (`censored`) or was cut by a rule (`pruned`) would
+  have needed more than its last measured step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.analysis.targets.choice import choose_targets
+from batchscape.analysis.targets.curves import IDENTITY
+from batchscape.analysis.targets.ends import Runs, cut, diverged_runs
+from batchscape.analysis.targets.tidy import tidy_curves
+from batchscape.errors import AnalysisError
+
+__all__ = ["OUTCOMES", "TO_TARGET", "Crossing", "steps_to_target"]
+
+Crossing = Literal["sustained", "first"]
+
+OUTCOMES = ("reached", "censored", "pruned", "diverged")
+"""How a run stands to a target."""
+
+TO_TARGET = {
+    "steps_to_target": "optimizer_step",
+    "samples_to_target": "samples",
+    "tokens_to_target": "tokens",
+    "time_to_target_s": "train_time_s",
+}
+"""Columns of what it took, and the columns of progress that they count."""
+
+_Floats = NDArray[np.float64]
+
+
+def steps_to_target(
+    curves: pd.DataFrame,
+    targets: Sequence[float] | None = None,
+    *,
+    crossing: Crossing = "sustained",
+) -> pd.DataFrame:
+    """Find when each run reached each target.
+
+    Parameters
+    ----------
+    curves : DataFrame
+        One row a measurement, as `curves_of` or `read_table` returns it.
+    targets : sequence of float, optional
+        Losses; by default `choose_targets` chooses those of each group.
+    crossing : {"sustained", "first"}
+        Which crossing the values are of.
+
+    Returns
+    -------
+    DataFrame
+        One row a run and target, by falling target: what the run is (`IDENTITY`, as far as the
+        curves have it), `target_loss`, `outcome` (one of `OUTCOMES`), `steps_to_target`,
+        `samples_to_target`, `tokens_to_target`, `time_to_target_s` (NaN unless reached),
+        `steps_low` and `steps_high` (the bracket), `first_steps_to_target`, `crossing`,
+        `interpolation_error` (half the bracket over the value) and `confirmed_by`.
+
+    Raises
+    ------
+    AnalysisError
+        If the table lacks columns or contradicts itself, a target is not a finite number, or
+        one was met before the training began.
+    """
+    if crossing not in {"sustained", "first"}:
+        msg = f"crossing is 'sustained' or 'first', got {crossing!r}"
+        raise AnalysisError(msg)
+    curves = tidy_curves(curves)
+    asked = _targets_of(curves, targets)
+    runs = cut(curves)
+    identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
+    identity = identity.reset_index(drop=True)
+    diverged = diverged_runs(curves, runs)
+    parts = []
+    for target in sorted({t for found in asked.values() for t in found}, reverse=True):
+        groups = [group for group, found in asked.items() if target in found]
+        wanted = identity["group"].isin(groups).to_numpy(dtype=bool)
+        own = Runs(runs.start[wanted], runs.last[wanted])
+        part = _reaches(curves, own, diverged[wanted], target, crossing)
+        parts.append(pd.concat([identity[wanted].reset_index(drop=True), part], axis=1))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _targets_of(
+    curves: pd.DataFrame, targets: Sequence[float] | None
+) -> dict[int, Sequence[float]]:
+    if targets is None:
+        return dict(choose_targets(curves).by_group)
+    if not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
+        msg = f"targets are finite losses, one at least, got {list(targets)}"
+        raise AnalysisError(msg)
+    given = [float(target) for target in targets]
+    return {int(group): given for group in curves["group"].unique()}
+
+
+def _reaches(
+    curves: pd.DataFrame,
+    runs: Runs,
+    diverged: NDArray[np.bool_],
+    target: float,
+    crossing: Crossing,
+) -> pd.DataFrame:
+    loss = curves["loss"].to_numpy(dtype=float)
+    step = curves["optimizer_step"].to_numpy(dtype=float)
+    met = (loss <= target) & (loss > -np.inf)  # False for NaN
+    first, sustained, confirmed = _crossings(met, runs)
+    _refuse_met_at_start(loss, step, runs, met, target)
+    at = first if crossing == "first" else sustained
+    reached = (at <= runs.last) & ~diverged
+    upper = np.where(reached, at, runs.last)
+    values = _interpolated(curves, upper, upper == runs.start, target)
+    first_upper = np.minimum(first, runs.last)
+    first_steps = _interpolated(curves, first_upper, first_upper == runs.start, target)
+    before = np.where(upper > runs.start, step[upper - 1], 0.0)
+    pruned = curves["status"].iloc[runs.last].eq("pruned").to_numpy(dtype=bool)
+    found = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
+    low = np.select([diverged, reached], [np.inf, before], step[runs.last])
+    high = np.where(reached, step[upper], np.inf)
+    with np.errstate(invalid="ignore"):
+        error = (high - low) / 2 / found["steps_to_target"]
+    kinds = [diverged, reached, pruned]
+    return pd.DataFrame(
+        {
+            "target_loss": target,
+            "outcome": np.select(kinds, ["diverged", "reached", "pruned"], "censored"),
+            **found,
+            "steps_low": low,
+            "steps_high": high,
+            "first_steps_to_target": np.where(
+                first <= runs.last, first_steps["steps_to_target"], np.nan
+            ),
+            "crossing": crossing,
+            "interpolation_error": error,
+            "confirmed_by": np.where(reached, confirmed[crossing], 0),
+        }
+    )
+
+
+def _crossings(
+    met: NDArray[np.bool_], runs: Runs
+) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """Find the rows of both crossings of each run, past its last where there is none.
+
+    Also count, for each kind, the rows right after it that meet the target too.
+    """
+    below, above = np.flatnonzero(met), np.flatnonzero(~met)
+    first = np.append(below, len(met))[np.searchsorted(below, runs.start)]
+    first = np.where(first <= runs.last, first, runs.last + 1)
+    back = np.searchsorted(above, runs.last, side="right")
+    last_above = np.insert(above, 0, -1)[back]
+    sustained = np.maximum(last_above + 1, runs.start)
+    broken = np.append(above, len(met))[np.searchsorted(above, first)]
+    confirmed = {
+        "first": np.minimum(broken, runs.last + 1) - first - 1,
+        "sustained": runs.last - sustained,
+    }
+    return first, sustained, confirmed
+
+
+def _interpolated(
+    curves: pd.DataFrame, upper: NDArray[np.int64], is_first: NDArray[np.bool_], target: float
+) -> dict[str, _Floats]:
+    """Read all progress at the crossing between row `upper` and the one before, run by run."""
+    lower = np.where(is_first, upper, upper - 1)
+    loss = curves["loss"].to_numpy(dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (loss[lower] - target) / (loss[lower] - loss[upper])
+        usable = np.isfinite(share) & np.isfinite(loss[lower]) & ~is_first
+        share = np.where(usable, np.clip(share, 0.0, 1.0), 1.0)
+        samples = curves["samples"].to_numpy(dtype=float)
+        low, high = samples[lower], samples[upper]
+        geometric = low * (high / low) ** share
+        # From here on linear: w is the share of the bracket's samples.
+        weight = np.where((low > 0) & (high > low), (geometric - low) / (high - low), share)
+    values = {}
+    for name, progress in TO_TARGET.items():
+        column = curves[progress].to_numpy(dtype=float)
+        values[name] = column[lower] + weight * (column[upper] - column[lower])
+    return values
+
+
+def _refuse_met_at_start(
+    loss: _Floats, step: _Floats, runs: Runs, met: NDArray[np.bool_], target: float
+) -> None:
+    early = met[runs.start] & (step[runs.start] == 0)
+    if early.any():
+        lowest = loss[runs.start[early]].min()
+        msg = (
+            f"a target is reached by training, and {target:g} was met before the first optimizer "
+            f"step by {early.sum()} of {len(early)} runs, whose losses begin at {lowest:g} and on; "
+            "give a lower target"
+        )
+        raise AnalysisError(msg)

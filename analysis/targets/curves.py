@@ -1,0 +1,241 @@
+"""Loss curves as one long table, and the groups of runs that may be compared at equal targets.
+
+A row is one measurement of one run. What a run is (its batch, seed, learning rate) is repeated in
+each of its rows, so that the table needs no other beside it. Columns: `docs/analysis_tables.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.joins import rows_of
+from batchscape.analysis.numbers import MISSING
+from batchscape.errors import AnalysisError
+from batchscape.record.tables import Tables
+
+__all__ = ["IDENTITY", "PROGRESS", "QUANTITIES", "curve_groups", "curves_of", "default_window"]
+
+PROGRESS = ("optimizer_step", "samples", "tokens", "train_time_s")
+"""Columns that say how far a run was at a measurement."""
+
+IDENTITY = (
+    "run",
+    "group",
+    "global_batch_size",
+    "seed",
+    "learning_rate",
+    "status",
+    "stop_reason",
+    "stop_target_loss",
+    "averaged",
+    "run_id",
+    "sweep_dir",
+    "cell",
+    "trajectory_id",
+)
+"""Columns that say what a run is; equal in all of its rows."""
+
+QUANTITIES = {
+    "eval_loss": "held-out loss",
+    "loss": "training loss, trailing mean over a window of equal samples in every run",
+}
+"""What a curve may hold, and its name."""
+
+# Texts that repeat in millions of rows are stored once.
+_TEXTS = ("status", "stop_reason", "run_id", "sweep_dir", "trajectory_id")
+_NOT_STARTED = ("pending", "rejected")
+_LEARNING_RATE = ("learning_rate", "optimizer.learning_rate")
+# Where a run ran decides its times, not its losses.
+_WHERE_ONLY = ("hardware", "device_type", "nodes")
+# These may be chosen batch by batch without making another experiment of it; a model may not.
+_MAY_FOLLOW = ("optimizer.", "schedule.", "budget.", "evaluation.", "loader.")
+_DATA = "data.manifest_hash"
+
+
+def curves_of(
+    cells: Cells, tables: Tables, quantity: str = "eval_loss", window_samples: float | None = None
+) -> pd.DataFrame:
+    """Collect the loss curves of every run that was started.
+
+    Parameters
+    ----------
+    cells : Cells
+        As `find_cells` returns it.
+    tables : Tables
+        What its runs were loaded from.
+    quantity : str
+        `eval_loss`; or `loss`, the training loss, which is noisy step by step and therefore the
+        trailing mean, weighted by samples, over the last `window_samples` samples. The window
+        is the same number of samples in every run; its lag of half a window is as well.
+    window_samples : float, optional
+        By default as `default_window` says. Only for `loss`.
+
+    Returns
+    -------
+    DataFrame
+        One row a measurement, in order: the columns of `IDENTITY` and `PROGRESS`, and `loss`.
+        Times are NaN where the run's times are not valid. A run without any measurement has one
+        row, at optimizer step 0, whose loss is NaN, so that it stays in every denominator.
+
+    Raises
+    ------
+    AnalysisError
+        If the quantity is not one of `QUANTITIES`, no run was started, or none measured it.
+    """
+    if quantity not in QUANTITIES:
+        msg = f"a curve is of one of {', '.join(QUANTITIES)}, got {quantity!r}"
+        raise AnalysisError(msg)
+    runs = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)]
+    if runs.empty:
+        msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
+        raise AnalysisError(msg)
+    source = tables.evals if quantity == "eval_loss" else tables.steps
+    rows = rows_of(runs, source, [*PROGRESS, quantity]).rename(columns={quantity: "loss"})
+    if rows["loss"].isna().all():
+        msg = f"none of the {len(runs)} runs measured its {QUANTITIES[quantity]}"
+        hint = "; set evaluation.every_samples" if quantity == "eval_loss" else ""
+        raise AnalysisError(msg + hint)
+    rows = _ordered(rows)
+    if quantity == "loss":
+        window = window_samples or default_window(runs, rows)
+        rows = rows.assign(loss=_trailing_mean(rows, window))[rows["samples"] >= window]
+    rows = _with_silent_runs(rows, len(runs))
+    position = rows["run"].to_numpy()
+    timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
+    identity = _identity(cells, runs)
+    columns = {name: column.array.take(position) for name, column in identity.items()}
+    curves = pd.DataFrame(columns).reindex(columns=list(IDENTITY))
+    for name in (*PROGRESS, "loss"):
+        curves[name] = rows[name].to_numpy()
+    return curves.assign(train_time_s=curves["train_time_s"].where(timed))
+
+
+def curve_groups(cells: Cells) -> pd.DataFrame:
+    """Tell apart what must not be pooled at one target.
+
+    Runs of one group agree in everything but global batch, geometry, seeds and learning rate, and
+    in where they ran. A setting of optimizer, schedule, budget or evaluation that follows from
+    the global batch (and learning rate), as one that is scaled with it, makes no group of its own.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        One row a group, indexed by `group` from 0 in the order of the cells: `label` (empty for
+        a single group), one text column a setting that tells groups apart, and `cells` (a tuple).
+    """
+    started = cells.runs.loc[~cells.runs["status"].isin(_NOT_STARTED), "cell"].unique()
+    table = cells.table.loc[np.sort(started)]
+    rates = [name for name in _LEARNING_RATE if name in table]
+    given = ["global_batch_size", *rates]
+    names = [n for n in cells.settings if n not in {*_LEARNING_RATE, *_WHERE_ONLY}]
+    table = table.assign(**{name: table[name].astype(object).fillna(MISSING) for name in names})
+    # Names say most, and a hash least: the first that tells groups apart is what they are called.
+    for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):
+        others = [other for other in names if other != name]
+        may_follow = name.startswith(_MAY_FOLLOW) and not name.endswith(".name")
+        told = _follows(table, others, name)
+        if told or (may_follow and _follows(table, [*given, *others], name)):
+            names = others
+    group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0
+    group = group.astype("int64")
+    members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.max() + 1)]
+    found = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
+    labels = [", ".join(f"{name}={row[name]}" for name in names) for _, row in found.iterrows()]
+    found.insert(0, "label", labels)
+    return found.assign(cells=pd.Series(members, index=found.index, dtype=object))
+
+
+def default_window(runs: pd.DataFrame, rows: pd.DataFrame) -> float:
+    """Choose a window over which training losses are averaged, in samples.
+
+    It is a fiftieth of the longest run, and no less than four of the largest global batches.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        With `global_batch_size`.
+    rows : DataFrame
+        With `samples`.
+
+    Returns
+    -------
+    float
+    """
+    return float(max(4 * runs["global_batch_size"].max(), rows["samples"].max() / 50))
+
+
+def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
+    groups = curve_groups(cells)
+    group_of = {cell: group for group, members in groups["cells"].items() for cell in members}
+    rates = [name for name in _LEARNING_RATE if name in runs]
+    known: dict[str, Any] = {
+        "run": np.arange(len(runs)),
+        "group": runs["cell"].map(group_of).to_numpy(dtype=np.int64),
+        "global_batch_size": runs["global_batch_size"].to_numpy(dtype=np.int64),
+        "seed": _numbers(runs, ["seed"]),
+        "learning_rate": _numbers(runs, rates),
+        "stop_target_loss": _numbers(runs, ["budget.target_loss"]),
+        "averaged": _numbers(runs, ["evaluation.ema_half_life_tokens"]) > 0,
+        "cell": runs["cell"].to_numpy(dtype=np.int64),
+    }
+    texts = {name: pd.Categorical(runs[name].astype(object)) for name in _TEXTS if name in runs}
+    return pd.DataFrame({**known, **texts})
+
+
+def _numbers(runs: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float64]:
+    """Take the first of some columns that is known, run by run."""
+    found: pd.Series[float] = pd.Series(np.nan, index=runs.index)
+    for name in (name for name in names if name in runs):
+        found = found.fillna(pd.to_numeric(runs[name], errors="coerce").astype(float))
+    return np.asarray(found, dtype=np.float64)
+
+
+def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sort by run and optimizer step; of a step that was measured twice, keep the last."""
+    run, step = rows["run"].to_numpy(), rows["optimizer_step"].to_numpy()
+    again = run[1:] == run[:-1]
+    if ((run[1:] > run[:-1]) | (again & (step[1:] > step[:-1]))).all():
+        return rows
+    rows = rows.sort_values(["run", "optimizer_step"], kind="stable")
+    return rows.drop_duplicates(["run", "optimizer_step"], keep="last")
+
+
+def _with_silent_runs(rows: pd.DataFrame, n_runs: int) -> pd.DataFrame:
+    silent = np.setdiff1d(np.arange(n_runs), rows["run"].to_numpy())
+    if not len(silent):
+        return rows
+    nothing = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
+    return pd.concat([rows, nothing]).sort_values("run", kind="stable")
+
+
+def _trailing_mean(rows: pd.DataFrame, window: float) -> NDArray[np.float64]:
+    """Average the loss over the last `window` samples; where there are fewer, over nothing.
+
+    A step that the window begins within counts with the samples that lie inside.
+    """
+    means: NDArray[np.float64] = np.full(len(rows), np.nan)
+    samples = rows["samples"].to_numpy(dtype=float)
+    loss = rows["loss"].to_numpy(dtype=float)
+    starts = np.flatnonzero(np.diff(rows["run"].to_numpy(), prepend=-1))
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        seen = np.concatenate([[0.0], samples[start:stop]])
+        area = np.concatenate([[0.0], np.cumsum(loss[start:stop] * np.diff(seen))])
+        means[start:stop] = (area[1:] - np.interp(seen[1:] - window, seen, area)) / window
+    return means
+
+
+def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:
+    """Tell whether the given columns determine another one."""
+    if not given:
+        return bool(table[name].nunique() <= 1)
+    return not table.groupby(list(given), dropna=False)[name].nunique().gt(1).any()

@@ -1,0 +1,153 @@
+"""What a report says of targets: which there are, who reached them, and how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.targets.censoring import kaplan_meier_note
+from batchscape.analysis.targets.summary import reaches_grid, reaches_table, tidy_reaches
+from batchscape.analysis.targets.tidy import distinct_trajectories
+
+__all__ = ["targets_section"]
+
+_COARSE = 0.25
+"""Share of the effect beyond which the evaluation grid is called coarse."""
+
+
+def targets_section(
+    reaches: pd.DataFrame,
+    *,
+    groups: Mapping[int, str] | None = None,
+    notes: Sequence[str] = (),
+    quantity: str = "held-out loss",
+    schedules: Sequence[str] = (),
+) -> Section | None:
+    """Say what it took to reach each target.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As `steps_to_target` or `read_table` returns it; one learning rate a batch, or all.
+    groups : mapping of int to str, optional
+        Labels of groups, as `curve_groups` gives them.
+    notes : sequence of str
+        How targets were chosen, as `ChosenTargets.notes`.
+    quantity : str
+        What the loss is.
+    schedules : sequence of str
+        Names of the learning rate schedules of the runs; one that decays is warned of.
+
+    Returns
+    -------
+    Section or None
+        None where there are no rows.
+    """
+    if reaches.empty:
+        return None
+    table = reaches_table(reaches)
+    counted = distinct_trajectories(tidy_reaches(reaches))
+    view = TableView(
+        name="targets",
+        title="Steps to target",
+        table=table,
+        grid=reaches_grid(table, groups),
+    )
+    return Section(
+        title="Targets",
+        answer=[*_answers(table, counted, groups or {}, quantity), *notes],
+        tables=[view],
+        warnings=[*_warnings(counted, table), *_of_schedules(schedules)],
+    )
+
+
+def _answers(
+    table: pd.DataFrame, reaches: pd.DataFrame, groups: Mapping[int, str], quantity: str
+) -> Iterator[str]:
+    counts = reaches["outcome"].value_counts()
+    for group, part in table.groupby("group"):
+        name = groups.get(int(str(group)), "")
+        where = f" ({name})" if name else ""
+        losses = sorted(part["target_loss"].dropna().unique(), reverse=True)
+        hardest = part[part["target_loss"].eq(losses[-1])] if losses else part
+        target = f"a {quantity} of {losses[-1]:.7g}" if losses else "the target"
+        known = hardest.dropna(subset=["steps_to_target", "samples_to_target"])
+        known = known[np.isfinite(known["steps_to_target"])]
+        if known.empty:
+            yield f"No global batch{where} reached {target} with half of its runs."
+            continue
+        steps = known.loc[known["steps_to_target"].idxmin()]
+        samples = known.loc[known["samples_to_target"].idxmin()]
+        yield (
+            f"To reach {target}{where}, the fewest optimizer steps are taken by a global batch of "
+            f"{int(steps['global_batch_size'])} ({significant(steps['steps_to_target'], 3)} "
+            f"steps), the fewest samples by one of {int(samples['global_batch_size'])} "
+            f"({significant(samples['samples_to_target'], 3)} samples): medians over runs."
+        )
+    lost = ", ".join(f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts)
+    if lost:
+        yield (
+            f"Of {len(reaches)} pairs of run and target, {counts.get('reached', 0)} were reached; "
+            f"{lost}. All of them stay in the denominators."
+        )
+
+
+def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    reached = reaches[reaches["outcome"].eq("reached")]
+    yield from _coarse(reached, table)
+    if "first_steps_to_target" in reached:
+        first = reached["first_steps_to_target"]
+        earlier = (first < 0.9 * reached["steps_to_target"]).sum()
+        if earlier:
+            yield (
+                f"{earlier} of {len(reached)} crossings were first met more than 10 % earlier than "
+                "for good: the loss went back above the target in between"
+            )
+    if "confirmed_by" in reached and len(reached):
+        alone = reached["confirmed_by"].eq(0).sum()
+        if alone:
+            yield (
+                f"{alone} of {len(reached)} crossings are at a run's last measurement, as where it "
+                "is stopped at its target: nothing later shows that they are for good"
+            )
+    if "averaged" in reaches and reaches["averaged"].eq(True).any():
+        yield (
+            "held-out losses are of averaged weights, which lag behind by about the half-life of "
+            "the average; where that is not the same number of samples for all, batches differ "
+            "by it"
+        )
+    note = kaplan_meier_note(reaches["outcome"].tolist())
+    if note:
+        yield note
+
+
+def _coarse(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    """Compare the bracket of crossings with what batches differ by."""
+    if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():
+        return
+    for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):
+        values = cells["samples_to_target"]
+        logs = np.log(values[np.isfinite(values) & (values > 0)])
+        error = cells["interpolation_error"].max()
+        if len(logs) < 2 or not error > _COARSE * (logs.max() - logs.min()):
+            continue
+        effect = float(np.expm1(logs.max() - logs.min()))
+        where = f" in group {group}" if table["group"].nunique() > 1 else ""
+        yield (
+            f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
+            f"±{error:.0%} wide, and the samples of global batches differ by {effect:.0%}; "
+            "interpolation is closer than that, but evaluate more often to rely on it"
+        )
+
+
+def _of_schedules(schedules: Sequence[str]) -> Iterator[str]:
+    decaying = sorted({name for name in schedules if name != "constant"})
+    if decaying:
+        yield (
+            f"the learning rate decays ({', '.join(decaying)}): a target met on the way is met "
+            "later than by a run whose decay ended there, and by how much depends on the target"
+        )

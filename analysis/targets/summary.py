@@ -1,0 +1,226 @@
+"""Reaches summed up: one row a group, global batch, learning rate and target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.targets.censoring import median_with_infinity
+from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
+from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
+
+__all__ = ["reaches_grid", "reaches_table", "tidy_reaches"]
+
+_KEYS = ("group", "global_batch_size", "learning_rate", "target_loss")
+_UNITS = {
+    "steps_to_target": "optimizer steps",
+    "samples_to_target": "samples",
+    "tokens_to_target": "tokens",
+    "time_to_target_s": "s",
+}
+
+
+def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Complete reaches that came without the columns that `steps_to_target` gives.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        With `global_batch_size` and `steps_to_target` at least.
+
+    Returns
+    -------
+    DataFrame
+        With `group` (0), `seed` (NaN), `target_loss` (NaN), `outcome` ("reached" where the steps
+        are finite, "diverged" where they are infinite, else "censored"), all columns of what it
+        took, `steps_low` and `steps_high`.
+
+    Raises
+    ------
+    AnalysisError
+        If the table is empty or lacks its needed columns.
+    """
+    refuse_missing(reaches, ["global_batch_size", "steps_to_target"], "a table of reaches")
+    reaches = reaches.reset_index(drop=True)
+    for name, value in {"group": 0, "seed": np.nan, "target_loss": np.nan}.items():
+        if name not in reaches:
+            reaches[name] = value
+    steps = reaches["steps_to_target"].astype(float)
+    if "outcome" not in reaches:
+        missing = np.where(steps.isna(), "censored", "diverged")
+        reaches["outcome"] = np.where(np.isfinite(steps), "reached", missing)
+    reached = reaches["outcome"].eq("reached")
+    reaches["steps_to_target"] = steps.where(reached)
+    if "samples_to_target" not in reaches:
+        reaches["samples_to_target"] = steps.where(reached) * reaches["global_batch_size"]
+    for name in TO_TARGET:
+        if name not in reaches:
+            reaches[name] = np.nan
+    if "steps_low" not in reaches:
+        reaches["steps_low"] = steps.where(reached, 0.0)
+        reaches.loc[reaches["outcome"].eq("diverged"), "steps_low"] = np.inf
+        reaches["steps_high"] = steps.where(reached, np.inf)
+    return reaches
+
+
+def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
+    """Sum up how the runs of each global batch stand to each target.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As `steps_to_target` or `read_table` returns it. Of runs of one trajectory one counts.
+    level : float
+        Coverage of the intervals of medians.
+
+    Returns
+    -------
+    DataFrame
+        One row a group, target, global batch and learning rate, in this order: `n`, `n_reached`,
+        `n_censored`, `n_pruned`, `n_diverged`; of each of steps, samples, tokens and time the
+        median with infinity (`steps_to_target`, `..._low`, `..._high`) and, where all runs
+        reached, the geometric mean (`..._geometric_mean`); `interpolation_error` (median) and
+        `run_ids`. A median that censored runs leave open is NaN, its lower end still stands.
+    """
+    reaches = distinct_trajectories(tidy_reaches(reaches))
+    keys = [name for name in _KEYS if name in reaches]
+    order = [name for name in ("group", "target_loss", *_KEYS) if name in keys]
+    rows = []
+    for values, cell in reaches.groupby(keys, dropna=False, sort=True):
+        row: dict[str, Any] = dict(zip(keys, values, strict=True))
+        counts = cell["outcome"].value_counts()
+        row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
+        for name in TO_TARGET:
+            row |= _figures(cell, name, level)
+        if "interpolation_error" in cell:
+            row["interpolation_error"] = cell["interpolation_error"].median()
+        row["run_ids"] = _names(cell)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    falling = [name != "target_loss" for name in dict.fromkeys(order)]
+    return table.sort_values(list(dict.fromkeys(order)), ascending=falling, ignore_index=True)
+
+
+def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Grid:
+    """Choose what of the table goes on a page.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `reaches_table` returns it.
+    groups : mapping of int to str, optional
+        Labels of the groups; shown where there is more than one.
+
+    Returns
+    -------
+    Grid
+    """
+    names = groups or {}
+    columns: list[list[str]] = []
+    headers: list[str] = []
+    if table["group"].nunique() > 1:
+        headers.append("group")
+        columns.append([names.get(int(g), str(g)) for g in table["group"]])
+    if table["target_loss"].notna().any():
+        headers.append("target loss")
+        columns.append([f"{value:.7g}" for value in table["target_loss"]])
+    headers.append("global batch")
+    columns.append([str(int(batch)) for batch in table["global_batch_size"]])
+    n_left = len(headers)
+    if "learning_rate" in table and table["learning_rate"].notna().any():
+        headers.append("learning rate")
+        columns.append([significant(rate, 3) for rate in table["learning_rate"]])
+    headers.append("reached")
+    columns.append([f"{n} of {m}" for n, m in zip(table["n_reached"], table["n"], strict=True)])
+    for name, unit in _UNITS.items():
+        known = table[name].notna() | (table[f"{name}_low"] > 0)
+        if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
+            label = name.removesuffix("_s").replace("_", " ")
+            headers.append(f"{label} ({unit})" if unit == "s" else label)
+            columns.append([_median_text(row, name) for _, row in table.iterrows()])
+    marks, footnotes = _footnotes(table)
+    return Grid(
+        headers=headers,
+        rows=[list(row) for row in zip(*columns, strict=True)],
+        short_first=headers[0],
+        n_left=n_left,
+        marks=marks,
+        footnotes=footnotes,
+        notes=[
+            "Median over runs, a run that diverged counting as infinite; in brackets its "
+            f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
+            "A target is reached at the sustained crossing: from there on every measured loss is "
+            "at or below it.",
+        ],
+    )
+
+
+def _figures(cell: pd.DataFrame, name: str, level: float) -> dict[str, float]:
+    """Median and geometric mean of one of the columns of what it took."""
+    values = cell[name].astype(float)
+    ends: dict[str, float] = {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    reached = cell["outcome"].eq("reached")
+    if values[reached].notna().all():
+        low, high = _bounds(cell, name, values)
+        found: Estimate = median_with_infinity(low, high, level=level)
+        ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+    logs = np.log(values.where(values > 0).to_numpy())
+    ends[f"{name}_geometric_mean"] = float(np.exp(logs.mean()))
+    return ends
+
+
+def _bounds(
+    cell: pd.DataFrame, name: str, values: pd.Series[float]
+) -> tuple[pd.Series[float], pd.Series[float]]:
+    """Return lower and upper ends: the value itself where it is known."""
+    # How many tokens or seconds a run saw without reaching is not carried: from 0 on.
+    known = {"steps_to_target": 1.0, "samples_to_target": float(cell["global_batch_size"].iloc[0])}
+    bounded = cell["outcome"].isin(["censored", "pruned"])
+    low = cell["steps_low"].astype(float).where(bounded, 0.0) * known.get(name, 0.0)
+    low = low.mask(cell["outcome"].eq("diverged"), np.inf)
+    return values.fillna(low), values.fillna(np.inf)
+
+
+def _names(cell: pd.DataFrame) -> str:
+    name = "run_id" if "run_id" in cell else "run"
+    if name not in cell:
+        return ""
+    return " ".join(sorted(map(str, cell[name].dropna().unique())))
+
+
+def _median_text(row: pd.Series[Any], name: str) -> str:
+    value, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
+    if np.isnan(value):
+        return f"≥ {significant(low)}" if low > 0 else MISSING
+    ends = f" [{significant(low)}, {significant(high)}]" if low > 0 else ""
+    return significant(value) + ends
+
+
+def _footnotes(table: pd.DataFrame) -> tuple[list[list[str]], dict[str, str]]:
+    """Mark the rows whose runs did not all reach."""
+    letters: dict[str, str] = {}
+    marks = []
+    for row in table.itertuples():
+        parts = [f"{getattr(row, f'n_{outcome}')} {outcome}" for outcome in OUTCOMES[1:]]
+        said = ", ".join(part for part in parts if not part.startswith("0 "))
+        if said and said not in letters:
+            letters[said] = _letter(len(letters))
+        marks.append([letters[said]] if said else [])
+    texts = {letter: f"{said}, of the runs in this row" for said, letter in letters.items()}
+    return marks, texts
+
+
+def _letter(index: int) -> str:
+    """Count in letters: a to z, then aa."""
+    text = ""
+    index += 1
+    while index:
+        index, digit = divmod(index - 1, 26)
+        text = chr(ord("a") + digit) + text
+    return text

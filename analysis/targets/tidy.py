@@ -1,0 +1,170 @@
+"""Tables of curves, checked and completed: whatever comes in, what goes on is one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from batchscape.errors import AnalysisError
+
+__all__ = ["distinct_trajectories", "refuse_missing", "tidy_curves"]
+
+_NEEDED = ("run", "global_batch_size", "loss")
+_IDENTIFYING = ("group", "global_batch_size", "seed", "learning_rate")
+
+
+def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
+    """Check curves and complete what follows from what is there.
+
+    Parameters
+    ----------
+    curves : DataFrame
+        With `run`, `global_batch_size`, `loss`, and `optimizer_step` or `samples`.
+
+    Returns
+    -------
+    DataFrame
+        The same rows with a fresh index and every column that analysis reads: `group` is 0,
+        `seed` NaN, `status` "completed", tokens and times NaN where they are not known. Rows
+        of a run lie together, in order.
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing, the table is empty, progress is negative or goes back, a
+        measurement is there twice, or a batch is not a positive whole number.
+    """
+    refuse_missing(curves, _NEEDED, "a table of curves")
+    if not {"optimizer_step", "samples"} & set(curves):
+        msg = "a table of curves needs optimizer_step or samples: how far a run was at each loss"
+        raise AnalysisError(msg)
+    curves = curves.reset_index(drop=True)
+    curves = curves.assign(**_completed(curves))
+    _refuse_bad_identity(curves)
+    _refuse_bad_progress(curves)
+    step = curves["optimizer_step"].to_numpy(dtype=float)
+    same = _same_run(curves)
+    if curves.loc[~same, "run"].is_unique and (np.diff(step, prepend=-1.0)[same] > 0).all():
+        return curves
+    curves = curves.sort_values(["run", "optimizer_step"], kind="stable", ignore_index=True)
+    again = curves.duplicated(["run", "optimizer_step"])
+    if again.any():
+        row = curves[again].iloc[0]
+        msg = (
+            "a run has one loss at an optimizer step; run "
+            f"{row['run']} has several at step {row['optimizer_step']:g} "
+            f"({again.sum()} rows too many); name runs apart by the column `run`"
+        )
+        raise AnalysisError(msg)
+    return curves
+
+
+def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Keep one run of each trajectory: decompositions and timing repeats are no further seeds.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        With `target_loss`, and `group`, `trajectory_id` and `status` where they are known.
+
+    Returns
+    -------
+    DataFrame
+        The rows of one run of each trajectory, a completed one where there is one, in order.
+    """
+    if "trajectory_id" not in reaches:
+        return reaches
+    keys = [name for name in ("group", "trajectory_id", "target_loss") if name in reaches]
+    unknown = reaches["trajectory_id"].isna()
+    open_first = reaches.get("status", pd.Series("completed", reaches.index)).ne("completed")
+    ranked = reaches.assign(_later=open_first).sort_values("_later", kind="stable")
+    again = ranked.duplicated(keys) & ~unknown.reindex(ranked.index)
+    return reaches[~again.reindex(reaches.index)]
+
+
+def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:
+    """Refuse a table that is empty or lacks columns.
+
+    Parameters
+    ----------
+    table : DataFrame
+    needed : sequence of str
+    what : str
+        What the table should be, as the subject of a sentence.
+
+    Raises
+    ------
+    AnalysisError
+        If it is not that.
+    """
+    missing = [name for name in needed if name not in table]
+    if missing:
+        have = ", ".join(map(str, table.columns)) or "none"
+        msg = f"{what} needs the columns {', '.join(missing)}; it has: {have}"
+        raise AnalysisError(msg)
+    if table.empty:
+        msg = f"{what} needs rows; it is empty"
+        raise AnalysisError(msg)
+
+
+def _completed(curves: pd.DataFrame) -> dict[str, Any]:
+    batch = curves["global_batch_size"]
+    found: dict[str, Any] = {}
+    if "optimizer_step" not in curves:
+        found["optimizer_step"] = curves["samples"] / batch
+    elif "samples" not in curves:
+        found["samples"] = curves["optimizer_step"] * batch
+    defaults = {"group": 0, "seed": np.nan, "status": "completed"}
+    unknown = dict.fromkeys(("tokens", "train_time_s"), np.nan)
+    found |= {name: value for name, value in {**defaults, **unknown}.items() if name not in curves}
+    return found
+
+
+def _refuse_bad_identity(curves: pd.DataFrame) -> None:
+    batch = curves["global_batch_size"].to_numpy(dtype=float, na_value=np.nan)
+    wrong = ~((batch > 0) & (batch < np.inf) & (batch == np.floor(batch)))
+    if wrong.any():
+        msg = (
+            "a global batch is a positive whole number of samples, got "
+            f"{batch[wrong][0]:g} ({wrong.sum()} rows)"
+        )
+        raise AnalysisError(msg)
+    if curves["run"].isna().any():
+        msg = f"every row names its run; {curves['run'].isna().sum()} rows do not"
+        raise AnalysisError(msg)
+    names = [name for name in _IDENTIFYING if name in curves]
+    # Only rows that differ from the one before can bring something new, and those are few.
+    same = _same_run(curves)
+    for name in names:
+        column = curves[name]
+        repeated = column.eq(column.shift()) | (column.isna() & column.shift().isna())
+        same = same & repeated.to_numpy(dtype=bool)
+    distinct = curves.loc[~same, ["run", *names]].drop_duplicates()
+    twice = distinct["run"].duplicated()
+    if twice.any():
+        run = distinct["run"][twice].iloc[0]
+        varying = [n for n in names if distinct.loc[distinct["run"].eq(run), n].nunique() > 1]
+        msg = f"a run has one value of each setting; run {run} has several of {', '.join(varying)}"
+        raise AnalysisError(msg)
+
+
+def _same_run(curves: pd.DataFrame) -> NDArray[np.bool_]:
+    """Tell which rows are of the run of the row before."""
+    same: NDArray[np.bool_] = curves["run"].eq(curves["run"].shift()).to_numpy(dtype=bool)
+    return same
+
+
+def _refuse_bad_progress(curves: pd.DataFrame) -> None:
+    for name in ("optimizer_step", "samples"):
+        values = curves[name].to_numpy(dtype=float, na_value=np.nan)
+        wrong = ~((values >= 0) & (values < np.inf))
+        if wrong.any():
+            msg = (
+                f"{name} counts progress from 0; {wrong.sum()} rows have another value, such as "
+                f"{values[wrong][0]:g}"
+            )
+            raise AnalysisError(msg)

@@ -1,0 +1,1 @@
+"""How update frequency trades against samples: fits, critical batch sizes, batch schedules."""

@@ -1,0 +1,172 @@
+"""What shows whether a form fits: residuals, other forms, lack of fit, fits without one batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from batchscape.analysis.tradeoff.forms import (
+    Data,
+    Floats,
+    Form,
+    aicc,
+    fit_form,
+    jacobian,
+    null_residuals,
+    predicted,
+)
+from batchscape.analysis.tradeoff.measurements import Measurements
+from batchscape.analysis.tradeoff.noise import Noise
+
+__all__ = ["form_table", "lack_of_fit", "leave_one_out", "residuals"]
+
+
+def residuals(
+    data: Data, theta: Floats, found: Measurements, noise: Noise | None, parameters: int
+) -> pd.DataFrame:
+    """Set measured beside fitted steps.
+
+    Parameters
+    ----------
+    data : Data
+        One data set.
+    theta : array, shape (1, 3)
+    found : Measurements
+    noise : Noise or None
+    parameters : int
+        Fitted ones.
+
+    Returns
+    -------
+    DataFrame
+        `global_batch_size`, `runs`, `steps`, `fitted_steps`, `residual` (of log steps),
+        `residual_error` (standard error of a residual, from seeds; missing for one seed),
+        `samples`.
+    """
+    fitted = predicted(data.x, theta)
+    error = np.full(len(found.batches), math.nan)
+    if noise is not None:
+        slope = jacobian(data.x, theta)[0]
+        basis = np.linalg.qr(slope[:, :parameters])[0]
+        maker = np.eye(len(slope)) - basis @ basis.T
+        error = np.sqrt([float(noise.variance(row[None])[0][0]) for row in maker])
+    return pd.DataFrame(
+        {
+            "global_batch_size": found.batches,
+            "runs": found.counts,
+            "steps": np.exp(data.y[0]),
+            "fitted_steps": np.exp(fitted[0]),
+            "residual": (data.y - fitted)[0],
+            "residual_error": error,
+            "samples": np.exp(data.y[0]) * found.batches,
+        }
+    )
+
+
+def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
+    """Fit without each batch size in turn.
+
+    Parameters
+    ----------
+    data : Data
+        One data set.
+    form : str
+
+    Returns
+    -------
+    DataFrame
+        `left_out`, `critical_batch_size`, `s_min`, `e_min`, `exponent`; 0 and infinity where the
+        fit ends at perfect scaling or at a constant.
+    """
+    n = len(data.x)
+    own = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
+    theta, _ = fit_form(own, form)
+    return pd.DataFrame(
+        {
+            "left_out": np.exp(data.x),
+            "critical_batch_size": np.exp(theta[:, 1]),
+            "s_min": np.exp(theta[:, 0]),
+            "e_min": np.exp(theta[:, 0] + np.exp(theta[:, 2]) * theta[:, 1]),
+            "exponent": np.exp(theta[:, 2]),
+        }
+    )
+
+
+def form_table(data: Data) -> pd.DataFrame:
+    """Compare all forms on the same means.
+
+    Parameters
+    ----------
+    data : Data
+        One data set.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by form: `formula`, `parameters`, `rms_residual` (of log steps), `aicc` (over batch
+        sizes) and `delta` (from the best).
+    """
+    nulls = null_residuals(data)
+    squares = {name: (float(values[0]), 1) for name, values in nulls.items()}
+    squares["two_term"] = (float(fit_form(data, "two_term")[1][0]), 2)
+    n = len(data.x)
+    if n >= 4:
+        squares["free_exponent"] = (float(fit_form(data, "free_exponent")[1][0]), 3)
+    formulas = {
+        "perfect_scaling": "S = b/B",
+        "constant": "S = a",
+        "two_term": "S = a + b/B",
+        "free_exponent": "S = a + b/B^alpha",
+    }
+    rows = {
+        name: {
+            "formula": formulas[name],
+            "parameters": count,
+            "rms_residual": math.sqrt(value / n),
+            "aicc": aicc(value, n, count),
+        }
+        for name, (value, count) in squares.items()
+    }
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
+    return table.assign(delta=table["aicc"] - table["aicc"].min())
+
+
+def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int) -> float:
+    """Test whether residuals of the means are larger than runs scatter about them.
+
+    The F test of lack of fit. A shift that a seed gives to all batch sizes alike cannot be a
+    residual, so the scatter is what is left of log steps after batch size and seed.
+
+    Parameters
+    ----------
+    data : Data
+        One data set.
+    theta : array, shape (1, 3)
+    found : Measurements
+    parameters : int
+        Fitted ones.
+
+    Returns
+    -------
+    float
+        Probability; NaN where there is one seed or no batch size to spare.
+    """
+    present = ~np.isnan(found.log_steps)
+    batch, seed = np.nonzero(present)
+    values = found.log_steps[present]
+    shared = present.sum(axis=0).max() > 1
+    columns = [np.eye(present.shape[0])[batch]]
+    columns += [np.eye(present.shape[1])[seed]] if shared else []
+    design = np.hstack(columns)
+    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    scatter = float(((values - design @ solution) ** 2).sum())
+    degrees, spare = len(values) - int(rank), len(data.x) - parameters
+    if degrees < 1 or spare < 1:
+        return math.nan
+    misfit = float((found.counts * (data.y - predicted(data.x, theta))[0] ** 2).sum())
+    if scatter == 0:
+        return math.nan
+    return float(stats.f.sf((misfit / spare) / (scatter / degrees), spare, degrees))

@@ -1,0 +1,279 @@
+"""From rows of runs to what a trade-off is fitted to: log steps by batch size and seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.numbers import significant
+from batchscape.errors import AnalysisError
+
+__all__ = ["Measurements", "measure"]
+
+_NEEDED = ("global_batch_size", "seed", "steps_to_target")
+_PENALTY_LEVEL = 0.01
+_LEAST_PENALTY = 0.05
+_NEVER = ("diverged",)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Steps to one target by batch size and seed, and what is left out of a fit."""
+
+    batches: NDArray[np.float64]
+    """Batch sizes in samples, ascending, shape (batches,)."""
+    log_steps: NDArray[np.float64]
+    """Shape (batches, seeds); NaN where a seed was not run."""
+    used: pd.DataFrame
+    """Rows of runs behind it."""
+    excluded: pd.DataFrame
+    """One row a batch size that is left out: `global_batch_size`, `runs`, `reached`,
+    `median_steps` (a run that did not reach counts as infinite; missing where it is among those
+    that stopped early), `at_least_steps` (no run of it took fewer), `reason`."""
+    warnings: tuple[str, ...]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Runs of each batch size."""
+        return np.asarray((~np.isnan(self.log_steps)).sum(axis=1), dtype=np.int64)
+
+    @property
+    def n_seeds(self) -> int:
+        """Seeds of the typical batch size."""
+        return int(np.median(self.counts)) if len(self.counts) else 0
+
+
+def measure(reaches: pd.DataFrame) -> Measurements:
+    """Check a table and arrange what of it can be fitted.
+
+    A batch size with a run that did not reach the target is left out whole: its mean is unknown,
+    and the mean over the runs that did reach would be too small.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run of one group and target: `global_batch_size` (samples), `seed`,
+        `steps_to_target` (missing or infinite: not reached), and optionally `outcome`,
+        `steps_low`, `trajectory_id`, `status`, `learning_rate`, `group`, `target_loss`.
+
+    Returns
+    -------
+    Measurements
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing, values are impossible, runs are repeated, or several groups,
+        targets or learning rates are mixed.
+    """
+    rows = _checked(_without_repeats(reaches))
+    left_out = []
+    kept = []
+    for _, own in rows.groupby("global_batch_size", sort=True):
+        if own["reached"].all():
+            kept.append(own)
+        else:
+            left_out.append(_censored(own))
+    warnings = [
+        f"Batch size {row['global_batch_size']:g} is left out of the fit: {row['reason']}."
+        for row in left_out
+    ]
+    penalty = _penalty(kept)
+    if penalty is not None:
+        first, text = penalty
+        warnings.append(text)
+        for own in kept[:first]:
+            steps = own["steps_to_target"]
+            left_out.append(_row(own, "small-batch penalty", steps.median(), steps.min()))
+        kept = kept[first:]
+    used = pd.concat(kept) if kept else rows.iloc[:0]
+    table = used.pivot_table(index="global_batch_size", columns="seed", values="steps_to_target")
+    excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
+    return Measurements(
+        batches=table.index.to_numpy(dtype=np.float64),
+        log_steps=np.log(table.to_numpy(dtype=np.float64)),
+        used=used.drop(columns="reached"),
+        excluded=excluded.sort_values("global_batch_size", ignore_index=True),
+        warnings=tuple(warnings),
+    )
+
+
+def _without_repeats(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Keep one run a trajectory: decompositions and timing repeats draw no new noise."""
+    missing = [name for name in _NEEDED if name not in reaches.columns]
+    if missing:
+        msg = (
+            f"a trade-off needs the columns {', '.join(_NEEDED)}; missing: {', '.join(missing)}; "
+            f"the table has {', '.join(map(str, reaches.columns)) or 'none'}"
+        )
+        raise AnalysisError(msg)
+    if reaches.columns.has_duplicates:
+        twice = ", ".join(map(str, reaches.columns[reaches.columns.duplicated()]))
+        msg = f"every column needs a name of its own; more than one is called {twice}"
+        raise AnalysisError(msg)
+    if "trajectory_id" not in reaches.columns:
+        return reaches
+    rows = reaches
+    if "status" in rows.columns:
+        rows = rows.iloc[np.argsort(rows["status"].ne("completed").to_numpy(), kind="stable")]
+    known = rows["trajectory_id"].notna()
+    return rows[~(known & rows.duplicated(["trajectory_id", "global_batch_size"]))].sort_index()
+
+
+def _checked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Refuse what cannot be steps to one target, and say who reached it."""
+    if rows.empty:
+        msg = "a trade-off needs runs, and the table has none"
+        raise AnalysisError(msg)
+    rows = rows.assign(**{name: _numbers(rows, name) for name in _NEEDED if name != "seed"})
+    for name, what in (("group", "group of settings"), ("target_loss", "target")):
+        if name in rows.columns and rows[name].nunique(dropna=False) > 1:
+            found = ", ".join(str(value) for value in rows[name].unique()[:5])
+            msg = (
+                f"a trade-off is fitted for one {what} at a time; {name} has {found}: select one, "
+                "or use critical_batch_curve"
+            )
+            raise AnalysisError(msg)
+    sizes = rows["global_batch_size"]
+    if not (np.isfinite(sizes) & (sizes > 0)).all():
+        bad = sizes[~(np.isfinite(sizes) & (sizes > 0))].iloc[0]
+        msg = f"global_batch_size counts samples and must be above zero and finite, got {bad}"
+        raise AnalysisError(msg)
+    if rows["seed"].isna().any():
+        msg = "every run needs a seed; some rows have none: number the runs of a batch size"
+        raise AnalysisError(msg)
+    steps = rows["steps_to_target"]
+    if (steps <= 0).any():
+        row = rows[steps <= 0].iloc[0]
+        msg = (
+            "steps_to_target must be above zero (missing or infinite where the target was not "
+            f"reached), got {row['steps_to_target']:g} at batch size {row['global_batch_size']:g}; "
+            "a target that the untrained model meets cannot be used"
+        )
+        raise AnalysisError(msg)
+    _refuse_mixed_rates(rows)
+    twice = rows.duplicated(["global_batch_size", "seed"])
+    if twice.any():
+        row = rows[twice].iloc[0]
+        msg = (
+            f"seed {row['seed']} appears more than once at batch size "
+            f"{row['global_batch_size']:g}: repeats of a run are not independent; give one row a "
+            "run, or trajectory_id so that repeats can be dropped"
+        )
+        raise AnalysisError(msg)
+    reached = np.isfinite(steps)
+    if "outcome" in rows.columns:
+        reached &= rows["outcome"].eq("reached")
+    return rows.assign(reached=reached)
+
+
+def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
+    if "learning_rate" not in rows.columns:
+        return
+    rates = rows.groupby("global_batch_size")["learning_rate"]
+    counts = rates.nunique()
+    if (counts > 1).any():
+        size = counts.idxmax()
+        found = ", ".join(f"{rate:g}" for rate in sorted(rates.get_group(size).dropna().unique()))
+        msg = (
+            f"one learning rate a batch size is compared; batch size {size:g} has {found}: choose "
+            "one for each, for instance with at_best_learning_rate"
+        )
+        raise AnalysisError(msg)
+
+
+def _numbers(rows: pd.DataFrame, name: str) -> pd.Series[float]:
+    try:
+        return pd.to_numeric(rows[name]).astype("float64")
+    except (ValueError, TypeError) as error:
+        msg = f"{name} must hold numbers without units: {error}"
+        raise AnalysisError(msg) from error
+
+
+def _censored(own: pd.DataFrame) -> dict[str, object]:
+    """Say what is known of a batch size of which some run did not reach the target."""
+    steps = own["steps_to_target"].where(own["reached"], np.inf)
+    median = float(np.median(steps))
+    diverged = own["outcome"].isin(_NEVER) if "outcome" in own.columns else ~own["reached"]
+    # A run that was stopped may have reached later; whether above the median nobody knows.
+    if "outcome" in own.columns and not diverged[~own["reached"]].all() and np.isinf(median):
+        median = np.nan
+    least = steps.copy()
+    if "steps_low" in own.columns:
+        least = least.where(own["reached"], pd.to_numeric(own["steps_low"], errors="coerce"))
+    n, reached = len(own), int(own["reached"].sum())
+    counts = own.loc[~own["reached"]].get("outcome", pd.Series(dtype=str)).value_counts()
+    kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
+    reason = f"{n - reached} of {n} runs did not reach the target" + (
+        f" ({kinds})" if kinds else ""
+    )
+    return _row(own, reason, median, float(least.min()))
+
+
+def _row(own: pd.DataFrame, reason: str, median: float, least: float) -> dict[str, object]:
+    return {
+        "global_batch_size": own["global_batch_size"].iloc[0],
+        "runs": len(own),
+        "reached": int(own["reached"].sum()),
+        "median_steps": median,
+        "at_least_steps": least,
+        "reason": reason,
+    }
+
+
+def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
+    """Find whether small batches need more samples, and from which batch size on they do not.
+
+    Samples to target rise with the batch size in every form here; where the smallest batch size
+    needs more than another, its learning rate, momentum or noise floor costs what no form holds.
+    """
+    if len(kept) < 3:
+        return None
+    samples = [
+        np.log((own["steps_to_target"] * own["global_batch_size"]).to_numpy()) for own in kept
+    ]
+    means = np.array([values.mean() for values in samples])
+    least = int(means.argmin())
+    excess = means[0] - means[least]
+    if least == 0 or excess < _LEAST_PENALTY:
+        return None
+    error, degrees = _paired_error(kept[0], kept[least])
+    sizes = [own["global_batch_size"].iloc[0] for own in (kept[0], kept[least])]
+    seen = (
+        f"Batch size {sizes[0]:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
+        f"samples than {sizes[1]:g}"
+    )
+    # The batch size of the minimum was chosen among all others.
+    limit = _PENALTY_LEVEL / (len(kept) - 1)
+    if degrees < 1 or stats.t.sf(excess / max(error, 1e-300), degrees) >= limit:
+        return None
+    return (
+        least,
+        f"{seen} (a penalty on small batches): only batch sizes from {sizes[1]:g} are fitted.",
+    )
+
+
+def _paired_error(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float]:
+    """Standard error of a difference of mean log steps, over shared seeds where there are any."""
+    logs = [np.log(own.set_index("seed")["steps_to_target"]) for own in (first, second)]
+    pairs = (logs[0] - logs[1]).dropna().to_numpy()
+    if len(pairs) > 1:
+        return float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1
+    if min(map(len, logs)) < 2:
+        return np.nan, 0
+    variances = [float(values.var(ddof=1)) / len(values) for values in logs]
+    return float(np.sqrt(sum(variances))), min(map(len, logs)) - 1
+
+
+_EXCLUDED = {
+    "global_batch_size": "float64",
+    "runs": "int64",
+    "reached": "int64",
+    "median_steps": "float64",
+    "at_least_steps": "float64",
+    "reason": "object",
+}

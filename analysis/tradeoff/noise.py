@@ -1,0 +1,104 @@
+"""How far the mean log steps of each batch size may be off, from the runs of its seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from batchscape.analysis.tradeoff.forms import Floats
+
+__all__ = ["Noise", "Rows", "noise_of"]
+
+Rows = NDArray[np.bool_] | NDArray[np.int64]
+"""Which data sets: a mask or numbers."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Spread of cell means that seeds cause."""
+
+    deviations: Floats
+    """Each run's share in the error of its cell mean, shape (data sets, batches, seeds); their
+    squares sum to the variance of a mean, their products over seeds to covariances."""
+    single: Floats
+    """Variance of cells of one run, shape (data sets, batches), 0 elsewhere."""
+    parts: NDArray[np.int64]
+    """Which batch sizes are linked by shared seeds: a number for each."""
+    degrees: Floats
+    """Degrees of freedom of each such part."""
+
+    def rows(self, chosen: Rows) -> Noise:
+        """Keep some of the data sets."""
+        return Noise(self.deviations[chosen], self.single[chosen], self.parts, self.degrees)
+
+    def variance(self, weights: Floats) -> tuple[Floats, Floats]:
+        """Return variances and degrees of freedom of weighted sums of cell means.
+
+        Parameters
+        ----------
+        weights : array, shape (data sets, batches)
+
+        Returns
+        -------
+        tuple of array, shape (data sets,)
+        """
+        by_part = []
+        for part in range(len(self.degrees)):
+            own = weights * (self.parts == part)
+            sums = np.einsum("nb,nbs->ns", own, self.deviations)
+            by_part.append((sums**2).sum(axis=1) + (own**2 * self.single).sum(axis=1))
+        variances = np.array(by_part)
+        total = variances.sum(axis=0)
+        spread = (variances**2 / self.degrees[:, None]).sum(axis=0)
+        degrees = np.divide(total**2, spread, out=np.ones_like(total), where=spread > 0)
+        return total, degrees
+
+
+def noise_of(values: Floats) -> Noise | None:
+    """Learn from the runs how far cell means may be off.
+
+    Parameters
+    ----------
+    values : array, shape (data sets, batches, seeds)
+        Log steps; NaN where a seed was not run at a batch size, alike in all data sets.
+
+    Returns
+    -------
+    Noise or None
+        None where no batch size has two runs.
+    """
+    present = ~np.isnan(values[0])
+    counts = present.sum(axis=1)
+    several = counts > 1
+    if not several.any():
+        return None
+    filled = np.where(present, values, 0.0)
+    means = filled.sum(axis=2, keepdims=True) / counts[:, None]
+    away = np.where(present, values - means, 0.0)
+    freedom = np.where(several, counts * (counts - 1), 1)
+    deviations = away / np.sqrt(freedom)[:, None] * several[:, None]
+    pooled = (away**2).sum(axis=(1, 2)) / (counts - 1).sum()
+    single = pooled[:, None] * ~several
+    parts = _linked(present)
+    pooled_degrees = float((counts - 1).sum())
+    degrees = []
+    for part in range(parts.max() + 1):
+        own = counts[(parts == part) & several]
+        # With some runs missing the typical cell tells how much its part knows.
+        degrees.append(float(np.floor(own.mean())) - 1 if len(own) else pooled_degrees)
+    return Noise(deviations, single, parts, np.array(degrees))
+
+
+def _linked(present: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Number the groups of batch sizes that share seeds, directly or through others."""
+    batches, seeds = present.shape
+    where = np.nonzero(present)
+    links = (np.ones(len(where[0])), (where[0], batches + where[1]))
+    graph = coo_array(links, shape=(batches + seeds, batches + seeds))
+    _, labels = connected_components(graph, directed=False)
+    _, parts = np.unique(labels[:batches], return_inverse=True)
+    return np.asarray(parts, dtype=np.int64)

@@ -1,0 +1,303 @@
+"""The quantities of a fitted trade-off as estimates: value, interval, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from scipy import optimize
+
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
+from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
+from batchscape.analysis.tradeoff.intervals import PATHS, intervals
+from batchscape.analysis.tradeoff.measurements import Measurements
+from batchscape.analysis.tradeoff.noise import Noise, noise_of
+
+__all__ = [
+    "Fitted",
+    "critical_batch_size",
+    "exponent",
+    "fit_means",
+    "largest_batch",
+    "least_samples",
+    "least_steps",
+]
+
+_LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
+_NOTHING = "not identified: "
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A form fitted to means over seeds, and what its estimates are made of."""
+
+    found: Measurements
+    form: Form
+    level: float
+    data: Data
+    noise: Noise | None
+    theta: Floats
+    """Shape (1, 3)."""
+    leave_one_out: pd.DataFrame
+    forms: pd.DataFrame
+    ends: dict[str, tuple[float, float]]
+    """How far, in logarithms, each quantity may lie below and above; infinite: no end. NaN for one
+    seed."""
+
+    @property
+    def log_critical(self) -> float:
+        """Logarithm of the fitted critical batch size, identified or not."""
+        return float(self.theta[0, 1])
+
+    @property
+    def method(self) -> str:
+        """How the intervals were made."""
+        if self.noise is None:
+            return "least squares on log steps; no interval"
+        n = self.found.n_seeds
+        shared = "seeds" if len(self.noise.degrees) == 1 else "seeds, not shared by batch sizes"
+        return (
+            "least squares on log steps; score interval by seed with t quantiles, over "
+            f"{n} {shared}"
+        )
+
+
+def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
+    """Fit a form to the means over seeds.
+
+    Parameters
+    ----------
+    found : Measurements
+    form : str
+    level : float
+
+    Returns
+    -------
+    Fitted or str
+        The latter says why there is no fit.
+    """
+    n, least = len(found.batches), _LEAST_BATCHES[form]
+    if n < least:
+        return (
+            f"{FORMULAS[form]} needs at least {least} batch sizes at which every run reached the "
+            f"target, and there {'is' if n == 1 else 'are'} {n}"
+        )
+    means = np.nanmean(found.log_steps, axis=1)[None]
+    data = Data(np.log(found.batches), means, np.ones_like(means))
+    theta, _ = fit_form(data, form)
+    noise = noise_of(found.log_steps[None])
+    ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
+    if noise is not None:
+        for name, path in PATHS[form].items():
+            low, high = intervals(data, noise, theta, path, level)
+            ends[name] = float(low[0]), float(high[0])
+    return Fitted(
+        found,
+        form,
+        level,
+        data,
+        noise,
+        theta,
+        leave_one_out(data, form),
+        form_table(data),
+        ends,
+    )
+
+
+def critical_batch_size(fit: Fitted) -> Estimate:
+    """Return the batch size at which steps are twice the fewest."""
+    formula = "b/a" if fit.form == "two_term" else "(b/a)^(1/alpha)"
+    definition = (
+        f"mccandlish: {formula} of {FORMULAS[fit.form]}, where steps to target are twice the fewest"
+    )
+    estimate = _estimate(fit, "critical", fit.log_critical, "samples", definition)
+    beyond = _beyond(fit, smaller=True, larger=True)
+    if beyond is None:
+        return estimate
+    # The model is not trusted beyond the batch sizes: only the bound on their side is kept.
+    too_large = fit.log_critical > fit.data.x.max()
+    bounded = replace(estimate, high=math.inf) if too_large else replace(estimate, low=0.0)
+    return _weakened(bounded, beyond)
+
+
+def least_steps(fit: Fitted) -> Estimate:
+    """Return the fewest optimizer steps."""
+    definition = f"a of {FORMULAS[fit.form]}: fewest optimizer steps to target, at any batch size"
+    estimate = _estimate(fit, "s_min", float(fit.theta[0, 0]), "optimizer steps", definition)
+    beyond = _beyond(fit, larger=True)
+    return estimate if beyond is None else _weakened(replace(estimate, low=0.0), beyond)
+
+
+def least_samples(fit: Fitted) -> Estimate:
+    """Return the fewest samples."""
+    definition = "b of S = a + b/B: fewest samples to target, far below the critical batch size"
+    if fit.form == "free_exponent":
+        note = _NOTHING + "with a free exponent samples to target have no least value above zero"
+        return _none(fit.found, "samples", definition, note)
+    log_value = float(fit.theta[0, 0]) + fit.log_critical
+    estimate = _estimate(fit, "e_min", log_value, "samples", definition)
+    beyond = _beyond(fit, smaller=True)
+    return estimate if beyond is None else _weakened(replace(estimate, low=0.0), beyond)
+
+
+def exponent(fit: Fitted) -> Estimate:
+    """Return the exponent of the batch size."""
+    definition = f"alpha of {FORMULAS[fit.form]}"
+    if fit.form == "two_term":
+        estimate = _none(fit.found, "", "alpha, 1 in S = a + b/B by definition", None)
+        return replace(estimate, value=1.0)
+    estimate = _estimate(fit, "exponent", float(fit.theta[0, 2]), "", definition)
+    beyond = _beyond(fit, smaller=True, larger=True)
+    return estimate if beyond is None else _weakened(estimate, beyond)
+
+
+def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
+    """Return the largest batch size within an overhead of samples over a reference batch size.
+
+    For the two-term form (1 + overhead) reference + overhead b/a, whose interval is that of b/a
+    moved along. With a free exponent there is no interval.
+    """
+    definition = (
+        f"overhead{overhead * 100:g}: largest batch size at which samples to target are at most "
+        f"{overhead * 100:g} % above those at batch size {reference:g}, by {FORMULAS[fit.form]}"
+    )
+    base = (1 + overhead) * reference
+    if fit.form == "free_exponent":
+        value = _overhead_root(fit, reference, 1 + overhead)
+        estimate = replace(
+            _none(fit.found, "samples", definition, "no interval with a free exponent"),
+            value=value,
+            method="least squares on log steps; no interval",
+        )
+    else:
+        low, high = (
+            base + overhead * math.exp(fit.log_critical + end) for end in fit.ends["critical"]
+        )
+        value = base + overhead * math.exp(fit.log_critical)
+        n = fit.found.n_seeds
+        estimate = Estimate(value, low, high, n, "samples", fit.method, definition)
+    reason = _undecided(fit, "critical", upper_only=True)
+    if reason is not None:
+        return _weakened(estimate, reason)
+    if value > fit.found.batches.max() * (1 + 1e-9):
+        reason = _extrapolated("it", value, "largest", fit.found.batches.max())
+        return _weakened(replace(estimate, high=math.inf), reason)
+    if fit.noise is None and fit.form == "two_term":
+        sizes = base + overhead * fit.leave_one_out["critical_batch_size"]
+        return replace(estimate, note=_range_note(sizes))
+    return estimate
+
+
+def no_estimate(found: Measurements, why: str, unit: str, definition: str) -> Estimate:
+    """Return an estimate of what could not be fitted at all."""
+    return _none(found, unit, definition, _NOTHING + why)
+
+
+def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
+    low, high = (math.exp(log_value + end) for end in fit.ends[quantity])
+    n = fit.found.n_seeds
+    estimate = Estimate(math.exp(log_value), low, high, n, unit, fit.method, definition)
+    reason = _undecided(fit, quantity)
+    if reason is not None:
+        return _weakened(estimate, reason)
+    if fit.noise is None:
+        return replace(estimate, note=_range_note(fit.leave_one_out[_COLUMNS[quantity]]))
+    return estimate
+
+
+def _none(found: Measurements, unit: str, definition: str, note: str | None) -> Estimate:
+    nan = math.nan
+    return Estimate(nan, nan, nan, found.n_seeds, unit, "none", definition, note)
+
+
+def _weakened(estimate: Estimate, reason: str) -> Estimate:
+    """Keep the bounds of an estimate, without its value."""
+    if not estimate.is_identified:
+        return estimate
+    return replace(estimate, value=math.nan, note=_NOTHING + reason)
+
+
+def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str | None:
+    """Say why the runs do not bound a quantity."""
+    if fit.noise is None:
+        return _not_preferred(fit)
+    low, high = fit.ends[quantity]
+    if math.isfinite(high) and (upper_only or math.isfinite(low)):
+        return None
+    critical = fit.ends["critical"]
+    if math.isinf(critical[1]):
+        return "the runs are compatible with perfect scaling, S = b/B: add larger batch sizes"
+    if math.isinf(critical[0]):
+        return (
+            "the runs are compatible with steps that do not depend on the batch size, S = a: add "
+            "smaller batch sizes"
+        )
+    return "its interval has no end: add seeds or batch sizes"
+
+
+def _not_preferred(fit: Fitted) -> str | None:
+    """Say why one seed does not do, by AICc."""
+    criteria = fit.forms["aicc"]
+    own = float(criteria[fit.form])
+    if not math.isfinite(own):
+        return (
+            f"one seed, and {len(fit.found.batches)} batch sizes are too few to prefer "
+            f"{FORMULAS[fit.form]} to simpler forms by AICc: add seeds or batch sizes"
+        )
+    nulls = {name: float(criteria[name]) for name in ("perfect_scaling", "constant")}
+    best = min(nulls, key=nulls.__getitem__)
+    if own >= nulls[best]:
+        wanted = "larger" if best == "perfect_scaling" else "smaller"
+        name = best.replace("_", " ")
+        return f"one seed, and AICc prefers {name}: add {wanted} batch sizes, or seeds"
+    return None
+
+
+def _beyond(fit: Fitted, *, smaller: bool = False, larger: bool = False) -> str | None:
+    """Say that the fitted critical batch size lies on the far side of all batch sizes."""
+    value, sizes = math.exp(fit.log_critical), fit.found.batches
+    if larger and value > sizes.max():
+        return _extrapolated("the critical batch size", value, "largest", sizes.max())
+    if smaller and value < sizes.min():
+        return _extrapolated("the critical batch size", value, "smallest", sizes.min())
+    return None
+
+
+def _extrapolated(what: str, value: float, which: str, size: float) -> str:
+    return (
+        f"the fit would put {what} at {significant(value, 3)} samples, beyond the {which} batch "
+        f"size {size:g}"
+    )
+
+
+def _range_note(values: pd.Series[float]) -> str:
+    least, most = significant(values.min(), 3), significant(values.max(), 3)
+    return f"one seed: no interval; leaving out one batch size gives {least} to {most}"
+
+
+def _overhead_root(fit: Fitted, reference: float, factor: float) -> float:
+    """Solve samples(B) = factor x samples(reference) for the larger B."""
+    q = math.exp(fit.theta[0, 2])
+
+    def log_samples(log_size: float) -> float:
+        return log_size + float(np.logaddexp(0.0, q * (fit.log_critical - log_size)))
+
+    start = math.log(reference)
+    wanted = log_samples(start) + math.log(factor)
+    # With an exponent above 1 samples fall first; they rise from this batch size on.
+    turn = fit.log_critical + math.log(q - 1) / q if q > 1 else start
+    # log samples is never below the log batch size.
+    root = optimize.brentq(lambda x: log_samples(x) - wanted, max(start, turn), wanted + 1)
+    return math.exp(root)
+
+
+_COLUMNS = {
+    "critical": "critical_batch_size",
+    "s_min": "s_min",
+    "e_min": "e_min",
+    "exponent": "exponent",
+}

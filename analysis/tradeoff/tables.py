@@ -1,0 +1,200 @@
+"""Tables of a report on the trade-off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.section import TableView
+from batchscape.analysis.tradeoff.fit import TradeoffFit
+from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
+
+__all__ = ["GroupFits", "tradeoff_tables"]
+
+
+@dataclass(frozen=True)
+class GroupFits:
+    """The fits of one group at all targets, and the target that is spoken of."""
+
+    number: int
+    label: str
+    """Empty where there is only one group."""
+    fits: dict[float, TradeoffFit]
+    target: float
+    """Infinite where it has no name."""
+
+    @property
+    def fit(self) -> TradeoffFit:
+        """The fit at that target."""
+        return self.fits[self.target]
+
+    @property
+    def prefix(self) -> str:
+        """What a sentence on this group starts with."""
+        return f"{self.label}: " if self.label else ""
+
+
+def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
+    """Make all tables.
+
+    Parameters
+    ----------
+    found : sequence of GroupFits
+
+    Returns
+    -------
+    list of TableView
+        Critical batch sizes by target; then, at the target that is spoken of, steps and their fit,
+        all forms, and fits without one batch size. Those without rows are left out.
+    """
+    views = [
+        _critical(found),
+        _view(
+            found,
+            lambda fit: fit.batches,
+            ["global batch", "runs", "steps", "fitted", "residual (%)", "its error (%)"],
+            _fitted_row,
+            name="tradeoff_fit",
+            title="Steps to target and their fit",
+            note="Steps: geometric mean over seeds. Its error: standard error, from seeds.",
+        ),
+        _view(
+            found,
+            lambda fit: fit.forms.reset_index(),
+            ["form", "rms residual (%)", "AICc", "above the best"],
+            _form_row,
+            name="tradeoff_forms",
+            title="Forms of the trade-off",
+            note="AICc over batch sizes, whose mean log steps are fitted with equal weights; "
+            "infinite where there are too few.",
+        ),
+        _view(
+            found,
+            lambda fit: fit.leave_one_out,
+            ["left out", "critical batch (samples)", "fewest steps", "fewest samples"],
+            _without_row,
+            name="leave_one_batch_out",
+            title="Fits without one batch size",
+            note="Fits without one batch size in turn: how much the answer rests on each.",
+        ),
+    ]
+    return [view for view in views if view.grid.rows]
+
+
+def _critical(found: Sequence[GroupFits]) -> TableView:
+    table = pd.concat(
+        [curve_of_fits(group.fits).assign(group=group.label) for group in found], ignore_index=True
+    )
+    several = len(found) > 1
+    first = found[0].fit
+    return TableView(
+        "critical_batch",
+        "Critical batch size by target",
+        table,
+        Grid(
+            headers=[
+                *(["group"] if several else []),
+                "target loss",
+                "critical batch (samples)",
+                "overhead batch (samples)",
+                "fewest steps",
+                "fewest samples",
+                "batch sizes",
+                "seeds",
+                "left out",
+            ],
+            rows=[
+                [*([group.label] if several else []), *_critical_row(target, fit)]
+                for group in found
+                for target, fit in group.fits.items()
+            ],
+            short_first="group" if several else "target",
+            n_left=2 if several else 1,
+            notes=[
+                f"Critical batch, {first.critical_batch_size.definition}.",
+                f"Overhead batch, {first.overhead_batch_size.definition}.",
+                f"Fewest steps: {first.s_min.definition}.",
+                f"Fewest samples: {first.e_min.definition}.",
+                f"In brackets: {first.critical_batch_size.method}.",
+                "Left out: batch sizes of which a run did not reach the target, or with a "
+                "small-batch penalty.",
+            ],
+        ),
+    )
+
+
+def _critical_row(target: float, fit: TradeoffFit) -> list[str]:
+    return [
+        MISSING if math.isinf(target) else f"{target:g}",
+        fit.critical_batch_size.text(),
+        fit.overhead_batch_size.text(),
+        fit.s_min.text(),
+        MISSING if fit.form == "free_exponent" else fit.e_min.text(),
+        str(len(fit.batches)),
+        str(fit.n_seeds),
+        ", ".join(f"{size:g}" for size in fit.excluded["global_batch_size"]) or "none",
+    ]
+
+
+def _view(
+    found: Sequence[GroupFits],
+    table_of: Callable[[TradeoffFit], pd.DataFrame],
+    headers: Sequence[str],
+    row_of: Callable[[dict[str, float]], list[str]],
+    *,
+    name: str,
+    title: str,
+    note: str,
+) -> TableView:
+    """Put tables of the fits that are spoken of under each other."""
+    several = len(found) > 1
+    tables, rows = [], []
+    for group in found:
+        own = table_of(group.fit)
+        # What was not fitted has its batch sizes alone.
+        tables.append(own.assign(group=group.label, run_ids=run_names(group.fit.runs)))
+        for record in own.to_dict("records") if group.fit.fitted is not None else []:
+            numbers = {str(key): value for key, value in record.items()}
+            rows.append([*([group.label] if several else []), *row_of(numbers)])
+    grid = Grid(
+        headers=[*(["group"] if several else []), *headers],
+        rows=rows,
+        short_first="group" if several else headers[0],
+        n_left=2 if several else 1,
+        notes=[note],
+    )
+    return TableView(name, title, pd.concat(tables, ignore_index=True), grid)
+
+
+def _fitted_row(row: dict[str, float]) -> list[str]:
+    return [
+        f"{row['global_batch_size']:g}",
+        str(row["runs"]),
+        significant(row["steps"], 4),
+        significant(row["fitted_steps"], 4),
+        significant(100 * math.expm1(row["residual"]), 2),
+        significant(100 * row["residual_error"], 2),
+    ]
+
+
+def _form_row(row: dict[str, float]) -> list[str]:
+    return [
+        str(row["formula"]),
+        significant(100 * row["rms_residual"], 2),
+        significant(row["aicc"], 3),
+        significant(row["delta"], 2),
+    ]
+
+
+def _without_row(row: dict[str, float]) -> list[str]:
+    return [
+        f"{row['left_out']:g}",
+        significant(row["critical_batch_size"], 3),
+        significant(row["s_min"], 3),
+        significant(row["e_min"], 3),
+    ]

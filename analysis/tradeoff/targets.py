@@ -1,0 +1,132 @@
+"""The critical batch size as a curve over target losses."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
+from batchscape.analysis.tradeoff.forms import Form
+from batchscape.errors import AnalysisError
+
+__all__ = ["critical_batch_curve", "curve_of_fits", "fit_targets", "run_names"]
+
+_ESTIMATES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min", "exponent")
+
+
+def fit_targets(
+    reaches: pd.DataFrame,
+    *,
+    form: Form = "two_term",
+    overhead: float = 0.2,
+    reference_batch_size: float | None = None,
+    level: float = LEVEL,
+) -> dict[float, TradeoffFit]:
+    """Fit the trade-off at every target of one group.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As for `fit_tradeoff`, with `target_loss`.
+    form, overhead, reference_batch_size, level
+        As for `fit_tradeoff`.
+
+    Returns
+    -------
+    dict of float to TradeoffFit
+        By target, from the highest loss to the lowest.
+
+    Raises
+    ------
+    AnalysisError
+        As `fit_tradeoff`, and if targets are missing.
+    """
+    if "target_loss" not in reaches.columns or reaches["target_loss"].isna().any():
+        msg = "a curve over targets needs target_loss in every row"
+        raise AnalysisError(msg)
+    targets = sorted(reaches["target_loss"].unique(), reverse=True)
+    return {
+        float(target): fit_tradeoff(
+            reaches[reaches["target_loss"] == target],
+            form=form,
+            overhead=overhead,
+            reference_batch_size=reference_batch_size,
+            level=level,
+        )
+        for target in targets
+    }
+
+
+def critical_batch_curve(
+    reaches: pd.DataFrame,
+    *,
+    form: Form = "two_term",
+    overhead: float = 0.2,
+    reference_batch_size: float | None = None,
+    level: float = LEVEL,
+) -> pd.DataFrame:
+    """Follow the critical batch size over targets.
+
+    Parameters
+    ----------
+    reaches, form, overhead, reference_batch_size, level
+        As for `fit_targets`.
+
+    Returns
+    -------
+    DataFrame
+        As `curve_of_fits` returns it. The fits share runs, so that their errors go together.
+    """
+    fits = fit_targets(
+        reaches,
+        form=form,
+        overhead=overhead,
+        reference_batch_size=reference_batch_size,
+        level=level,
+    )
+    return curve_of_fits(fits)
+
+
+def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
+    """Write fits as rows of a table.
+
+    Parameters
+    ----------
+    fits : dict
+        As `fit_targets` returns it.
+
+    Returns
+    -------
+    DataFrame
+        One row a target: `target_loss`, `form`, for each of `critical_batch_size`,
+        `overhead_batch_size`, `s_min`, `e_min` and `exponent` its value (missing where it is not
+        identified), `_low` and `_high`; `n_seeds`, `n_batches`, `batches_left_out`,
+        `lack_of_fit_p`, `aicc`, `aicc_delta` (from the best form), `identified`, `note`, `runs`
+        (their ids, where the table has them).
+    """
+    rows = []
+    for target, fit in fits.items():
+        row: dict[str, object] = {"target_loss": target, "form": fit.form}
+        for name in _ESTIMATES:
+            estimate = getattr(fit, name)
+            row[name] = estimate.value
+            row[f"{name}_low"], row[f"{name}_high"] = estimate.low, estimate.high
+        row |= {
+            "n_seeds": fit.n_seeds,
+            "n_batches": len(fit.batches),
+            "batches_left_out": len(fit.excluded),
+            "lack_of_fit_p": fit.lack_of_fit_p,
+            "aicc": fit.aicc,
+            "aicc_delta": fit.forms["delta"].get(fit.form) if "delta" in fit.forms else None,
+            "identified": fit.identified,
+            "note": fit.critical_batch_size.note,
+            "runs": run_names(fit.runs),
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def run_names(runs: pd.DataFrame) -> str:
+    """Join the ids of runs, where the table has them."""
+    name = next((column for column in ("run_id", "run") if column in runs.columns), None)
+    return "" if name is None else " ".join(map(str, runs[name]))

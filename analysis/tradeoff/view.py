@@ -1,0 +1,231 @@
+"""What a report says of the trade-off: the critical batch size, its fit and its curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.section import Picture, Section
+from batchscape.analysis.tradeoff.draw import draw_critical_batches, draw_tradeoff
+from batchscape.analysis.tradeoff.fit import TradeoffFit
+from batchscape.analysis.tradeoff.forms import FORMULAS, Form
+from batchscape.analysis.tradeoff.tables import GroupFits, tradeoff_tables
+from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
+from batchscape.errors import AnalysisError
+
+__all__ = ["noise_scale_sentence", "tradeoff_section"]
+
+_TITLE = "Update frequency against convergence"
+_HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min")
+
+
+def tradeoff_section(
+    reaches: pd.DataFrame,
+    *,
+    groups: Mapping[int, str] | None = None,
+    form: Form = "two_term",
+    overhead: float = 0.2,
+    reference_batch_size: float | None = None,
+    level: float = LEVEL,
+    noise_scales: pd.DataFrame | None = None,
+    warnings: Sequence[str] = (),
+) -> Section | None:
+    """Say how update frequency trades against convergence.
+
+    Of several targets the lowest is spoken of at which most batch sizes can be fitted; all are in
+    the tables.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run and target, at one learning rate a batch size: columns as for `fit_tradeoff`,
+        and optionally `target_loss` and `group`.
+    groups : mapping of int to str, optional
+        Labels of groups; shown where there are several.
+    form, overhead, reference_batch_size, level
+        As for `fit_tradeoff`.
+    noise_scales : DataFrame, optional
+        Gradient noise scales to compare with, of the same runs: `estimate`, `low`, `high` in
+        samples, a row a batch size or cell, optionally with `group`.
+    warnings : sequence of str
+        What else weakens the answer, above all learning rates that were not tuned.
+
+    Returns
+    -------
+    Section or None
+        None where no group has two batch sizes.
+    """
+    if reaches.empty or "global_batch_size" not in reaches.columns:
+        return None
+    table = reaches if "group" in reaches.columns else reaches.assign(group=0)
+    if "target_loss" not in table.columns:
+        table = table.assign(target_loss=math.nan)
+    found: list[GroupFits] = []
+    loud = list(warnings)
+    parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
+    for number, own in parts:
+        group = int(str(number))
+        label = (groups or {}).get(group, f"group {group}") if len(parts) > 1 else ""
+        try:
+            fits = _fits(own, form, overhead, reference_batch_size, level)
+        except AnalysisError as error:
+            loud.append(f"{label}: {error}" if label else str(error))
+            continue
+        found.append(GroupFits(group, label, fits, _main_target(fits)))
+    if not parts:
+        return None
+    if not found:
+        return Section(_TITLE, answer=["Not identified: nothing can be fitted."], warnings=loud)
+    return Section(
+        _TITLE,
+        [sentence for group in found for sentence in _answer(group, noise_scales, level)],
+        tradeoff_tables(found),
+        _pictures(found, noise_scales),
+        [*loud, *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings)],
+        _headlines(found),
+    )
+
+
+def noise_scale_sentence(critical: Estimate, noise_scales: pd.DataFrame) -> str | None:
+    """Compare a critical batch size with gradient noise scales.
+
+    Parameters
+    ----------
+    critical : Estimate
+    noise_scales : DataFrame
+        `estimate` in samples; a row a batch size or cell.
+
+    Returns
+    -------
+    str or None
+        None where one of both is not identified.
+    """
+    scale = _typical(noise_scales)
+    if not (critical.is_identified and math.isfinite(scale)):
+        return None
+    ratio = significant(scale / critical.value, 2)
+    return (
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over batch "
+        f"sizes), is {ratio} times that. It tells the order of magnitude only: over the eight "
+        "tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
+    )
+
+
+def _fits(
+    own: pd.DataFrame, form: Form, overhead: float, reference: float | None, level: float
+) -> dict[float, TradeoffFit]:
+    # A foreign table may have one target that it does not name.
+    named = own.assign(target_loss=own["target_loss"].fillna(math.inf))
+    return fit_targets(
+        named, form=form, overhead=overhead, reference_batch_size=reference, level=level
+    )
+
+
+def _main_target(fits: dict[float, TradeoffFit]) -> float:
+    """Choose without looking at the estimates, which would favour some of them."""
+    return max(fits, key=lambda target: (len(fits[target].batches), -target))
+
+
+def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -> list[str]:
+    fit = group.fit
+    critical, largest = fit.critical_batch_size, fit.overhead_batch_size
+    where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
+    sizes = fit.batches["global_batch_size"]
+    if critical.is_identified:
+        first = (
+            f"{group.prefix}The critical batch size{where} is {critical.text()} samples "
+            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, level)}): there the target takes "
+            "twice the fewest optimizer steps. Far below it, a batch twice as large nearly halves "
+            "the updates at no cost in samples; far above it, it saves hardly any."
+        )
+    else:
+        bound = (
+            f" It is at least {significant(critical.low, 3)} samples." if critical.low > 0 else ""
+        )
+        most = critical.high
+        bound += f" It is at most {significant(most, 3)} samples." if math.isfinite(most) else ""
+        span = (
+            f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted." if fit.fitted else ""
+        )
+        first = f"{group.prefix}The critical batch size{where} is {critical.note}.{bound}{span}"
+    answer = [first]
+    if largest.is_identified:
+        what = largest.definition.partition(": ")[2].partition(", by")[0]
+        answer.append(f"{_upper(what)}: {largest.text()} samples.")
+    if fit.s_min.is_identified or fit.e_min.is_identified:
+        answer.append(
+            f"Fewest optimizer steps: {fit.s_min.text()}; fewest samples: {fit.e_min.text()}."
+        )
+    own = _of_group(noise_scales, group)
+    sentence = None if own is None else noise_scale_sentence(critical, own)
+    return [*answer, *([sentence] if sentence else [])]
+
+
+def _behind(fit: TradeoffFit, level: float) -> str:
+    sizes = f"{len(fit.batches)} batch sizes"
+    if fit.critical_batch_size.note is not None:
+        return f"{sizes}; {fit.critical_batch_size.note}"
+    return f"{level * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list[Picture]:
+    pictures = []
+    for group in found:
+        figure = draw_tradeoff(group.fit)
+        if figure is not None:
+            name = f"tradeoff_{group.number}" if len(found) > 1 else "tradeoff"
+            target = "" if math.isinf(group.target) else f" to a loss of {group.target:g}"
+            caption = (
+                f"{group.prefix}Optimizer steps and samples{target} over the global batch size, "
+                f"with {FORMULAS[group.fit.form]} and its pointwise interval; the fit's residuals "
+                "with standard errors; and steps against samples, relative to the fewest of each "
+                "(numbers: batch sizes; diamond: critical batch size)."
+            )
+            pictures.append(Picture(name, caption, figure))
+    curves = {group.label: curve_of_fits(group.fits) for group in found}
+    scales = {}
+    for group in found:
+        own = _of_group(noise_scales, group)
+        if own is not None:
+            scales[group.label] = _typical(own)
+    figure = draw_critical_batches(curves, scales)
+    if figure is not None:
+        caption = "Critical batch size (mccandlish) over target losses, with its interval."
+        pictures.append(Picture("critical_batch_curve", caption, figure))
+    return pictures
+
+
+def _headlines(found: list[GroupFits]) -> dict[str, Estimate]:
+    several = len(found) > 1
+    return {
+        f"{name}_group_{group.number}" if several else name: getattr(group.fit, name)
+        for group in found
+        for name in _HEADLINES
+    }
+
+
+def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFrame | None:
+    if noise_scales is None or noise_scales.empty:
+        return None
+    if "group" not in noise_scales.columns:
+        # Without groups a scale cannot be told to belong to one of several.
+        return None if group.label else noise_scales
+    return noise_scales[noise_scales["group"] == group.number]
+
+
+def _typical(noise_scales: pd.DataFrame) -> float:
+    """Geometric mean of those that are identified."""
+    values = noise_scales["estimate"].to_numpy(dtype=np.float64)
+    if "high" in noise_scales.columns:
+        values = values[~np.isinf(noise_scales["high"].to_numpy(dtype=np.float64))]
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.exp(np.log(values).mean())) if len(values) else math.nan

@@ -1,0 +1,159 @@
+"""Reading run folders, one after the other, into columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from batchscape.errors import RecordError
+from batchscape.record.columns import COLUMNS
+from batchscape.record.files import read_json_lines
+from batchscape.record.folder import RunFolder
+from batchscape.record.growing import GrowingColumn
+from batchscape.record.run_row import run_row
+from batchscape.record.status import RunStatus, Status
+
+__all__ = ["Part", "RunRead", "Wanted", "open_rows", "read_folders"]
+
+Wanted = Mapping[str, Sequence[str]]
+"""Columns to read, by table."""
+
+
+@dataclass
+class RunRead:
+    """What was read of one run folder."""
+
+    folder: str
+    row: dict[str, Any] = field(default_factory=dict)
+    """As `run_row` returns it; empty for a damaged folder."""
+    content: tuple[str, ...] | None = None
+    """Names what the run holds: equal for copies only, since no two trainings take equal times.
+    None where the run is open, and may go on differently."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Rows by table."""
+    damage: str | None = None
+    """Why the folder could not be read."""
+
+
+@dataclass
+class Part:
+    """Some run folders, read."""
+
+    runs: list[RunRead]
+    columns: dict[str, dict[str, GrowingColumn]]
+    """Rows of all of the runs, in their order, by table and name."""
+
+
+def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
+    """Read run folders; a damaged one is named, and adds no rows.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Run folders.
+    wanted : mapping of str to sequence of str
+        Columns to read, for every table.
+
+    Returns
+    -------
+    Part
+    """
+    columns = {
+        table: {name: GrowingColumn(COLUMNS[table][name].dtype) for name in names}
+        for table, names in wanted.items()
+    }
+    texts: dict[str, str] = {}
+    runs = []
+    for path in paths:
+        try:
+            run, rows = _read(RunFolder(path), wanted)
+        except RecordError as error:
+            runs.append(RunRead(str(path), damage=str(error)))
+            continue
+        for table, (count, found) in rows.items():
+            known = set() if found is None else set(found.column_names)
+            for name, column in columns[table].items():
+                column.append(found.column(name) if found and name in known else None, count)
+        # Thousands of runs repeat the same names and values: each is kept once.
+        run.row = {
+            texts.setdefault(name, name): texts.setdefault(value, value)
+            if isinstance(value, str)
+            else value
+            for name, value in run.row.items()
+        }
+        runs.append(run)
+    return Part(runs, columns)
+
+
+def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
+    """Read the lines of a table that is not sealed.
+
+    Raises
+    ------
+    RecordError
+        If the file is damaged.
+    """
+    rows = pd.DataFrame(list(read_json_lines(folder.lines(table))))
+    typed = {name: column.dtype for name, column in COLUMNS[table].items()}
+    try:
+        return rows.reindex(columns=list(typed)).astype(typed)
+    except (TypeError, ValueError) as error:
+        msg = f"{folder.lines(table)} is damaged: {error}"
+        raise RecordError(msg) from None
+
+
+def _read(
+    folder: RunFolder, wanted: Wanted
+) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
+    status = RunStatus.read(folder.status)
+    row = run_row(folder, status)
+    rows = {table: _rows(folder, table, status, names) for table, names in wanted.items()}
+    tables = {folder.parquet(table).name for table in wanted}
+    for name in sorted(status.seal.keys() - tables):
+        _verified(folder.path / name, status)
+    content = None
+    if status.seal or status.status is Status.REJECTED:
+        digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]
+        content = row["run_id"], str(status.status), str(status.reason), *digests
+    counts = {table: count for table, (count, _) in rows.items()}
+    return RunRead(str(folder.path), row, content, counts), rows
+
+
+def _rows(
+    folder: RunFolder, table: str, status: RunStatus, names: Sequence[str]
+) -> tuple[int, pa.Table | None]:
+    """Read some columns of a table, and its length; a sealed file is read and verified in one."""
+    path = folder.parquet(table)
+    content = _verified(path, status)
+    if not names:
+        return 0, None
+    if content is None:
+        rows = pa.Table.from_pandas(open_rows(folder, table), preserve_index=False)
+        return rows.num_rows, rows
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        there = set(file.metadata.schema.names)
+        known = [name for name in names if name in there]
+        return file.metadata.num_rows, file.read(known, use_threads=False) if known else None
+    except (OSError, ValueError) as error:  # errors of pyarrow are among them
+        msg = f"{path} is damaged: {error}"
+        raise RecordError(msg) from None
+
+
+def _verified(path: Path, status: RunStatus) -> bytes | None:
+    """Read a file that must be what was sealed, if it was; None where there is none."""
+    content = path.read_bytes() if path.exists() else None
+    sealed = status.seal.get(path.name)
+    if sealed is not None and (
+        content is None or hashlib.sha256(content).hexdigest() != sealed["sha256"]
+    ):
+        msg = f"{path} is missing or differs from what was sealed"
+        raise RecordError(msg)
+    return content

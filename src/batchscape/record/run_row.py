@@ -1,0 +1,103 @@
+"""What is known of one run, as one flat row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchscape.errors import RecordError
+from batchscape.record.files import read_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.status import RunStatus, check_version
+from batchscape.record.summary import SUMMARY
+
+__all__ = ["run_row"]
+
+_ASKED = (
+    "nodes",
+    "devices_per_node",
+    "data_parallel_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
+)
+
+
+def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
+    """Flatten what is known of one run into one row.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    status : RunStatus
+        What its `status.json` says.
+
+    Returns
+    -------
+    dict
+        Identity, status, geometry, what was resolved, where it ran, its summary, its settings.
+
+    Raises
+    ------
+    RecordError
+        If a file of the folder is damaged or of another format version.
+    """
+    config = read_json(folder.config)
+    check_version(folder.config, config)
+    try:
+        return _row(folder, status, config)
+    except KeyError as error:
+        msg = f"{folder.config} is damaged: it lacks {error}"
+        raise RecordError(msg) from None
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        msg = f"{folder.config} is damaged: {error}"
+        raise RecordError(msg) from None
+
+
+def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run_id": config["run_id"],
+        "trajectory_id": config["trajectory_id"],
+        "sweep_name": config["sweep_name"],
+        "status": str(status.status),
+        "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
+        "reason": status.reason,
+        "rank": status.rank,
+        "attempts": len(status.attempts),
+    }
+    settings = _flatten(config["config"])
+    # A rejected cell has no solved geometry: it shows what was asked for.
+    row |= config["geometry"] or {name: settings[f"batch.{name}"] for name in _ASKED}
+    resolved = dict(config["resolved"] or {})
+    stages = resolved.pop("stages", [])
+    batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
+    row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
+    # What a scaling rule made of the asked one, at the peak of the schedule.
+    row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
+    for name, value in resolved.items():
+        # What was planned must not pass for what was done.
+        row[f"planned_{name}" if name in SUMMARY else name] = value
+    if folder.launch.exists():
+        launch = read_json(folder.launch)
+        launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
+        row |= _flatten(launch, "launch.")
+    if folder.environment.exists():
+        row |= _flatten(read_json(folder.environment), "environment.")
+    if config["data"] is not None:
+        row["data.manifest_hash"] = config["data"]["manifest_hash"]
+        row["task"] = config["data"]["task"]
+        row["train_samples"] = config["data"].get("train_samples")
+    row |= {name: status.summary.get(name) for name in SUMMARY}
+    # What was resolved, such as a seed or the sweep's name, stays before what was asked for.
+    kept = {"sweep_dir", *row}
+    return row | {name: value for name, value in settings.items() if name not in kept}
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,413 @@
+"""Every claim finds an effect that was planted, turns with its sign, and says when it is blind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.claims.claim import Verdict
+from batchscape.analysis.claims.declared import CLAIMS, judge_claims
+from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.optimum import log_optimum
+from batchscape.analysis.claims.stability import held_out_at, largest_rise
+from batchscape.compose import compose
+from batchscape.config import Data
+from batchscape.errors import AnalysisError
+from batchscape.plan.build import make_plan
+from batchscape.plan.machine import Machine
+from batchscape.record.spec import DataIdentity
+from batchscape.record.tables import load
+
+BY_ID = {claim.id: claim for claim in CLAIMS}
+SEEDS = (0, 1, 2, 3)
+GRID = [(1, 8, 1), (1, 8, 4), (1, 32, 1), (1, 32, 4)]
+LISTED = [
+    "memory-follows-micro",
+    "accumulation-costs-memory",
+    "rank0-costs-memory",
+    "microstep-time-follows-micro",
+    "micro-before-accumulation",
+    "global-batch-is-free-per-iteration",
+    "fewer-updates-slower-convergence",
+    "decompositions-are-equivalent",
+    "accumulation-equals-large-batch",
+    "too-small-unstable",
+    "too-large-generalises-worse",
+    "learning-rate-grows-with-batch",
+    "large-batch-less-variance",
+    "devices-scale-batch-linearly",
+    "accumulation-4-or-8",
+    "musev-224",
+]
+
+Fill = Callable[[Any, bool, Sequence[int], str], None]
+
+
+def jitter(seed: int, *what: int, size: float = 1e-3) -> float:
+    """A small relative noise, another one for each run."""
+    return float(1 + size * np.random.default_rng([seed, *what]).normal())
+
+
+def fill_memory(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Peaks follow the micro-batch, and accumulation adds 1 % or 30 %."""
+    for seed in seeds:
+        for cut in GRID:
+            peak = 1 + 0.1 * cut[1] * (1 + (0.01 if holds else 0.3) * (cut[2] > 1))
+            world.run(cut, seed, hardware=machine, peak_allocated_gib=peak * jitter(seed, *cut))
+
+
+def fill_gradients(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Accumulation adds 5 %, or nothing."""
+    for seed in seeds:
+        for cut in GRID:
+            peak = cut[1] * (1 + (0.05 if holds else 0) * (cut[2] > 1))
+            peak *= jitter(seed, *cut, size=2e-4)
+            world.run(cut, seed, hardware=machine, peak_allocated_gib=peak)
+
+
+def fill_ranks(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Rank 0 holds 10 % more, or the same."""
+    for seed in seeds:
+        rank0 = (1.1 if holds else 1.0) * jitter(seed, size=1e-4)
+        world.run((2, 8, 1), seed, hardware=machine, rank0=rank0)
+
+
+def fill_microsteps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """A micro-step takes as long as its samples, or 30 % longer under accumulation."""
+    for seed in seeds:
+        for cut in GRID:
+            micro = cut[1] * (1 + (0 if holds else 0.3) * (cut[2] > 1)) * jitter(seed, *cut)
+            world.run(
+                cut,
+                seed,
+                hardware=machine,
+                forward_backward_s=micro * cut[2],
+                step_time_s=micro * cut[2],
+            )
+
+
+def fill_cuts(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Every micro-step costs 20 % of a full micro-batch, or nothing."""
+    for seed in seeds:
+        for cut in [(1, 32, 1), (1, 16, 2), (1, 8, 4)]:
+            time = (32 + (6.4 if holds else 0) * cut[2]) * jitter(seed, *cut)
+            world.run(cut, seed, hardware=machine, step_time_s=time)
+
+
+def fill_targets(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Samples to target follow 1000 + 100 B, or do not depend on B."""
+    for seed in seeds:
+        for steps in (1, 4, 16):
+            samples = (1000 + (100 * steps if holds else 0)) * jitter(seed, steps)
+            world.run((1, 8, steps), seed, hardware=machine, reach=samples)
+
+
+def fill_decompositions(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Cuts of 32 end within a ten-thousandth of a nat, or 0.05 apart."""
+    for seed in seeds:
+        for cut in [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]:
+            loss = 2 + 0.1 * seed + (0 if holds else 0.05) * (cut[2] > 1)
+            loss += 1e-4 * (jitter(seed, *cut, size=1) - 1)
+            world.run(cut, seed, hardware=machine, final_eval_loss=loss)
+
+
+def falling(batch: int, samples: int = 1280) -> np.ndarray:
+    """A loss that falls with the samples seen before each step, one value a step."""
+    return 1 + 2 * np.exp(-np.arange(0, samples, batch) / 400)
+
+
+def fill_spikes(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """The smallest batch jumps up by a third for a while, or does not."""
+    for seed in seeds:
+        for batch in (4, 16, 64):
+            curve = falling(batch) * jitter(seed, batch)
+            if holds and batch == 4:
+                curve[200:260] *= 1.3 + 0.02 * seed
+            world.run((1, batch, 1), seed, hardware=machine, curve=curve, final_loss=curve[-1])
+
+
+def fill_gaps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """Held-out loss is 0.1 above the training loss, and 0.3 for the largest batch, or not."""
+    for seed in seeds:
+        for batch in (4, 16, 64):
+            gap = 0.3 if holds and batch == 64 else 0.1 + 0.0005 * seed
+            curve = falling(batch)
+            held_out = 1 + 2 * np.exp(-np.arange(80, 1281, 80) / 400) + gap * jitter(seed, batch)
+            world.run(
+                (1, batch, 1),
+                seed,
+                hardware=machine,
+                curve=curve,
+                held_out=held_out,
+                final_eval_loss=held_out[-1],
+            )
+
+
+def fill_rates(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """The best rate is 0.001 B, or 0.1 / B, between points of the grid."""
+    for seed in seeds:
+        for batch in (4, 16, 64):
+            best = 1e-3 * batch if holds else 0.1 / batch
+            for rate in 10.0 ** np.arange(-4, 1):
+                loss = 2 + np.log(rate / (best * jitter(seed, batch, size=0.05))) ** 2
+                world.run((1, batch, 1), seed, rate=rate, hardware=machine, final_eval_loss=loss)
+
+
+def fill_noise(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """The variance of a gradient falls as 1 / B, or stays."""
+    for seed in seeds:
+        for batch in (4, 16, 64):
+            world.run(
+                (1, batch, 1),
+                seed,
+                hardware=machine,
+                noise=8 / batch if holds else 0.5,
+                final_loss=1.0,
+            )
+
+
+def fill_devices(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """The exchange takes 10 % of a step, or a thousandth."""
+    for seed in seeds:
+        for devices in (1, 2, 4):
+            share = (0.1 if holds else 1e-3) * (devices > 1) * jitter(seed, devices)
+            world.run((devices, 8, 1), seed, hardware=machine, step_time_s=1.0, exchange_s=share)
+
+
+def fill_typical(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """A step is as fast with 4 as with 1, or 20 % slower."""
+    for seed in seeds:
+        for cut in [(1, 32, 1), (1, 8, 4), (1, 4, 8), (1, 2, 16)]:
+            time = {1: 1.0, 4: 1.0, 8: 1.5, 16: 2.0}[cut[2]] * jitter(seed, *cut)
+            time *= 1.0 if holds or cut[2] == 1 else 1.2
+            world.run(cut, seed, hardware=machine, step_time_s=time)
+
+
+def fill_musev(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """16 x 14 x 1 needs more memory, or is 20 % faster at the same peak."""
+    for seed in seeds:
+        for cut in [(16, 7, 2), (16, 14, 1)]:
+            is_other = cut[1] == 14
+            time = (0.8 if is_other else 1.0) * jitter(seed, *cut)
+            peak = 1.5 if is_other and holds else 1.0
+            world.run(cut, seed, hardware=machine, step_time_s=time, peak_allocated_gib=peak)
+
+
+FILL: dict[str, Fill] = {
+    "memory-follows-micro": fill_memory,
+    "accumulation-costs-memory": fill_gradients,
+    "rank0-costs-memory": fill_ranks,
+    "microstep-time-follows-micro": fill_microsteps,
+    "micro-before-accumulation": fill_cuts,
+    "global-batch-is-free-per-iteration": fill_microsteps,
+    "fewer-updates-slower-convergence": fill_targets,
+    "decompositions-are-equivalent": fill_decompositions,
+    "accumulation-equals-large-batch": fill_decompositions,
+    "too-small-unstable": fill_spikes,
+    "too-large-generalises-worse": fill_gaps,
+    "learning-rate-grows-with-batch": fill_rates,
+    "large-batch-less-variance": fill_noise,
+    "devices-scale-batch-linearly": fill_devices,
+    "accumulation-4-or-8": fill_typical,
+    "musev-224": fill_musev,
+}
+
+
+def filled(make: Callable[[], Any], name: str, holds: bool, seeds: Sequence[int] = SEEDS) -> Any:
+    world = make()
+    FILL[name](world, holds, seeds, "Example")
+    return world
+
+
+def judged(name: str, evidence: Evidence) -> Verdict:
+    (verdict,) = BY_ID[name].judge(evidence)
+    return verdict
+
+
+def test_the_claims() -> None:
+    assert [claim.id for claim in CLAIMS] == LISTED
+    assert set(FILL) == set(LISTED)
+    for claim in CLAIMS:
+        assert claim.settle.startswith("batchscape sweep sweeps=")
+        assert "supported: " in claim.rule
+        assert "contradicted: " in claim.rule
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_planted_effect_is_found_and_turns_with_its_sign(
+    world: Callable[[], Any], name: str
+) -> None:
+    held = judged(name, filled(world, name, holds=True).evidence())
+    broken = judged(name, filled(world, name, holds=False).evidence())
+    assert held.verdict == "supported", held.explanation
+    assert broken.verdict == "contradicted", broken.explanation
+    for verdict in (held, broken):
+        assert verdict.settle is None
+        assert verdict.effect.n == len(SEEDS)
+        assert verdict.effect.low <= verdict.effect.value <= verdict.effect.high
+        assert verdict.n_runs >= len(SEEDS)
+        assert verdict.context.startswith("Example, 16 cores; float32; gpt")
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_one_seed_settles_nothing(world: Callable[[], Any], name: str) -> None:
+    verdict = judged(name, filled(world, name, holds=True, seeds=(0,)).evidence())
+    assert verdict.verdict == "not identified"
+    assert not verdict.effect.is_identified
+    assert verdict.settle == BY_ID[name].settle
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_no_data_settles_nothing(world: Callable[[], Any], name: str) -> None:
+    bare = world()
+    for seed in SEEDS:
+        bare.run((1, 8, 1), seed)
+    verdict = judged(name, bare.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.settle == BY_ID[name].settle
+    assert verdict.n_runs == 0
+    assert BY_ID[name].needs in verdict.explanation
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("holds", [True, False])
+def test_the_order_of_rows_does_not_matter(
+    world: Callable[[], Any], name: str, holds: bool
+) -> None:
+    table = filled(world, name, holds)
+    plain, mixed = (judged(name, table.evidence(order)) for order in (None, (1, 2)))
+    assert mixed.verdict == plain.verdict
+    assert mixed.run_ids == plain.run_ids
+    assert mixed.effect.value == pytest.approx(plain.effect.value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_machines_are_judged_apart(world: Callable[[], Any], name: str) -> None:
+    table = world()
+    FILL[name](table, True, SEEDS, "One")
+    FILL[name](table, False, SEEDS, "Two")
+    verdicts = BY_ID[name].judge(table.evidence())
+    found = {verdict.context.split(",")[0]: verdict.verdict for verdict in verdicts}
+    assert found == {"One": "supported", "Two": "contradicted"}
+
+
+def test_a_model_that_follows_from_the_batch_is_another_context(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        for batch, model in ((8, "gpt"), (32, "mlp")):
+            table.run(
+                (1, batch, 1),
+                seed,
+                reach=1000 * batch * jitter(seed, batch),
+                **{"model.name": model},
+            )
+    assert judged("fewer-updates-slower-convergence", table.evidence()).n_runs == 0
+
+
+def test_times_that_are_not_valid_do_not_count(world: Callable[[], Any]) -> None:
+    table = filled(world, "micro-before-accumulation", holds=True)
+    for row in table.runs:
+        row["launch.timing_valid"] = False
+    verdict = judged("micro-before-accumulation", table.evidence())
+    assert verdict.verdict == "not identified"
+
+
+def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        table.run((1, 8, 1), seed, reach=1000 * jitter(seed, 1))
+        table.run((1, 8, 16), seed, reach=np.inf)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "supported"
+    assert verdict.effect.high == np.inf
+    assert verdict.effect.value == pytest.approx(1000, rel=0.01)
+
+
+def test_diverged_runs_show_instability(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in range(6):
+        for batch in (4, 16, 64):
+            status = "diverged" if batch == 4 and seed < 5 else "completed"
+            curve = falling(batch) * jitter(seed, batch)
+            curve = curve[: len(curve) // 4] if status == "diverged" else curve
+            table.run((1, batch, 1), seed, curve=curve, status=status, final_loss=curve[-1])
+    verdict = judged("too-small-unstable", table.evidence())
+    assert "5 of 6 at 4" in verdict.explanation
+    assert verdict.verdict == "supported"
+
+
+def test_one_epoch_cannot_show_a_generalisation_gap(world: Callable[[], Any]) -> None:
+    table = filled(world, "too-large-generalises-worse", holds=True)
+    for row in table.runs:
+        row["train_samples"] = 10_000.0
+    verdict = judged("too-large-generalises-worse", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert "0.13 times" in verdict.explanation
+
+
+def test_an_open_interval_asks_for_more_seeds(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in (0, 1, 2):
+        for cut in [(1, 32, 1), (1, 8, 4)]:
+            table.run(cut, seed, step_time_s=jitter(seed, *cut, size=0.2))
+    verdict = judged("micro-before-accumulation", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.settle is not None
+    assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted({claim.settle for claim in CLAIMS}))
+def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
+    def prepare(config: Data) -> DataIdentity:
+        return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
+
+    grid = compose([*command.split()[2:], "seed=0,1,2,3"], "batchscape sweep")
+    assert grid is not None
+    specs = make_plan(grid, Machine(16, "cores"), prepare).specs
+    assert {spec.config.seed for spec in specs} == {0, 1, 2, 3}
+    assert len({spec.geometry for spec in specs}) > 1
+
+
+def test_the_judgement_of_real_folders(build: Callable[..., Any]) -> None:
+    tables = load(build().fork().path)
+    evidence = Evidence(find_cells(tables.runs), tables.steps, tables.evals, tables.ranks)
+    verdicts = {verdict.claim.id: verdict for verdict in judge_claims(evidence)}
+    assert set(verdicts) == set(LISTED)
+    assert verdicts["decompositions-are-equivalent"].verdict == "supported"
+    assert verdicts["decompositions-are-equivalent"].n_runs == 12
+    assert verdicts["rank0-costs-memory"].verdict == "contradicted"
+    assert verdicts["musev-224"].verdict == "not identified"
+
+
+def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> None:
+    table = filled(world, "fewer-updates-slower-convergence", holds=True)
+    for row in table.reaches:
+        del row["outcome"]
+    with pytest.raises(AnalysisError, match="missing: outcome"):
+        table.evidence()
+
+
+def test_the_lowest_point_of_a_parabola() -> None:
+    x = np.log([0.01, 0.1, 1.0, 3.0])
+    assert log_optimum(x, (x + 1.7) ** 2) == pytest.approx(-1.7)
+    assert np.isnan(log_optimum(x, -x))
+    assert np.isnan(log_optimum(x, x))
+    assert log_optimum(x, np.array([3.0, 1.0, np.inf, np.inf])) == pytest.approx(x[1])
+
+
+def test_the_largest_rise() -> None:
+    assert largest_rise(np.array([3.0, 1.0, np.nan, 2.5, 1.5, 0.5])) == 1.5
+    assert largest_rise(np.array([3.0, 2.0, 1.0])) == 0
+    assert np.isnan(largest_rise(np.array([np.nan])))
+
+
+def test_held_out_loss_at_a_training_loss() -> None:
+    training, held_out = np.array([3.0, 2.0, 1.0]), np.array([3.5, 3.0, 2.6])
+    assert held_out_at(1.5, training, held_out) == pytest.approx(2.8)
+    assert held_out_at(3.5, training, held_out) == 3.5
+    assert np.isnan(held_out_at(0.5, training, held_out))

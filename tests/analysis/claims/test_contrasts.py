@@ -1,0 +1,170 @@
+"""The three questions of a rule, against scipy and statsmodels, and their error rates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.weightstats import DescrStatsW  # type: ignore[import-untyped]
+
+from batchscape.analysis.claims.contrasts import (
+    Contrast,
+    Decision,
+    all_above,
+    all_within,
+    any_above,
+    both,
+    effect,
+    pair,
+)
+
+NUMBERS = st.lists(
+    st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=2, max_size=6),
+    min_size=1,
+    max_size=4,
+)
+TURNED = {
+    "supported": "contradicted",
+    "contradicted": "supported",
+    "not identified": "not identified",
+}
+
+
+def contrasts(*values: list[float]) -> list[Contrast]:
+    return [Contrast(str(n), np.array(own), (f"run-{n}",)) for n, own in enumerate(values)]
+
+
+def decided(decision: Decision | None) -> str:
+    assert decision is not None
+    return decision.answer
+
+
+@given(st.lists(st.floats(-2, 2), min_size=3, max_size=8, unique=True), st.floats(0.05, 2))
+def test_one_difference_agrees_with_scipy_and_statsmodels(values: list[float], edge: float) -> None:
+    sample = np.array(values)
+    if np.ptp(sample) < 1e-6:
+        return
+    p_above = float(stats.ttest_1samp(sample, edge, alternative="greater").pvalue)
+    p_below = float(stats.ttest_1samp(sample, edge, alternative="less").pvalue)
+    expected = "not identified"
+    if p_above < 0.025:
+        expected = "supported"
+    elif p_below < 0.025:
+        expected = "contradicted"
+    if min(abs(p_above - 0.025), abs(p_below - 0.025)) > 1e-9:
+        assert decided(all_above(contrasts(values), edge)) == expected
+        assert decided(any_above(contrasts(values), edge)) == expected
+    p_tost = DescrStatsW(sample).ttost_mean(-edge, edge)[0]
+    if abs(p_tost - 0.05) > 1e-9:
+        is_within = decided(all_within(contrasts(values), edge)) == "supported"
+        assert is_within == (p_tost < 0.05)
+
+
+@given(NUMBERS, st.floats(-1, 1))
+def test_all_and_any_turn_into_each_other_with_the_sign(
+    values: list[list[float]], threshold: float
+) -> None:
+    turned = [[-x for x in own] for own in values]
+    above = decided(all_above(contrasts(*values), threshold))
+    assert decided(any_above(contrasts(*turned), -threshold)) == TURNED[above]
+
+
+@given(NUMBERS, st.floats(0.01, 2), st.floats(0.01, 2))
+def test_a_wider_margin_never_takes_support_away(
+    values: list[list[float]], margin: float, more: float
+) -> None:
+    narrow = decided(all_within(contrasts(*values), margin))
+    wide = decided(all_within(contrasts(*values), margin + more))
+    assert narrow != "supported" or wide == "supported"
+    assert wide != "contradicted" or narrow == "contradicted"
+
+
+@given(NUMBERS, st.permutations(range(4)))
+def test_the_order_of_comparisons_does_not_matter(
+    values: list[list[float]], order: list[int]
+) -> None:
+    mixed = [values[n] for n in order if n < len(values)]
+    for question in (all_above, all_within, any_above):
+        assert decided(question(contrasts(*values), 0.3)) == decided(
+            question(contrasts(*mixed), 0.3)
+        )
+
+
+def test_a_single_pair_decides_nothing() -> None:
+    assert all_above(contrasts([1.0]), 0) is None
+    assert all_within(contrasts([1.0]), 9) is None
+    assert any_above([], 0) is None
+    estimate = effect(contrasts([1.0])[0], "what", ratio=False)
+    assert estimate.value == 1
+    assert np.isnan(estimate.low)
+
+
+def test_differences_without_spread_are_settled() -> None:
+    assert decided(all_within(contrasts([0.0, 0.0, 0.0]), 1e-9)) == "supported"
+    assert decided(all_above(contrasts([0.1, 0.1]), 0)) == "supported"
+
+
+def test_bounds_support_but_never_contradict() -> None:
+    bounded = [Contrast("c", np.array([-1.0, -1.1, -0.9]), ("r",), bounds_below=True)]
+    assert decided(any_above(bounded, 0)) == "not identified"
+    assert decided(any_above(bounded, -3)) == "supported"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joint"),
+    [
+        ("supported", "supported", "supported"),
+        ("supported", "contradicted", "contradicted"),
+        ("supported", "not identified", "not identified"),
+        ("contradicted", "not identified", "contradicted"),
+    ],
+)
+def test_two_answers_join(first: str, second: str, joint: str) -> None:
+    assert both(first, second) == both(second, first) == joint  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("count", [1, 4])
+def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
+    """At the edge of each rule: 1000 sweeps, one comparison there and the others well inside."""
+    rng = np.random.default_rng(7)
+    wrong = {"above": 0, "within": 0, "any": 0, "not above": 0}
+    for _ in range(1000):
+        edge, inside = rng.normal(1, 0.2, n), rng.normal(0, 0.2, (count - 1, n))
+        at_edge = contrasts(edge.tolist(), *(inside + 3).tolist())
+        wrong["above"] += decided(all_above(at_edge, 1)) == "supported"
+        wrong["not above"] += decided(all_above(at_edge, 1)) == "contradicted"
+        at_margin = contrasts(edge.tolist(), *inside.tolist())
+        wrong["within"] += decided(all_within(at_margin, 1)) == "supported"
+        all_at_edge = contrasts(*rng.normal(1, 0.2, (count, n)).tolist())
+        wrong["any"] += decided(any_above(all_at_edge, 1)) == "supported"
+    # Three standard errors of 5 % over 1000 sweeps are 2.1 %.
+    assert max(wrong.values()) < 1000 * 0.071, wrong
+
+
+def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
+    rows = [
+        {
+            "block": f"{seed}",
+            "run_id": f"{seed}-{a}-{m}",
+            "A": a,
+            "M": m,
+            "value": 10 * seed + a + m,
+        }
+        for seed in range(3)
+        for a in (1, 2, 4)
+        for m in (8, 16)
+        if (seed, a) != (2, 4)
+    ]
+    table = pd.DataFrame(rows)
+    found = {contrast.name: contrast for contrast in pair(table, "value", "A", ["M"])}
+    assert list(found) == [f"A {a} against 1 (M {m})" for m in (8, 16) for a in (2, 4)]
+    assert found["A 4 against 1 (M 8)"].values.tolist() == [3.0, 3.0]
+    assert found["A 4 against 1 (M 8)"].run_ids == ("0-1-8", "0-4-8", "1-1-8", "1-4-8")
+    ends = pair(table, "value", "A", ["M"], only_ends=True)
+    assert [contrast.name for contrast in ends] == ["A 4 against 1 (M 8)", "A 4 against 1 (M 16)"]
+    assert pair(table[table["A"] > 1], "value", "A", ["M"], only_doubled=True) == []

@@ -1,0 +1,81 @@
+"""The section on claims: all claims in the table, conflicts said aloud, a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from batchscape.analysis.claims.declared import CLAIMS, judge_claims
+from batchscape.analysis.claims.section import claims_section, claims_table, shown_verdicts
+from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.report.grids import to_markdown
+
+SEEDS = range(3)
+
+
+def timed(world: Any, hardware: str, cost: float) -> None:
+    """Micro-steps that cost a share of a full micro-batch each."""
+    for seed in SEEDS:
+        for cut in [(1, 32, 1), (1, 8, 4)]:
+            time = (1 + cost * cut[2]) * (1 + 0.001 * seed * cut[2])
+            world.run(
+                cut, seed, hardware=hardware, step_time_s=time, final_eval_loss=2 + 0.1 * seed
+            )
+
+
+def test_every_claim_is_in_the_table(world: Callable[[], Any]) -> None:
+    table = world()
+    timed(table, "One", 0.2)
+    with paper_style():
+        section = claims_section(table.evidence())
+    assert section is not None
+    (view,) = section.tables
+    assert view.table["claim"].tolist() == [claim.id for claim in CLAIMS]
+    assert [row[0] for row in view.grid.rows] == [claim.id for claim in CLAIMS]
+    assert section.answer[0].startswith("Of 16 claims, these runs leave 3 supported, 1 contra")
+    # What is open has the command that would settle it.
+    is_open = view.table["verdict"].eq("not identified")
+    assert (view.table["settle"].notna() == is_open).all()
+    assert len(view.grid.footnotes) == is_open.sum()
+    assert all("batchscape sweep" in text for text in view.grid.footnotes.values())
+    assert section.headlines["claim_micro_before_accumulation"].value == pytest.approx(
+        1.5, rel=0.01
+    )
+    assert "micro-before-accumulation" in to_markdown(view.grid)
+
+
+def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any]) -> None:
+    table = world()
+    timed(table, "One", 0.2)
+    timed(table, "Two", -0.05)
+    with paper_style():
+        section = claims_section(table.evidence())
+    assert section is not None
+    assert any("disagree on micro-before-accumulation" in text for text in section.warnings)
+    rows = [row for row in section.tables[0].grid.rows if row[0] == "micro-before-accumulation"]
+    assert [row[1] for row in rows] == ["supported", "contradicted"]
+    assert [row[2].split(",")[0] for row in rows] == ["One", "Two"]
+    assert "claim_micro_before_accumulation" not in section.headlines
+    (picture,) = section.pictures
+    labels = [text.get_text() for text in picture.figure.axes[0].get_yticklabels()]
+    assert len(labels) >= 2
+    assert all("One" in label or "Two" in label for label in labels)
+
+
+def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -> None:
+    table = world()
+    timed(table, "One", 0.2)
+    table.run((1, 32, 1), 0, hardware="Two", step_time_s=1.0)
+    table.run((1, 8, 4), 0, hardware="Two", step_time_s=1.0)
+    verdicts = [v for v in judge_claims(table.evidence()) if v.claim.id.startswith("micro-before")]
+    assert [v.verdict for v in verdicts] == ["supported", "not identified"]
+    assert [v.context.split(",")[0] for v in shown_verdicts(verdicts)] == ["One"]
+    assert len(claims_table(verdicts)) == 2
+
+
+def test_nothing_completed_has_no_section(world: Callable[[], Any]) -> None:
+    table = world()
+    table.run((1, 32, 1), 0, status="failed")
+    assert claims_section(table.evidence()) is None

@@ -1,0 +1,89 @@
+"""The smallest detectable effect, against statsmodels and by simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.power import (  # type: ignore[import-untyped]
+    TTestIndPower,
+    TTestPower,
+)
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.comparing.power import detectable_effects, smallest_detectable_effect
+from batchscape.errors import AnalysisError
+from batchscape.record.tables import load
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 40])
+@pytest.mark.parametrize("power", [0.5, 0.8, 0.95])
+def test_it_agrees_with_statsmodels(n: int, power: float) -> None:
+    paired = TTestPower().power(smallest_detectable_effect(1.0, n, power=power), n, 0.05)
+    assert paired == pytest.approx(power, abs=1e-6)
+    two = smallest_detectable_effect(1.0, n, paired=False, power=power)
+    assert TTestIndPower().power(two, n, 0.05) == pytest.approx(power, abs=1e-6)
+
+
+@given(st.floats(1e-6, 1e6), st.integers(2, 30), st.booleans())
+def test_it_scales_with_the_spread_and_falls_with_n(sd: float, n: int, paired: bool) -> None:
+    one = smallest_detectable_effect(1.0, n, paired=paired)
+    assert smallest_detectable_effect(sd, n, paired=paired) == pytest.approx(sd * one)
+    assert smallest_detectable_effect(1.0, n + 1, paired=paired) < one
+
+
+def test_four_in_five_simulated_sweeps_find_it() -> None:
+    rng = np.random.default_rng(3)
+    effect = smallest_detectable_effect(0.7, 5)
+    values = rng.normal(effect, 0.7, (20_000, 5))
+    found = stats.ttest_1samp(values, 0, axis=1).pvalue < 0.05
+    assert np.mean(found) == pytest.approx(0.8, abs=0.01)
+
+
+def test_what_cannot_be_said() -> None:
+    assert math.isnan(smallest_detectable_effect(1.0, 1))
+    assert math.isnan(smallest_detectable_effect(math.nan, 5))
+    assert smallest_detectable_effect(0.0, 5) == 0
+    with pytest.raises(AnalysisError, match="spread"):
+        smallest_detectable_effect(-1.0, 5)
+    with pytest.raises(AnalysisError, match="power=1"):
+        smallest_detectable_effect(1.0, 5, power=1)
+
+
+def test_the_spread_of_a_difference_leaves_cells_and_seeds_out(build: Callable[..., Any]) -> None:
+    sweep = build()
+    for seed in range(4):
+        for batch in (8, 32, 64):
+            sweep.run((1, batch, 1), seed=seed)
+        # Another cut of the same trajectory is no further cell of a loss.
+        sweep.run((1, 8, 4), seed=seed)
+    cells = find_cells(load(sweep.path).runs)
+    table = detectable_effects(cells).set_index("quantity")
+    runs = cells.runs.drop_duplicates("trajectory_id")
+    wide = runs.pivot(index="seed", columns="global_batch_size", values="final_eval_loss")
+    # The mean variance of the differences of two columns, over all pairs of columns.
+    columns = wide.to_numpy(dtype=float).T
+    variances = [np.var(a - b, ddof=1) for n, a in enumerate(columns) for b in columns[:n]]
+    row: dict[Any, Any] = table.loc["final_eval_loss"].to_dict()
+    assert (row["n"], row["cells"], row["paired"], row["unit"]) == (4, 3, True, "nats")
+    assert row["spread"] == pytest.approx(np.sqrt(np.mean(variances)))
+    assert row["detectable"] == pytest.approx(smallest_detectable_effect(row["spread"], 4))
+    assert table.loc["step_time_s", "cells"] == 4
+    assert table.loc["step_time_s", "unit"] == "%"
+
+
+def test_one_trajectory_a_seed_is_unpaired_and_one_seed_is_nothing(
+    build: Callable[..., Any],
+) -> None:
+    runs = load(build().fork().path).runs
+    table = detectable_effects(find_cells(runs)).set_index("quantity")
+    assert not table.loc["final_eval_loss", "paired"]
+    first = runs.drop_duplicates("trajectory_id")["final_eval_loss"].dropna().astype(float)
+    assert table.loc["final_eval_loss", "spread"] == pytest.approx(first.std())
+    assert detectable_effects(find_cells(runs[runs["seed"].eq(0)])).empty

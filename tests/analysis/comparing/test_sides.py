@@ -1,0 +1,158 @@
+"""Sweep folders side by side: what tells them apart, ratios of pairs, and nothing pooled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.comparing.section import comparing_section
+from batchscape.analysis.comparing.sides import compare_sweeps, find_axis
+from batchscape.record.tables import load
+
+CUTS = [(1, 32, 1), (1, 8, 4)]
+
+
+def two_machines(build: Callable[..., Any], factor: float = 2.0) -> Cells:
+    """The same sweep in two folders, the second on another machine whose steps take longer."""
+    # Runs with equal rows would be copies of one run.
+    for folder, hardware, wait in (("one", "Slow CPU", 0.0), ("two", "Fast CPU", 0.001)):
+        sweep = build(folder)
+        for seed in (0, 1, 2):
+            for cut in CUTS:
+                sweep.run(cut, seed=seed, hardware=hardware, core_wait=wait)
+    sides = [build(folder).path for folder in ("one", "two")]
+    runs = load(*sides).runs
+    slow = runs["launch.device_model"].eq("Slow CPU")
+    rng = np.random.default_rng(0)
+    noise = 1 + 0.01 * rng.normal(size=len(runs))
+    return find_cells(
+        runs.assign(
+            step_time_s=np.where(slow, 0.1, 0.1 * factor) * noise,
+            peak_allocated_gib=np.where(slow, 1.0, 1.5),
+        )
+    )
+
+
+def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    sides = compare_sweeps(cells)
+    assert sides is not None
+    assert sides.axis == ("hardware",)
+    assert sides.names == ("hardware Slow CPU, 2 cores", "hardware Fast CPU, 2 cores")
+    times = sides.table[sides.table["quantity"].eq("step_time_s")]
+    assert len(times) == len(CUTS)
+    for row in times.itertuples():
+        own = cells.runs[cells.runs["gradient_accumulation_steps"].eq(row[3])]
+        wide = own.pivot(index="seed", columns="hardware", values="step_time_s").astype(float)
+        logs = np.log(wide["Fast CPU, 2 cores"] / wide["Slow CPU, 2 cores"])
+        interval = stats.ttest_1samp(logs, 0).confidence_interval()
+        assert row.effect == pytest.approx(np.exp(logs.mean()))
+        assert (row.low, row.high) == pytest.approx((np.exp(interval.low), np.exp(interval.high)))
+        assert (row.n, row.kind) == (3, "ratio")
+        assert len(str(row.run_ids).split(";")) == 6
+    memory = sides.table[sides.table["quantity"].eq("peak_allocated_gib")]
+    assert memory["effect"].to_numpy(dtype=float) == pytest.approx([1.5, 1.5])
+    loss = sides.table[sides.table["quantity"].eq("final_eval_loss")]
+    assert set(loss["kind"]) == {"difference"}
+    assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    assert (cells.runs.groupby("cell")["hardware"].nunique() == 1).all()
+    assert len(cells.table) == 2 * len(CUTS)
+
+
+def test_swapping_the_folders_turns_the_ratio(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    runs = cells.runs.drop(columns=["cell", "hardware"])
+    # Folders stand in the order of their paths.
+    names = sorted(runs["sweep_dir"].unique())
+    swapped = runs.assign(
+        sweep_dir=runs["sweep_dir"].map(dict(zip(names, names[::-1], strict=True)))
+    )
+    sides, turned = compare_sweeps(cells), compare_sweeps(find_cells(swapped))
+    assert sides is not None
+    assert turned is not None
+    assert turned.names == sides.names[::-1]
+    there, back = (s.table.loc[s.table["kind"].eq("ratio")] for s in (sides, turned))
+    product = there["effect"].to_numpy(dtype=float) * back["effect"].to_numpy(dtype=float)
+    assert product == pytest.approx(np.ones(len(product)))
+
+
+def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[..., Any]) -> None:
+    first, second = build("first"), build("second")
+    for sweep, seeds in ((first, (0, 1)), (second, (2, 3))):
+        for seed in seeds:
+            sweep.run((1, 32, 1), seed=seed)
+    cells = find_cells(load(first.path, second.path).runs)
+    assert find_axis(cells) == ()
+    assert compare_sweeps(cells) is None
+    assert len(cells.table) == 1
+
+
+def test_the_same_run_in_two_folders_counts_once(build: Callable[..., Any]) -> None:
+    first = build("first").fork()
+    copy = build("copy")
+    shutil.copytree(first.path, copy.path)
+    tables = load(first.path, copy.path)
+    cells = find_cells(tables.runs)
+    assert len(tables.copies) > 0
+    assert compare_sweeps(cells) is None
+    alone = find_cells(load(first.path).runs)
+    assert len(cells.runs) == len(alone.runs)
+
+
+def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None:
+    for folder, width in (("narrow", 64), ("wide", 128)):
+        sweep = build(folder)
+        for seed in (0, 1):
+            sweep.run((1, 8, 1), seed=seed, model__d_model=width)
+    longer = build("longer")
+    for seed in (0, 1):
+        longer.run((1, 8, 1), seed=seed, model__d_model=64, optimizer_steps=60)
+    models = find_cells(load(build("narrow").path, build("wide").path).runs)
+    assert find_axis(models) == ("model.d_model",)
+    budgets = find_cells(load(build("narrow").path, longer.path).runs)
+    assert find_axis(budgets) == ()
+
+
+def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    runs = cells.runs
+    slow = runs["hardware"].str.startswith("Slow")
+    reaches = pd.concat(
+        [
+            runs[["sweep_dir", "run_id"]].assign(
+                target_loss=target,
+                outcome=np.where(slow | (target > 2), "reached", "censored"),
+                steps_to_target=np.where(slow, 100.0, 150.0) * target,
+            )
+            for target in (1.0, 2.5, 3.0)
+        ]
+    )
+    sides = compare_sweeps(cells, reaches)
+    assert sides is not None
+    steps = sides.table[sides.table["quantity"].eq("steps_to_target")]
+    assert steps["effect"].to_numpy(dtype=float) == pytest.approx([1.5, 1.5])
+    assert steps["n"].tolist() == [3, 3]
+
+
+def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
+    section = comparing_section(two_machines(build))
+    assert section is not None
+    assert section.answer[0].startswith("The folders differ in hardware: hardware Slow CPU")
+    assert any("found with 80% chance" in text for text in section.answer)
+    assert [view.name for view in section.tables] == ["sides", "detectable_effects"]
+    for view in section.tables:
+        assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
+    alone = build("alone")
+    alone.run((1, 32, 1))
+    assert comparing_section(find_cells(load(alone.path).runs)) is None

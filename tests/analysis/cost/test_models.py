@@ -1,0 +1,235 @@
+"""Memory and step-time models and scaling: planted truths come back, and bad tables are refused."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.cost.memory import MEMORY_TERMS, fit_memory
+from batchscape.analysis.cost.scaling import scaling_efficiency
+from batchscape.analysis.cost.step_time import fit_step_time
+from batchscape.analysis.numbers import TIMES
+from batchscape.errors import AnalysisError
+
+FORK = [(1, 32, 1), (1, 8, 4), (2, 8, 2), (4, 8, 1)]
+MANY = [*FORK, (2, 16, 1), (1, 4, 8), (4, 4, 2), (1, 16, 1), (1, 2, 1)]
+MEMORY = (0.5, 0.02, 0.1, 0.07)
+TIME = {"alpha": 2e-3, "beta": 3e-3, "exchange": 5e-3, "optimizer": 1.5e-3}
+
+
+def table(cells, repeats=3, noise=0.0, rng=None, cell_noise=0.0):
+    rng = rng or np.random.default_rng(0)
+
+    def off(size):
+        return math.exp(size * rng.standard_normal())
+
+    rows = []
+    for d, m, a in cells:
+        shifts = [off(cell_noise) for _ in range(3)]
+        for seed in range(repeats):
+            both = [shift * off(noise) for shift in shifts]
+            compute = a * (TIME["alpha"] + TIME["beta"] * m) * both[0]
+            exchange = TIME["exchange"] * 2 * (d - 1) / d * both[1]
+            update = TIME["optimizer"] * both[2]
+            rows.append(
+                {
+                    "data_parallel_size": d,
+                    "micro_batch_size": m,
+                    "gradient_accumulation_steps": a,
+                    "seed": seed,
+                    "run_id": f"{d}-{m}-{a}-{seed}",
+                    "peak_allocated_gib": np.dot(MEMORY, [1, m, a > 1, d > 1]),
+                    "step_time_s": compute + exchange + update,
+                    "exchange_s": exchange,
+                    "optimizer_s": update,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def test_memory_of_the_four_cuts_gives_all_four_terms_without_an_interval():
+    phase = fit_memory(table(FORK)).phases["peak_allocated_gib"]
+    found = [phase.estimates[name] for name in MEMORY_TERMS]
+    assert [estimate.value for estimate in found] == pytest.approx(MEMORY)
+    assert all(math.isnan(estimate.low) for estimate in found)
+    assert "no more cells than terms" in found[0].note
+
+
+def test_memory_of_more_cells_has_intervals_of_no_width_where_the_form_is_exact():
+    model = fit_memory(table(MANY))
+    found = model.phases["peak_allocated_gib"].estimates["per_sample_gib"]
+    assert (found.low, found.high) == pytest.approx((0.02, 0.02))
+    assert found.n == len(MANY)
+    new = model.peak(2, 64, 2)
+    assert new.high == pytest.approx(0.5 + 1.28 + 0.1 + 0.07)
+    assert model.beyond(2, 64, 2) == ["micro-batch 64 (measured: 2 to 32)"]
+    assert model.beyond(2, 8, 2) == []
+
+
+def test_a_term_is_not_identified_where_its_factor_does_not_vary():
+    cells = [(1, m, 1) for m in (1, 2, 4, 8)]
+    phase = fit_memory(table(cells)).phases["peak_allocated_gib"]
+    assert not phase.estimates["accumulation_gib"].is_identified
+    assert "accumulation" in phase.estimates["accumulation_gib"].note
+    assert not phase.at(1, 4, 2).is_identified
+    assert phase.at(1, 3, 1).value == pytest.approx(0.56)
+    one = fit_memory(table([(1, 8, 1), (1, 8, 2)])).phases["peak_allocated_gib"]
+    assert not one.estimates["per_sample_gib"].is_identified
+    assert "one micro-batch" in one.estimates["per_sample_gib"].note
+
+
+def test_the_peak_is_that_of_the_phase_that_needs_most():
+    rows = table(MANY).drop(columns="peak_allocated_gib")
+    rows["peak_allocated_first_optimizer_step_gib"] = 1.0
+    rows["peak_allocated_steady_gib"] = 0.2 + 0.1 * rows["micro_batch_size"]
+    model = fit_memory(rows)
+    assert model.peak(1, 4, 1).value == pytest.approx(1.0)
+    assert model.peak(1, 16, 1).value == pytest.approx(1.8)
+    assert fit_memory(rows.assign(device_used_gib=9.0)).limiting == ["device_used_gib"]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_step_time_terms_come_back(apart):
+    # Global batches differ, without which time a sample and exchange cannot be told apart.
+    rows = table([*MANY, (2, 4, 1), (4, 16, 4)])
+    rows = rows if apart else rows.drop(columns=["exchange_s", "optimizer_s"])
+    model = fit_step_time(rows)
+    found = [model.estimates[n].value for n in ("micro_step_fixed_s", "per_sample_s")]
+    assert found == pytest.approx([TIME["alpha"], TIME["beta"]])
+    assert model.estimates["exchange_s"].value == pytest.approx(TIME["exchange"])
+    assert model.estimates["optimizer_s"].value == pytest.approx(TIME["optimizer"])
+    new = model.at(2, 64, 3)
+    assert new.value == pytest.approx(3 * (2e-3 + 3e-3 * 64) + 5e-3 + 1.5e-3)
+    np.testing.assert_allclose(model.cells["fitted"], model.cells["measured"], rtol=1e-9)
+
+
+def test_one_global_batch_does_not_tell_exchange_from_time_a_sample():
+    rows = table([*FORK, (2, 16, 1), (1, 4, 8)]).drop(columns=["exchange_s", "optimizer_s"])
+    model = fit_step_time(rows)
+    assert not model.estimates["exchange_s"].is_identified
+    assert "together" in model.estimates["exchange_s"].note
+    assert model.at(2, 4, 4).value == pytest.approx(4 * (2e-3 + 12e-3) + 6.5e-3)
+
+
+def test_no_exchange_is_predicted_from_one_device():
+    model = fit_step_time(table([(1, m, 1) for m in (1, 2, 4)]))
+    assert not model.estimates["exchange_s"].is_identified
+    assert "one device" in model.estimates["exchange_s"].note
+    assert not model.at(2, 4, 1).is_identified
+    assert model.at(1, 4, 1).is_identified
+
+
+def test_an_interval_does_not_reach_below_zero_and_a_negative_value_says_so():
+    rows = table([(1, m, 1) for m in (1, 2, 4, 8)])
+    rows["step_time_s"] = 3e-3 * rows["micro_batch_size"] ** 1.5 + rows["optimizer_s"]
+    found = fit_step_time(rows).estimates["micro_step_fixed_s"]
+    assert found.value == 0
+    assert found.low == 0
+    assert "negative" in found.note
+
+
+def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
+    rows = table(MANY)
+    rows.loc[rows["micro_batch_size"] == 32, "step_time_s"] = math.nan
+    assert 32 not in set(fit_step_time(rows).cells["micro_batch_size"])
+    with pytest.raises(AnalysisError, match="no run has a valid time"):
+        fit_step_time(rows.assign(step_time_s=math.nan))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop(columns="micro_batch_size"), "lacks micro_batch_size"),
+        (lambda t: t.drop(columns=["peak_allocated_gib", "step_time_s"]), "lacks one of"),
+        (lambda t: t.assign(micro_batch_size=1.5), "integers of at least 1"),
+        (lambda t: t.assign(data_parallel_size=0), "integers of at least 1"),
+        (lambda t: t.assign(gradient_accumulation_steps=math.nan), "integers of at least 1"),
+        (lambda t: t.assign(peak_allocated_gib=-1.0, step_time_s=-1.0), "not negative"),
+        (lambda t: t.assign(peak_allocated_gib=math.inf, step_time_s=math.inf), "finite"),
+        (lambda t: t.assign(peak_allocated_gib="much", step_time_s="long"), "numbers"),
+        (lambda t: t.assign(group=range(len(t))), "mixes"),
+        (lambda t: t.iloc[:0], "no run has"),
+    ],
+)
+def test_a_bad_table_is_refused_with_the_rule(change, message):
+    for fit in (fit_memory, fit_step_time):
+        with pytest.raises(AnalysisError, match=message):
+            fit(change(table(FORK)))
+
+
+def test_scaling_efficiencies_are_ratios_of_paired_times():
+    rows = table([(1, 8, 1), (2, 8, 1), (4, 8, 1), (1, 32, 1)], noise=0.05)
+    found = scaling_efficiency(rows).set_index(["kind", "devices"])
+
+    def times(cell):
+        return rows[rows["run_id"].str.startswith(cell)].set_index("seed")["step_time_s"]
+
+    logs = np.log(times("1-8-1") / times("4-8-1"))
+    weak = found.loc[("weak", 4)]
+    assert weak["efficiency"] == pytest.approx(np.exp(logs.mean()))
+    half = 4.302652729911275 * logs.std() / np.sqrt(3)  # t of 2 degrees
+    assert weak["low"] == pytest.approx(np.exp(logs.mean() - half))
+    assert weak["n"] == 3
+    strong = found.loc[("strong", 4)]
+    assert strong["reference"] == TIMES.join(["1", "32", "1"])
+    assert strong["speedup"] == pytest.approx(4 * strong["efficiency"])
+    expected = np.exp(np.log(times("1-32-1") / times("4-8-1") / 4).mean())
+    assert strong["efficiency"] == pytest.approx(expected)
+
+
+def test_scaling_pairs_by_seed_only_and_one_device_gives_nothing():
+    rows = table([(1, 8, 1), (2, 8, 1)])
+    apart = rows[(rows["data_parallel_size"] == 1) | (rows["seed"] > 1)]
+    assert scaling_efficiency(apart)["n"].to_list() == [1]
+    never = rows.assign(seed=rows["seed"] + 10 * rows["data_parallel_size"])
+    assert scaling_efficiency(never).empty
+    assert scaling_efficiency(table([(1, 8, 1), (1, 8, 2)])).empty
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 64), st.integers(1, 16)),
+        min_size=1,
+        max_size=8,
+        unique=True,
+    ),
+    st.booleans(),
+)
+def test_whatever_the_cells_a_prediction_is_right_or_absent(cells, apart):
+    rows = table(cells, repeats=1)
+    rows = rows if apart else rows.drop(columns=["exchange_s", "optimizer_s"])
+    model = fit_step_time(rows)
+    for devices, micro, accumulation in [*cells, (2, 5, 3)]:
+        truth = accumulation * (TIME["alpha"] + TIME["beta"] * micro) + TIME["optimizer"]
+        truth += TIME["exchange"] * 2 * (devices - 1) / devices
+        found = model.at(devices, micro, accumulation)
+        if found.is_identified:
+            assert found.value == pytest.approx(truth, rel=1e-4)
+
+
+def test_cells_that_were_measured_can_always_be_predicted():
+    for cells in ([(1, 8, 1)], FORK, [(2, 4, 4), (2, 8, 2)]):
+        model = fit_step_time(table(cells))
+        for cell in cells:
+            assert model.at(*cell).is_identified
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeats", [3, 5, 10])
+@pytest.mark.parametrize("noise", [(0.05, 0.02), (0.0, 0.03)], ids=["cells depart", "runs only"])
+def test_intervals_cover_the_truth(repeats, noise):
+    rng = np.random.default_rng(7)
+    names = dict(zip(("micro_step_fixed_s", "per_sample_s"), ("alpha", "beta"), strict=True))
+    names |= {"exchange_s": "exchange", "optimizer_s": "optimizer"}
+    hits = {name: [] for name in names}
+    for _ in range(400):
+        rows = table(MANY, repeats, noise[1], rng, noise[0])
+        estimates = fit_step_time(rows).estimates
+        for name, truth in names.items():
+            hits[name].append(estimates[name].low <= TIME[truth] <= estimates[name].high)
+    for name, found in hits.items():
+        assert 0.90 <= np.mean(found) <= 0.99, (name, np.mean(found))

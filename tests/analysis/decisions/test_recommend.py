@@ -1,0 +1,230 @@
+"""Recommendations: the planted best geometry is chosen, and what is not known is said."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.cost.view import cost_section
+from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
+from batchscape.analysis.decisions.config_files import config_values
+from batchscape.analysis.decisions.evidence import Evidence, gather
+from batchscape.analysis.decisions.recommend import Needs, recommend
+from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.figures.style import paper_style
+from batchscape.cli import main
+from batchscape.errors import AnalysisError
+from batchscape.geometry import solve
+from batchscape.record.tables import load
+
+CELLS = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 16, 1), (2, 16, 4), (2, 32, 2)]
+STEPS = {32: [100.0, 104.0, 98.0], 128: [60.0, 61.0, 58.0]}
+
+
+def step_time(d, m, a):
+    return a * (2e-3 + 3e-3 * m) + 4e-3 * 2 * (d - 1) / d + 1e-3
+
+
+def evidence(cells=CELLS, steps=None, noise=0.002, **changes):
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "group": 0,
+            "data_parallel_size": d,
+            "micro_batch_size": m,
+            "gradient_accumulation_steps": a,
+            "global_batch_size": d * m * a,
+            "seed": seed,
+            "run_id": f"{d}-{m}-{a}-{seed}",
+            "peak_allocated_gib": 1 + 0.1 * m + 0.2 * (a > 1) + 0.3 * (d > 1),
+            "step_time_s": step_time(d, m, a) * math.exp(noise * rng.standard_normal()),
+        }
+        for d, m, a in cells
+        for seed in range(3)
+    ]
+    reaches = pd.DataFrame(
+        [
+            {
+                "global_batch_size": batch,
+                "seed": seed,
+                "steps_to_target": taken,
+                "target_loss": 2.5,
+                "learning_rate": 1e-3,
+                "tuned": False,
+                "edge": False,
+            }
+            for batch, all_steps in (STEPS if steps is None else steps).items()
+            for seed, taken in enumerate(all_steps)
+        ]
+    )
+    given = {"label": "", "table": pd.DataFrame(rows), "reaches": reaches, "optimizer": "adamw"}
+    return Evidence(**given | changes)
+
+
+def test_the_fastest_measured_geometry_is_chosen():
+    found = recommend(evidence(), Needs(memory_gib=80.0))
+    times = {
+        cell: np.exp(np.log(STEPS[math.prod(cell)]).mean()) * step_time(*cell) for cell in CELLS
+    }
+    assert found.geometry == min(times, key=times.get) == (2, 16, 1)
+    assert found.chosen["time_s"] == pytest.approx(times[2, 16, 1], rel=0.01)
+    front = found.candidates[found.candidates["on_front"]]
+    assert set(front["data_parallel_size"]) == {1, 2}
+
+
+def test_of_cuts_that_nothing_tells_apart_the_largest_micro_batch_is_taken():
+    found = recommend(evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs())
+    assert found.geometry == (1, 32, 1)
+
+
+def test_a_device_too_small_for_the_best_gets_what_fits():
+    found = recommend(evidence(), Needs(memory_gib=2.6))
+    # (2, 16, 1) needs 1 + 1.6 + 0.3 = 2.9 GiB, and ten per cent.
+    assert found.geometry == (2, 8, 2)
+    assert found.chosen["memory_gib"] == pytest.approx(2.3 * 1.1)
+    with pytest.raises(AnalysisError, match=r"no geometry fits a device of 0\.5 GiB"):
+        recommend(evidence(), Needs(memory_gib=0.5))
+
+
+def test_the_largest_micro_batch_follows_the_memory_model():
+    model = evidence().memory
+    assert largest_micro_batch(model, 1, 10.0) == math.floor((10 / 1.1 - 1.2) / 0.1)
+    assert largest_micro_batch(model, 2, 1.0) == 0
+
+
+def test_what_ran_out_of_memory_is_not_recommended():
+    found = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs())
+    assert found.geometry[1] < 16
+
+
+def test_a_deadline_takes_the_cheapest_that_meets_it():
+    rows = candidates_of(evidence(), 2, math.nan)
+    one = rows[rows["source"].eq("measured") & rows["data_parallel_size"].eq(1)]
+    relaxed = recommend(evidence(), Needs(deadline_s=float(one["time_high_s"].max()) * 1.01))
+    assert relaxed.geometry[0] == 1
+    tight = recommend(evidence(), Needs(deadline_s=float(one["time_low_s"].min()) * 0.9))
+    assert tight.geometry[0] == 2
+    never = recommend(evidence(), Needs(deadline_s=1e-3))
+    assert any("NOT MET" in text for text in never.warnings)
+
+
+def test_more_devices_than_measured_are_predicted_flagged_and_not_chosen():
+    found = recommend(evidence(), Needs(devices=4))
+    assert found.geometry[0] <= 2
+    assert any("nothing was measured on more than 2" in text for text in found.warnings)
+    four = found.candidates[found.candidates["data_parallel_size"] == 4]
+    assert (four["beyond"] != "").all()
+    assert (four["source"] == "predicted").all()
+    one = recommend(evidence(), Needs(devices=1))
+    assert one.geometry[0] == 1
+
+
+def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
+    found = recommend(evidence(noise=0.2), Needs())
+    chosen = (found.candidates[["data_parallel_size", "micro_batch_size"]] == [
+        found.geometry[0], found.geometry[1]]).all(axis=1)  # fmt: skip
+    others = found.candidates[(found.candidates["source"] == "measured") & ~chosen]
+    lost = 100 * (1 - others["times_slower_low"].min())
+    assert f"at most {lost:.2g} %" in found.regret[0]
+    assert others["probability_faster"].between(0, 1).all()
+
+
+def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
+    steps = {32: [100.0, 104.0, 98.0], 128: [math.nan, 1.0, math.inf]}
+    found = recommend(evidence(steps=steps), Needs())
+    assert found.chosen["global_batch_size"] == 32
+    rows = found.candidates.set_index("global_batch_size")
+    assert np.isinf(rows.loc[128, "time_s"].dropna()).all()
+
+
+def test_without_a_target_or_times_there_is_still_an_answer():
+    nothing = evidence(reaches=None)
+    found = recommend(nothing, Needs(deadline_s=60.0))
+    assert math.prod(found.geometry) == 32
+    assert any("deadline could not be checked" in text for text in found.warnings)
+    assert any("vary_global_batch" in text for text in found.missing)
+    table = evidence().table.assign(step_time_s=math.nan)
+    untimed = recommend(evidence(table=table), Needs())
+    assert any("no time to the target is known" in text for text in untimed.warnings)
+    assert any("no run had a free machine" in text for text in untimed.missing)
+    json.dumps(untimed.as_mapping(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "needs", [{"devices": 0}, {"memory_gib": -1.0}, {"deadline_s": math.inf}, {"memory_gib": 0.0}]
+)
+def test_impossible_needs_are_refused(needs):
+    with pytest.raises(AnalysisError, match=next(iter(needs))):
+        Needs(**needs)
+
+
+def test_every_config_file_gives_the_same_global_batch():
+    values = config_values(4, 8, 2)
+    deepspeed, litgpt = values["DeepSpeed JSON"], values["LitGPT"]
+    assert deepspeed["train_batch_size"] == litgpt["train.global_batch_size"] == 64
+    solved = solve(
+        data_parallel_size=values["accelerate"]["num_processes"],
+        micro_batch_size=deepspeed["train_micro_batch_size_per_gpu"],
+        gradient_accumulation_steps=deepspeed["gradient_accumulation_steps"],
+        global_batch_size=deepspeed["train_batch_size"],
+    )
+    assert solved.global_batch_size == 64
+
+
+def test_the_verb_prints_and_writes_json(build, capsys):
+    folder = build().fork().path
+    assert main(["recommend", str(folder)]) == 0
+    text = capsys.readouterr().out
+    for part in ("Use ", "Why", "wrong", "train_micro_batch_size_per_gpu", "Settle it"):
+        assert part in text
+    assert main(["recommend", str(folder), "--json", "--devices", "1", "--deadline", "2h"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["geometry"]["data_parallel_size"] == 1
+    assert found["candidates"][0]["time_s"] > 0
+
+
+def test_the_verb_refuses_bad_input_with_a_message(build, capsys, tmp_path):
+    folder = str(build().fork((0,)).path)
+    for arguments in (["--deadline", "soon"], ["--memory-gib", "-3"], ["--target", "nan"]):
+        assert main(["recommend", folder, *arguments]) == 2
+        assert capsys.readouterr().err
+    assert main(["recommend", str(tmp_path / "absent")]) == 2
+    rejected = build("rejected")
+    rejected.reject((2, 32, None), 32, "cannot be cut")
+    assert main(["recommend", str(rejected.path)]) == 2
+    assert "completed runs" in capsys.readouterr().err
+
+
+def test_two_machines_get_a_recommendation_each(build):
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 8, 4), seed=seed)
+        sweep.run((1, 32, 1), seed=seed, hardware="Another CPU")
+    found = gather([sweep.path])
+    assert [each.label.split()[1] for each in found] == ["Another", "Example"]
+    assert {recommend(each, Needs()).geometry for each in found} == {(1, 8, 4), (1, 32, 1)}
+
+
+def test_sections_answer_with_tables_figures_and_headlines(build):
+    tables = load(build().fork().path)
+    cells = find_cells(tables.runs)
+    with paper_style():
+        cost, decision = cost_section(cells), decision_section(cells, tables)
+    assert [view.name for view in cost.tables] == ["cost_models", "scaling_efficiency"]
+    assert "step_per_sample_s" in cost.headlines
+    assert decision.answer[0].startswith("Use ")
+    assert [view.name for view in decision.tables] == ["time_to_target"]
+    assert decision.headlines["recommended_time_to_target"].is_identified
+    assert decision.tables[0].table["recommended"].sum() == 1
+
+
+def test_there_is_no_section_without_a_completed_run(build):
+    sweep = build()
+    sweep.run(status="oom", reason="out of memory")
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    assert cost_section(cells) is None
+    assert decision_section(cells, tables) is None

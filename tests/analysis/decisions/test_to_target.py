@@ -1,0 +1,146 @@
+"""Time to a target: closed forms, censoring, the front, and coverage of the interval."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from batchscape.analysis.cost.step_time import fit_step_time
+from batchscape.analysis.decisions.to_target import (
+    pareto_front,
+    step_times,
+    steps_by_batch,
+    time_to_target,
+)
+from batchscape.errors import AnalysisError
+
+
+def reaches(steps, batch=32, **columns):
+    rows = {"global_batch_size": batch, "seed": range(len(steps)), "steps_to_target": steps}
+    return pd.DataFrame(rows | columns)
+
+
+def times(cells, repeats=(1.0, 1.1, 0.9)):
+    rows = [
+        {
+            "data_parallel_size": d,
+            "micro_batch_size": m,
+            "gradient_accumulation_steps": a,
+            "step_time_s": seconds * factor,
+        }
+        for (d, m, a), seconds in cells.items()
+        for factor in repeats
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_time_is_steps_times_step_time_and_variances_of_logarithms_add():
+    steps = np.array([100.0, 120.0, 90.0, 110.0])
+    table = times({(2, 8, 2): 0.5})
+    found = time_to_target(steps_by_batch(reaches(steps)), step_times(table, [(2, 8, 2)])).iloc[0]
+    seconds = np.log(table["step_time_s"])
+    centre = np.log(steps).mean() + seconds.mean()
+    parts = np.array([np.log(steps).var(ddof=1) / 4, seconds.var(ddof=1) / 3])
+    degrees = parts.sum() ** 2 / (parts**2 / [3, 2]).sum()
+    half = stats.t.ppf(0.975, degrees) * np.sqrt(parts.sum())
+    assert found["time_s"] == pytest.approx(np.exp(centre))
+    assert found["time_low_s"] == pytest.approx(np.exp(centre - half))
+    assert found["time_high_s"] == pytest.approx(np.exp(centre + half))
+    assert found["device_hours"] == pytest.approx(2 * np.exp(centre) / 3600)
+
+
+def test_a_run_that_did_not_reach_opens_the_interval_and_stays_in_the_count():
+    table = times({(1, 32, 1): 2.0}, repeats=(1.0, 1.0))
+    some = reaches([100.0, 140.0, math.nan], steps_low=[90.0, 130.0, 200.0])
+    found = time_to_target(steps_by_batch(some), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert found["time_s"] == pytest.approx(280)
+    assert (found["time_low_s"], found["time_high_s"]) == (200, math.inf)
+    assert (found["n_reached"], found["n_seeds"]) == (2, 3)
+    assert "1 of 3 did not reach" in found["note"]
+    most = reaches([100.0, math.inf, math.nan], outcome=["reached", "diverged", "censored"])
+    found = time_to_target(steps_by_batch(most), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert found["time_s"] == math.inf
+    assert not found["on_front"]
+    assert found["outcomes"] == "1 reached, 1 diverged, 1 censored"
+
+
+def test_runs_of_one_trajectory_count_once():
+    twice = reaches([100.0, 100.0, 120.0], trajectory_id=["a", "a", "b"], run_id=["1", "2", "3"])
+    found = steps_by_batch(twice).loc[32]
+    assert found["n_seeds"] == 2
+    assert found["steps"] == pytest.approx(math.sqrt(12000))
+
+
+def test_one_seed_or_one_time_has_a_value_without_interval():
+    table = times({(1, 32, 1): 2.0}, repeats=(1.0,))
+    found = time_to_target(steps_by_batch(reaches([10.0])), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert found["time_s"] == pytest.approx(20)
+    assert math.isnan(found["time_low_s"])
+    assert "one seed" in found["note"]
+    assert "one valid time" in found["note"]
+
+
+def test_what_was_not_measured_is_predicted_and_flagged():
+    table = times({(1, m, 1): 0.1 + 0.01 * m for m in (4, 8, 16)})
+    model = fit_step_time(table)
+    rows = step_times(table, [(1, 8, 1), (1, 12, 1), (1, 32, 1), (2, 8, 1)], model)
+    assert rows["source"].to_list() == ["measured", "predicted", "predicted", "unknown"]
+    assert rows["beyond"].to_list() == ["", "", "micro-batch 32 (measured: 4 to 16)", ""]
+    assert rows["step_time_s"].iloc[1] == pytest.approx(0.22)
+    assert step_times(table, [(1, 12, 1)])["source"].to_list() == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop(columns="seed"), "missing: seed"),
+        (lambda t: t.assign(target_loss=range(len(t))), "one target_loss"),
+        (lambda t: t.assign(group=range(len(t))), "one group"),
+        (lambda t: t.assign(learning_rate=[0.1, 0.2]), "2 learning rates"),
+        (lambda t: t.assign(steps_to_target=-1.0), "above zero"),
+    ],
+)
+def test_a_bad_table_is_refused(change, message):
+    with pytest.raises(AnalysisError, match=message):
+        steps_by_batch(change(reaches([10.0, 11.0])))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]),
+            st.sampled_from([1.0, 2.0, 3.0, 4.0, math.nan]),
+        ),
+        max_size=12,
+    )
+)
+def test_the_front_is_what_no_other_beats(points):
+    table = pd.DataFrame(points, columns=["time", "cost"], dtype=float)
+
+    def beaten(one):
+        return any(
+            other[0] <= one[0] and other[1] <= one[1] and other != one
+            for other in points
+            if math.isfinite(sum(other))
+        )
+
+    expected = [math.isfinite(sum(point)) and not beaten(point) for point in points]
+    assert pareto_front(table["time"], table["cost"]).tolist() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("noise", [(0.1, 0.03), (0.03, 0.1), (0.1, 0.1)])
+def test_the_interval_covers_the_true_time(n, noise):
+    rng = np.random.default_rng(11)
+    hits = []
+    for _ in range(400):
+        steps = 100 * np.exp(noise[0] * rng.standard_normal(n))
+        table = times({(2, 8, 2): 0.5}, repeats=np.exp(noise[1] * rng.standard_normal(n)))
+        rows = time_to_target(steps_by_batch(reaches(steps)), step_times(table, [(2, 8, 2)]))
+        hits.append(rows["time_low_s"].iloc[0] <= 50 <= rows["time_high_s"].iloc[0])
+    assert 0.90 <= np.mean(hits) <= 0.99

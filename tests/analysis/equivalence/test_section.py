@@ -1,0 +1,159 @@
+"""What the page says of decompositions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis import compare_decompositions, find_cells, load
+from batchscape.analysis.equivalence.paired import judge_equivalence
+from batchscape.analysis.equivalence.section import equivalence_section, hardest_common_target
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.latex import to_latex
+from batchscape.record.gradient_sketch import write_sketch
+
+
+def section_of(sweep: Any, **options: Any) -> Any:
+    tables = load(sweep.path)
+    return equivalence_section(find_cells(tables.runs), tables, **options)
+
+
+def test_all_equivalent(build: Any) -> None:
+    section = section_of(build().fork())
+    assert "margin of 0.005 nats: all equivalent" in section.answer[0]
+    assert section.warnings == []
+    assert [view.name for view in section.tables] == ["equivalence", "decompositions", "divergence"]
+    assert [picture.name for picture in section.pictures] == ["equivalence", "divergence"]
+    assert section.headlines["decomposition_loss_difference"].value == 0.0
+    for view in section.tables:
+        assert len(view.grid.rows) == 3
+        assert to_markdown(view.grid)
+        assert to_latex(view.grid)
+    # Both quantities for the CSV, the one that decides for the page.
+    assert len(section.tables[0].table) == 6
+
+
+def test_the_table_of_decompositions_is_as_it_was(build: Any) -> None:
+    sweep = build().fork()
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    section = equivalence_section(cells, tables)
+    assert section is not None
+    pd.testing.assert_frame_equal(
+        section.tables[1].table, compare_decompositions(cells, tables.steps)
+    )
+
+
+def test_one_seed_says_so_loudly(build: Any) -> None:
+    section = section_of(build().fork(seeds=(0,)), figures=False)
+    assert "3 not identified" in section.answer[0]
+    assert "Not identified for 3 of 3: 1 pair; a spread needs 2." in section.warnings[0]
+    assert section.pictures == []
+    assert section.headlines == {}
+
+
+def test_what_differs_and_what_states_no_margin(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1, 2):
+        for geometry, offset in (((1, 32, 1), 0.0), ((1, 8, 4), 0.1)):
+            sweep.run(geometry, seed=seed, loss=lambda k, e=offset: 0 * k + 2 + e,
+                      rounding=1e-6, evaluated=False)  # fmt: skip
+    tables = load(sweep.path)
+    old = [name for name in tables.runs if name.startswith("measure.equivalence")]
+    section = equivalence_section(find_cells(tables.runs.drop(columns=old)), tables)
+    assert section is not None
+    assert "by the final training loss" in section.answer[0]
+    assert "1 different" in section.answer[0]
+    assert "exploratory" in section.warnings[0]
+
+
+def test_margins_that_differ_are_said_loudly(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed)
+        sweep.run((1, 8, 4), seed=seed, measure__equivalence_margin=1.0)
+    section = section_of(sweep)
+    assert "several margins (0.005, 1)" in section.warnings[0]
+    assert "margin of several nats: 1 not identified" in section.answer[0]
+
+
+def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None:
+    sweep = build()
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=1024)
+    away = 2e-7 * np.linalg.norm(base) * np.eye(1024)[0]
+    for geometry, sketch in (((1, 32, 1), base), ((1, 8, 4), base + away)):
+        write_sketch(sweep.run(geometry, status="interrupted"), sketch)
+    section = section_of(sweep)
+    assert [view.name for view in section.tables] == ["gradient_errors"]
+    assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[1]
+    assert to_markdown(section.tables[0].grid)
+
+
+def test_nothing_to_say(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((1, 64, 1))
+    assert section_of(sweep) is None
+
+
+def test_what_is_equal_to_the_last_bit_is_drawn(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed)
+        sweep.run((1, 8, 4), seed=seed, rounding=0.0)
+    section = section_of(sweep)
+    assert [picture.name for picture in section.pictures] == ["equivalence"]
+
+
+def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
+    """Steps to targets, each reached by the cells named."""
+    return pd.concat(
+        cells.runs[["sweep_dir", "run_id"]].assign(
+            target_loss=target,
+            outcome=np.where(cells.runs["cell"].isin(reached), "reached", "censored"),
+            steps_to_target=np.where(cells.runs["cell"].isin(reached), 50.0, math.nan),
+        )
+        for target, reached in targets.items()
+    )
+
+
+def test_the_hardest_target_that_all_reached(build: Any) -> None:
+    tables = load(build().fork().path)
+    cells = find_cells(tables.runs)
+    everyone = set(cells.table.index)
+    reaches = reaches_of(cells, {3.0: everyone, 2.5: everyone, 2.0: {0, 1}})
+    assert set(hardest_common_target(cells, reaches)["target_loss"]) == {2.5}
+    section = equivalence_section(cells, tables, reaches, figures=False)
+    assert section is not None
+    assert len(section.tables[0].grid.rows) == 6
+    none = reaches_of(cells, {2.0: {0, 1}})
+    assert hardest_common_target(cells, none).empty
+    section = equivalence_section(cells, tables, none, figures=False)
+    assert section is not None
+    assert len(section.tables[0].grid.rows) == 3
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 2), NUMBERS, NUMBERS, st.sampled_from([0.005, 0.1, math.nan])),
+        max_size=12,
+    )
+)
+def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
+    table = pd.DataFrame(rows, columns=["cell", "difference", "value_reference", "margin"])
+    judged = judge_equivalence(table.assign(quantity="final_loss", margin_reference=0.005))
+    verdicts = {"equivalent", "different", "not identified"}
+    assert judged.empty or set(judged["verdict"]) <= verdicts
+    for row in judged.to_dict("records"):
+        assert isinstance(row["reason"], str) == (row["verdict"] == "not identified")

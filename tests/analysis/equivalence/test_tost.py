@@ -1,0 +1,187 @@
+"""Two one-sided tests against other libraries, against simulation, and by their laws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from batchscape.analysis.equivalence.tost import (
+    ALPHA,
+    POWER,
+    bootstrap_interval,
+    detectable_margin,
+    holm,
+    tost,
+)
+from batchscape.errors import AnalysisError
+
+ONE = np.array([2.4131, 2.4097, 2.4175, 2.4052, 2.4110])
+OTHER = np.array([2.4120, 2.4109, 2.4160, 2.4049, 2.4126])
+APART = np.array([0.011, 0.013, 0.0145])
+
+SOME = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
+MARGINS = st.floats(1e-4, 2)
+
+
+@pytest.mark.parametrize(
+    ("differences", "margin", "p"),
+    [
+        (ONE - OTHER, 0.005, 0.0006294838859905227),
+        (ONE - OTHER, 0.001, 0.09294467984384559),
+        (ONE - OTHER, 0.0001, 0.4513379864930751),
+        (APART, 0.005, 0.9918298763239717),
+        (APART, 0.02, 0.009714761404539762),
+    ],
+)
+def test_statsmodels(differences, margin, p):
+    """`ttost_paired(one, other, -margin, margin)[0]` of statsmodels 0.15.0."""
+    found = tost(differences, margin)
+    assert found.p_equivalent == pytest.approx(p, rel=1e-9)
+    assert (found.verdict == "equivalent") == (p < ALPHA)
+
+
+def test_statsmodels_interval_and_one_sided_test():
+    """`DescrStatsW(...).tconfint_mean(alpha=0.1)` and `.ttest_mean(0.005, "larger")`."""
+    found = tost(ONE - OTHER, 0.005)
+    expected = (-0.0012896550957667658, 0.00132965509576685)
+    assert (found.low, found.high) == pytest.approx(expected, rel=1e-9)
+    apart = tost(APART, 0.005)
+    assert apart.p_different == pytest.approx(0.008170123676028342, rel=1e-9)
+    assert apart.verdict == "different"
+
+
+@given(values=SOME, margin=MARGINS)
+def test_scipy(values, margin):
+    values = np.array(values)
+    if values.std(ddof=1) < 1e-9:
+        return
+    found = tost(values, margin)
+    p = max(
+        stats.ttest_1samp(values, -margin, alternative="greater").pvalue,
+        stats.ttest_1samp(values, margin, alternative="less").pvalue,
+    )
+    assert found.p_equivalent == pytest.approx(p, abs=1e-12)
+    interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 2 * ALPHA)
+    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-12)
+
+
+@given(values=SOME, margin=MARGINS)
+def test_laws(values, margin):
+    found = tost(values, margin)
+    assert (found.verdict == "equivalent") == (found.smallest_margin < margin)
+    assert (found.reason is None) == (found.verdict != "not identified")
+    mirrored = tost([-value for value in values], margin)
+    assert mirrored.verdict == found.verdict
+    assert mirrored.p_equivalent == pytest.approx(found.p_equivalent, abs=1e-9)
+    wider = tost(values, 2 * margin)
+    assert wider.p_equivalent <= found.p_equivalent + 1e-12
+    assert wider.p_different >= found.p_different - 1e-12
+    if found.verdict == "different":
+        assert abs(found.mean) > margin
+        assert found.p_different < ALPHA
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict", "p"),
+    [
+        ([0.0] * 3, "equivalent", 0.0),
+        ([0.001] * 3, "equivalent", 0.0),
+        ([0.5] * 2, "different", 1.0),
+        ([-0.5] * 2, "different", 1.0),
+        ([0.25] * 2, "not identified", 0.5),
+        ([0.3], "not identified", math.nan),
+        ([], "not identified", math.nan),
+        ([0.0, math.inf, 0.0], "not identified", math.nan),
+        ([math.inf, -math.inf], "not identified", math.nan),
+    ],
+)
+def test_no_spread_no_pairs_and_no_end(values, verdict, p):
+    found = tost(values, 0.25)
+    assert found.verdict == verdict
+    assert found.p_equivalent == pytest.approx(p, nan_ok=True)
+    assert (found.reason is None) == (verdict != "not identified")
+
+
+def test_differences_of_rounding_are_not_lost():
+    found = tost([1e-16, -2e-16, 1e-16], 0.005)
+    assert found.verdict == "equivalent"
+    assert 0 < found.smallest_margin < 1e-15
+
+
+@pytest.mark.parametrize(
+    ("values", "margin", "alpha", "said"),
+    [
+        ([0.1, math.nan], 1, 0.05, "1 of 2 differences are NaN"),
+        ([0.1, 0.2], 0, 0.05, "above 0"),
+        ([0.1, 0.2], math.inf, 0.05, "finite"),
+        ([0.1, 0.2], 1, 0.5, "alpha"),
+    ],
+)
+def test_bad_input_is_refused(values, margin, alpha, said):
+    with pytest.raises(AnalysisError, match=said):
+        tost(values, margin, alpha)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_size_at_the_edge_of_the_margin(n):
+    """What differs by exactly the margin is called equivalent in at most 5 % of sweeps."""
+    rng = np.random.default_rng(n)
+    repeats = 1500
+    margin = detectable_margin(n, 1.0)
+    samples = rng.normal(margin, 1.0, (repeats, n))
+    wrong = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
+    error = math.sqrt(ALPHA * (1 - ALPHA) / repeats)
+    assert wrong < ALPHA + 3 * error
+    # At this margin a single one-sided test decides nearly always: it is not timid either.
+    assert wrong > ALPHA - 4 * error
+    called = np.mean([tost(sample, margin).verdict == "different" for sample in samples])
+    assert called == pytest.approx(ALPHA, abs=4 * error)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+def test_power_at_the_detectable_margin(n):
+    rng = np.random.default_rng(100 + n)
+    repeats = 1500
+    margin = detectable_margin(n, 2.0)
+    samples = rng.normal(0, 2.0, (repeats, n))
+    shown = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
+    assert shown == pytest.approx(POWER, abs=4 * math.sqrt(POWER * (1 - POWER) / repeats))
+
+
+def test_detectable_margin_of_many_pairs_is_the_normal_one():
+    expected = (stats.norm.ppf(0.95) + stats.norm.ppf(0.9)) / math.sqrt(4000)
+    assert detectable_margin(4000, 1.0) == pytest.approx(expected, rel=2e-3)
+    assert detectable_margin(3, 0.0) == 0.0
+    with pytest.raises(AnalysisError, match="n >= 2"):
+        detectable_margin(1, 1.0)
+
+
+def test_bootstrap_against_scipy():
+    values = np.random.default_rng(0).normal(0.1, 1.0, 12)
+    found = bootstrap_interval(values, 0.9, np.random.default_rng(1))
+    expected = stats.bootstrap(
+        (values,), np.mean, confidence_level=0.9, method="percentile", rng=2
+    ).confidence_interval
+    assert found == pytest.approx(tuple(expected), abs=0.03)
+    assert all(math.isnan(end) for end in bootstrap_interval([1.0], 0.9, np.random.default_rng(0)))
+
+
+def test_bootstrap_is_too_narrow_for_three_pairs():
+    """Why it stands beside the t-interval and does not decide."""
+    rng = np.random.default_rng(3)
+    covered = [
+        low <= 0 <= high
+        for low, high in (bootstrap_interval(rng.normal(size=3), 0.9, rng) for _ in range(300))
+    ]
+    assert np.mean(covered) < 0.8
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, math.nan, 0.9]) == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
+    assert holm([]) == []

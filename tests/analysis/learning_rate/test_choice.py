@@ -1,0 +1,126 @@
+"""Which runs stand for a tuned learning rate, and when the reader is warned."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.errors import AnalysisError
+
+GRID = (0.001, 0.002, 0.004)
+
+
+def reaches(steps, *, rates=GRID, seeds=(0, 1, 2), target=2.0):
+    """`steps[batch]` holds the steps at each rate; seed s takes s steps more."""
+    rows = [
+        {
+            "global_batch_size": batch,
+            "seed": seed,
+            "learning_rate": rate,
+            "target_loss": target,
+            "steps_to_target": float(value + seed),
+            "outcome": "censored" if math.isnan(value) else "reached",
+            "run_id": f"b{batch}-lr{rate}-s{seed}",
+        }
+        for batch, values in steps.items()
+        for rate, value in zip(rates, values, strict=True)
+        for seed in seeds
+    ]
+    return pd.DataFrame(rows)
+
+
+TUNED = {8: (300, 100, 200), 32: (200, 90, 100)}
+
+
+def test_the_best_rate_of_each_batch_is_kept():
+    chosen = at_best_learning_rate(reaches({8: (300, 100, 200), 32: (90, 50, 40)}))
+    by_batch = chosen.groupby("global_batch_size")
+    assert by_batch["learning_rate"].unique().map(list).to_dict() == {8: [0.002], 32: [0.004]}
+    assert by_batch["tuned"].first().to_dict() == {8: True, 32: False}
+    assert by_batch["edge"].first().to_dict() == {8: False, 32: True}
+    assert by_batch.size().tolist() == [3, 3]
+    assert set(reaches(TUNED).columns) <= set(chosen.columns)
+
+
+def test_seeds_that_ran_at_one_rate_only_are_kept_at_it():
+    """A study of five seeds at one rate, joined to a grid of three."""
+    more = reaches({8: (100,), 32: (90,)}, rates=(0.002,), seeds=(3, 4))
+    chosen = at_best_learning_rate(pd.concat([reaches(TUNED), more]))
+    assert sorted(chosen[chosen["global_batch_size"] == 8]["seed"]) == [0, 1, 2, 3, 4]
+    assert chosen["tuned"].all()
+
+
+def test_targets_have_rates_of_their_own():
+    both = pd.concat(
+        [reaches({8: (30, 10, 20)}), reaches({8: (300, 200, 100)}, target=1.0)], ignore_index=True
+    )
+    chosen = at_best_learning_rate(both).groupby("target_loss")["learning_rate"].first()
+    assert chosen.to_dict() == {2.0: 0.002, 1.0: 0.004}
+
+
+def test_a_rate_at_which_a_seed_missed_is_not_the_best():
+    table = reaches(TUNED)
+    lucky = (table["learning_rate"] == 0.002) & (table["seed"] == 2)
+    table.loc[lucky, "steps_to_target"] = math.nan
+    chosen = at_best_learning_rate(table)
+    assert (chosen["learning_rate"] == 0.004).all()
+
+
+def test_where_no_rate_took_all_seeds_the_one_of_most_is_kept():
+    table = reaches({8: (100, 200, 300)})
+    table.loc[table["seed"] == 0, "steps_to_target"] = math.inf
+    table.loc[(table["seed"] == 1) & (table["learning_rate"] == 0.001), "steps_to_target"] = (
+        math.nan
+    )
+    chosen = at_best_learning_rate(table)
+    assert (chosen["learning_rate"] == 0.002).all()
+    assert len(chosen) == 3
+    assert not chosen["tuned"].any()
+
+
+def test_where_nothing_reached_the_target_all_rows_stay():
+    chosen = at_best_learning_rate(reaches({8: (math.nan,) * 3}))
+    assert len(chosen) == 9
+    assert not chosen["tuned"].any()
+
+
+def test_a_table_without_rates_is_returned_untuned():
+    table = reaches(TUNED).drop(columns="learning_rate")
+    chosen = at_best_learning_rate(table)
+    assert len(chosen) == len(table)
+    assert not chosen["tuned"].any()
+    assert "no learning rates" in tuning_warning(table)
+
+
+def test_tuned_batches_need_no_warning():
+    assert tuning_warning(reaches(TUNED)) is None
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (reaches({8: (100,), 32: (50,)}, rates=(0.01,)), "one and the same learning rate, 0.01"),
+        (
+            pd.concat([reaches({8: (9,)}, rates=(0.01,)), reaches({32: (9,)}, rates=(0.02,))]),
+            "one learning rate of its own",
+        ),
+        (reaches({8: (300, 100, 200), 32: (90, 50, 40)}), "B = 32: the highest"),
+        (reaches({8: (10, 100, 200), 32: (90, 50, 60)}), "B = 8: the lowest"),
+        (reaches({8: (300, 100, 200), 32: (math.nan,) * 3}), "B = 32: no learning rate took"),
+    ],
+)
+def test_what_was_not_tuned_is_said(table, said):
+    text = tuning_warning(table)
+    assert said in text
+    assert text.startswith(("UNTUNED", "NOT TUNED EVERYWHERE"))
+    assert "sweeps=learning_rate" in text
+
+
+def test_bad_tables_are_refused():
+    with pytest.raises(AnalysisError, match="rows that repeat"):
+        at_best_learning_rate(pd.concat([reaches(TUNED)] * 2))
+    with pytest.raises(AnalysisError, match="missing: seed"):
+        at_best_learning_rate(reaches(TUNED).drop(columns="seed"))

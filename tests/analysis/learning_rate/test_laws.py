@@ -1,0 +1,135 @@
+"""How the best learning rate grows: every law is recognised, and too few batches say nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from batchscape.analysis.learning_rate.laws import LAWS, learning_rate_laws, predict
+from batchscape.errors import AnalysisError
+
+BATCHES = np.array([4.0, 8, 16, 32, 64, 128, 256])
+CURVES = {
+    "fixed": lambda b: 0.01 + 0 * b,
+    "sqrt": lambda b: 0.01 * np.sqrt(b),
+    "linear": lambda b: 0.01 * b,
+    "power": lambda b: 0.01 * b**0.3,
+    "saturating": lambda b: 0.5 / (1 + 40 / b),
+    "surge": lambda b: 2 * 0.5 / (np.sqrt(40 / b) + np.sqrt(b / 40)),
+}
+
+
+def optima(rates, batches=BATCHES, **columns):
+    return pd.DataFrame({"global_batch_size": batches, "learning_rate": rates, **columns})
+
+
+@pytest.mark.parametrize("law", list(LAWS))
+def test_each_law_is_recognised(law):
+    rng = np.random.default_rng(1)
+    rates = CURVES[law](BATCHES) * np.exp(0.02 * rng.standard_normal(len(BATCHES)))
+    found = learning_rate_laws(optima(rates))
+    table = found.table.set_index("law")
+    assert table["aicc"].idxmin() == law
+    assert found.verdict.startswith(f"AICc prefers {law}")
+    assert table.loc[law, "rms"] < 0.03
+    assert predict(found.table[found.table["law"] == law].iloc[0], BATCHES) == pytest.approx(
+        rates, rel=0.06
+    )
+    if law in {"saturating", "surge"}:
+        assert table.loc[law, "noise_scale"] == pytest.approx(40, rel=0.2)
+        assert table.loc[law, "coefficient"] == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_exponent_is_scipys_slope():
+    rng = np.random.default_rng(2)
+    rates = 0.01 * BATCHES**0.4 * np.exp(0.1 * rng.standard_normal(len(BATCHES)))
+    line = stats.linregress(np.log(BATCHES), np.log(rates))
+    half = stats.t.ppf(0.975, len(BATCHES) - 2) * line.stderr
+    exponent = learning_rate_laws(optima(rates)).exponent
+    assert exponent.value == pytest.approx(line.slope)
+    assert exponent.low == pytest.approx(line.slope - half)
+    assert exponent.high == pytest.approx(line.slope + half)
+    assert exponent.n == len(BATCHES)
+
+
+def test_aicc_is_that_of_the_text_book():
+    """n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), with the variance among the k."""
+    rng = np.random.default_rng(3)
+    logs = 0.5 * np.log(BATCHES) + 0.1 * rng.standard_normal(7)
+    table = learning_rate_laws(optima(np.exp(logs))).table.set_index("law")
+    fixed = 7 * math.log(np.var(logs)) + 4 + 12 / 4
+    _, (rss,), *_ = np.polyfit(np.log(BATCHES), logs, 1, full=True)
+    power = 7 * math.log(rss / 7) + 6 + 24 / 3
+    assert table.loc["fixed", "aicc"] == pytest.approx(fixed)
+    assert table.loc["power", "aicc"] == pytest.approx(power)
+    assert table["weight"].sum() == pytest.approx(1)
+
+
+@settings(max_examples=10)
+@given(scale=st.floats(1e-3, 1e3), shift=st.integers(-3, 3))
+def test_units_do_not_change_the_verdict(scale, shift):
+    rates = CURVES["saturating"](BATCHES) * (1 + 0.05 * np.sin(np.arange(7)))
+    found = learning_rate_laws(optima(rates))
+    again = learning_rate_laws(optima(rates * scale, BATCHES * 2.0**shift))
+    assert again.exponent.value == pytest.approx(found.exponent.value, rel=1e-6)
+    assert again.verdict.split()[2] == found.verdict.split()[2]
+
+
+def test_a_noise_scale_far_outside_the_batches_is_not_given():
+    table = learning_rate_laws(optima(0.01 * BATCHES)).table.set_index("law")
+    assert math.isnan(table.loc["saturating", "noise_scale"])
+    assert table["aicc"].idxmin() == "linear"
+
+
+def test_optima_at_the_edge_are_left_out_and_named():
+    rates = CURVES["sqrt"](BATCHES)
+    note = "not identified: the highest learning rate of the grid is the best, at least 0.1"
+    table = optima(rates, note=[None] * 6 + [note])
+    table.loc[6, "learning_rate"] = math.nan
+    found = learning_rate_laws(table)
+    assert found.left_out == (f"256: {note}",)
+    assert len(found.used) == 6
+    assert found.exponent.n == 6
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_few_batches_give_no_exponent(n):
+    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:n], BATCHES[:n]))
+    assert not found.exponent.is_identified
+    assert "3 needed" in found.exponent.note
+    assert "not identified" in found.verdict
+
+
+def test_four_batches_compare_laws_of_one_parameter_only():
+    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:4] * 1.01, BATCHES[:4]))
+    known = found.table.dropna(subset=["aicc"])["law"].tolist()
+    assert known == ["fixed", "sqrt", "linear"]
+    assert "Too few batches for power, saturating, surge" in found.verdict
+
+
+def test_no_optimum_at_all():
+    found = learning_rate_laws(optima(math.nan, edge="single"))
+    assert not found.exponent.is_identified
+    assert len(found.left_out) == 7
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (optima(0.1).drop(columns="learning_rate"), "missing"),
+        (optima(0.1).iloc[:0], "no rows"),
+        (optima(-0.1), "above 0; got -0.1"),
+        (optima(0.1, np.zeros(7)), "above 0; got 0"),
+        (optima(math.inf), "got inf"),
+        (pd.concat([optima(0.1), optima(0.2)]), "several rows"),
+    ],
+)
+def test_bad_tables_are_refused(table, said):
+    with pytest.raises(AnalysisError, match=said):
+        learning_rate_laws(table)

@@ -1,0 +1,243 @@
+"""The best learning rate of a batch, against curves whose lowest point is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.learning_rate.lowest_point import optimum_of
+from batchscape.analysis.learning_rate.optimum import best_learning_rates, optimum_estimate
+from batchscape.errors import AnalysisError
+
+GRID = (0.001, 0.002, 0.004, 0.008, 0.016)
+
+
+def sweep(cost, *, batches=(8,), rates=GRID, seeds=(0, 1, 2), noise=0.0, **columns):
+    """One row a run: its loss is `cost(rate, batch)`, and noise that is known."""
+    rng = np.random.default_rng(7)
+    rows = [
+        {
+            "global_batch_size": batch,
+            "learning_rate": rate,
+            "seed": seed,
+            "final_eval_loss": cost(rate, batch) + noise * rng.standard_normal() + seed,
+            **columns,
+        }
+        for batch in batches
+        for rate in rates
+        for seed in seeds
+    ]
+    return pd.DataFrame(rows)
+
+
+def bowl(best):
+    return lambda rate, _: math.log(rate / best) ** 2
+
+
+def only(table, value="final_eval_loss"):
+    best = best_learning_rates(table, value)
+    assert len(best) == 1
+    return best.iloc[0]
+
+
+def three(costs, rates=(0.001, 0.002, 0.004, 0.008, 0.016), **columns):
+    """Three equal seeds with these losses."""
+    by_rate = dict(zip(rates, costs, strict=True))
+    table = sweep(lambda rate, _: by_rate[rate], rates=rates, **columns)
+    return table.assign(final_eval_loss=table["final_eval_loss"] - table["seed"])
+
+
+@given(best=st.floats(0.0021, 0.0079), level=st.floats(-5, 5), depth=st.floats(0.1, 10))
+def test_a_parabola_is_found_exactly(best, level, depth):
+    points = np.log(GRID)
+    costs = np.tile(level + depth * (points - math.log(best)) ** 2, (3, 1)) + np.arange(3)[:, None]
+    found = optimum_of(points, costs)
+    assert found.value == pytest.approx(math.log(best), abs=1e-6)
+    assert found.low - 1e-9 <= math.log(best) <= found.high + 1e-9
+
+
+@settings(max_examples=10)
+@given(best=st.floats(0.0021, 0.0079), factor=st.floats(0.01, 100))
+def test_the_unit_of_the_learning_rate_does_not_matter(best, factor):
+    found = only(sweep(bowl(best), noise=0.01))
+    scaled = sweep(bowl(best), noise=0.01)
+    scaled["learning_rate"] *= factor
+    again = only(scaled)
+    for name in ("learning_rate", "low", "high", "grid_learning_rate"):
+        assert again[name] == pytest.approx(factor * found[name], rel=1e-6)
+
+
+def test_a_fine_grid_is_fitted_by_least_squares():
+    """numpy's own weighted fit over all rates within a factor of 3.2, by the weights stated."""
+    rates = np.geomspace(0.001, 0.016, 33)
+    table = sweep(bowl(0.005), rates=rates, noise=0.05)
+    mean = table.groupby("learning_rate")["final_eval_loss"].mean()
+    centre = math.log(mean.idxmin())
+    near = np.log(rates)[np.abs(np.log(rates) - centre) <= math.log(3.2)] - centre
+    weights = np.sqrt(1 - 0.75 * (near / np.abs(near).max()) ** 2)
+    kept = mean[np.abs(np.log(rates) - centre) <= math.log(3.2)]
+    curvature, slope, _ = np.polyfit(near, kept.to_numpy(), 2, w=weights)
+    found = only(table)
+    assert found["learning_rate"] == pytest.approx(math.exp(centre - slope / (2 * curvature)))
+    assert found["n_learning_rates"] == 33
+
+
+def test_the_interval_holds_fiellers():
+    """All points where the seeds' slopes are compatible with zero, by scipy's t-test."""
+    from scipy import stats
+
+    rng = np.random.default_rng(3)
+    points = np.log([0.001, 0.002, 0.004])
+    costs = (points - points[1]) ** 2 + 0.02 * rng.standard_normal((6, 3))
+    found = optimum_of(points, costs)
+    assert found.note is not None
+    assert "three" in found.note
+    bends = np.polynomial.polynomial.polyfit(points - points[1], costs.T, 2)
+    tried = np.linspace(-0.6, 0.6, 20001)
+    slopes = bends[1][:, None] + 2 * bends[2][:, None] * tried
+    inside = tried[stats.ttest_1samp(slopes, 0).pvalue >= 0.05] + points[1]
+    # The other shape lies above the parabola's lowest point, and widens the interval there.
+    assert found.low == pytest.approx(inside[0], abs=1e-4)
+    gains = np.exp(-(costs.mean(axis=0) - costs.mean(axis=0)[1]))
+    other = np.polynomial.Polynomial.fit(np.exp(points), gains, 2).deriv().roots()[0]
+    doubt = 1.5 * (math.log(other) - found.value)
+    expected = found.value + math.hypot(inside[-1] - found.value, doubt)
+    assert found.high == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("costs", "edge", "low", "high"),
+    [
+        ((1, 2, 3, 4, 5), "lowest", 0.0, 0.002),
+        ((5, 4, 3, 2, 1), "highest", 0.008, math.inf),
+    ],
+)
+def test_the_edge_of_the_grid_bounds_the_optimum(costs, edge, low, high):
+    found = only(three(costs))
+    assert found["edge"] == edge
+    assert not found["tuned"]
+    assert math.isnan(found["learning_rate"])
+    assert found["low"] == pytest.approx(low)
+    assert found["high"] == pytest.approx(high)
+    assert "not identified" in found["note"]
+    assert "0.008" in found["note"] or "0.002" in found["note"]
+    assert not optimum_estimate(found).is_identified
+
+
+def test_noise_at_the_edge_gives_no_bound_that_it_does_not_hold():
+    table = sweep(lambda rate, _: -0.001 * math.log(rate), noise=1.0)
+    table = table[table["learning_rate"] >= 0.008]
+    found = only(table)
+    assert (found["low"], found["high"]) == (0, math.inf)
+    assert "beyond or near it" in found["note"]
+
+
+def test_diverged_runs_count_as_the_worst():
+    table = three((3, 2, 1, 0.5, 0.1), status="completed")
+    worst = (table["learning_rate"] == 0.016) & (table["seed"] == 0)
+    table.loc[worst, ["status", "final_eval_loss"]] = ["diverged", math.nan]
+    found = only(table)
+    assert found["grid_learning_rate"] == 0.008
+    # Beside a rate that may diverge no parabola can be laid.
+    assert found["learning_rate"] == pytest.approx(0.008)
+    assert (found["low"], found["high"]) == (pytest.approx(0.004), pytest.approx(0.016))
+    assert "neighbour diverged" in found["note"]
+    # Left out instead, the optimum would seem to lie at the edge.
+    assert only(table[~worst & (table["seed"] > 0)])["edge"] == "highest"
+
+
+def test_runs_that_failed_say_nothing():
+    table = three((3, 2, 1, 2, 3), status="completed")
+    broken = table.iloc[[0]].assign(seed=9, status="failed", final_eval_loss=math.nan)
+    found = only(pd.concat([table, broken]))
+    assert found["n"] == 3
+    assert found["learning_rate"] == pytest.approx(0.004)
+
+
+def test_steps_are_compared_on_a_log_scale():
+    table = three([math.exp(c) for c in (2, 0.5, 0, 0.5, 2)]).rename(
+        columns={"final_eval_loss": "steps_to_target"}
+    )
+    found = only(table, "steps_to_target")
+    assert found["learning_rate"] == pytest.approx(0.004)
+    assert found["value_at_best"] == pytest.approx(0.0)
+
+
+def test_a_target_that_was_missed_is_infinitely_far():
+    table = three((9, 8, 7, 6, math.nan)).rename(columns={"final_eval_loss": "steps_to_target"})
+    assert only(table, "steps_to_target")["grid_learning_rate"] == 0.008
+    nowhere = only(table.assign(steps_to_target=math.inf), "steps_to_target")
+    assert math.isnan(nowhere["grid_learning_rate"])
+    assert "at no learning rate" in nowhere["note"]
+    assert not nowhere["tuned"]
+
+
+def test_seeds_that_lack_a_rate_are_not_compared():
+    """Seed 2 is the worst everywhere and lacks the best rate, which must not help that rate."""
+    table = three((3, 2, 1, 0.9, 3))
+    table["final_eval_loss"] += 10 * (table["seed"] == 2)
+    found = only(table[~((table["seed"] == 2) & (table["learning_rate"] == 0.004))])
+    assert found["grid_learning_rate"] == 0.008
+    assert found["n"] == 2
+    assert "2 seeds" in found["note"]
+
+
+def test_another_number_of_rates_is_noted():
+    table = sweep(bowl(0.004), batches=(8, 16))
+    fewer = table[(table["global_batch_size"] == 8) | (table["learning_rate"] < 0.016)]
+    best = best_learning_rates(fewer, "final_eval_loss")
+    assert best["note"].str.contains("another number of rates").all()
+
+
+def test_series_are_kept_apart():
+    table = pd.concat(
+        [sweep(bowl(0.003), group=0, target_loss=2.0), sweep(bowl(0.006), group=1, target_loss=2.0)]
+    )
+    best = best_learning_rates(table, "final_eval_loss").set_index("group")
+    assert best.loc[0, "learning_rate"] == pytest.approx(0.003)
+    assert best.loc[1, "learning_rate"] == pytest.approx(0.006)
+
+
+def test_one_seed_has_no_interval_and_one_rate_no_optimum():
+    alone = only(sweep(bowl(0.003), seeds=(0,)))
+    assert alone["learning_rate"] == pytest.approx(0.003)
+    assert math.isnan(alone["low"])
+    single = only(sweep(bowl(0.003), rates=(0.004,)))
+    assert single["edge"] == "single"
+    assert math.isnan(single["learning_rate"])
+
+
+def test_decompositions_of_one_trajectory_count_once():
+    table = sweep(bowl(0.003), noise=0.1)
+    table["trajectory_id"] = [f"t{i}" for i in range(len(table))]
+    pd.testing.assert_series_equal(only(table), only(pd.concat([table, table])))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.drop(columns="learning_rate"), "missing: learning_rate"),
+        (lambda table: table.iloc[:0], "no rows"),
+        (lambda table: table.assign(learning_rate=0.0), "above 0; got 0.0"),
+        (lambda table: table.assign(learning_rate=math.nan), "finite"),
+        (lambda table: table.assign(global_batch_size=-1), "above 0; got -1"),
+        (lambda table: table.assign(final_eval_loss="low"), "must be a number"),
+        (lambda table: pd.concat([table, table]), "rows that repeat"),
+        (lambda table: table.assign(final_eval_loss=-math.inf), "-inf"),
+        (lambda table: table.assign(status="failed"), "no run has a result"),
+    ],
+)
+def test_bad_tables_are_refused(change, said):
+    with pytest.raises(AnalysisError, match=said):
+        best_learning_rates(change(sweep(bowl(0.003))), "final_eval_loss")
+
+
+def test_steps_that_are_not_above_zero_are_refused():
+    table = sweep(bowl(0.003)).assign(steps_to_target=-4.0)
+    with pytest.raises(AnalysisError, match="above 0"):
+        best_learning_rates(table, "steps_to_target")

@@ -1,0 +1,117 @@
+"""What a report says of learning rates."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.learning_rate.view import learning_rate_section
+from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.latex import to_latex
+
+RATES = 0.001 * 2.0 ** np.arange(8)
+BATCHES = (8, 16, 32, 64, 128)
+
+
+def reaches(batches=BATCHES, rates=RATES, target=2.0, **columns):
+    """Steps are fewest at 0.002 times the root of the batch."""
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "global_batch_size": batch,
+            "learning_rate": rate,
+            "seed": seed,
+            "target_loss": target,
+            "group": 0,
+            "run_id": f"{batch}-{rate:.3g}-{seed}",
+            "steps_to_target": (50 + 2000 / batch)
+            * math.exp(math.log(rate / (0.002 * math.sqrt(batch))) ** 2 / 2)
+            * math.exp(0.02 * rng.standard_normal()),
+            **columns,
+        }
+        for batch in batches
+        for rate in rates
+        for seed in range(3)
+    ]
+    return pd.DataFrame(rows)
+
+
+def section(*tables, **options):
+    with paper_style():
+        return learning_rate_section(*tables, **options)
+
+
+def test_a_tuned_grid_is_answered():
+    found = section(reaches())
+    assert not found.warnings
+    exponent = found.headlines["learning_rate_exponent"]
+    assert exponent.value == pytest.approx(0.5, abs=0.05)
+    assert "prefers sqrt" in found.answer[0]
+    optima, laws = found.tables
+    assert optima.table["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
+    assert [row[0] for row in optima.grid.rows] == [str(batch) for batch in BATCHES]
+    assert [row[0] for row in laws.grid.rows][:3] == ["fixed", "sqrt", "linear"]
+    for table in found.tables:
+        assert to_latex(table.grid)
+        assert to_markdown(table.grid)
+    (picture,) = found.pictures
+    left, right = picture.figure.axes
+    assert len(left.get_legend().get_texts()) == len(BATCHES)
+    assert right.get_ylabel() == "best learning rate"
+
+
+def test_an_optimum_at_the_edge_is_loud():
+    table = reaches()
+    found = section(table[(table["learning_rate"] < 0.01) | (table["global_batch_size"] < 64)])
+    assert any(text.startswith("NOT TUNED EVERYWHERE") for text in found.warnings)
+    assert any("B = 128" in text and "Left out" in text for text in found.warnings)
+    by_batch = {row[0]: row[1] for row in found.tables[0].grid.rows}
+    assert by_batch["128"] == "≥ 0.0040"
+
+
+def test_the_hardest_target_that_all_reached_is_used():
+    hard = reaches(target=1.0)
+    hard.loc[hard["global_batch_size"] == 8, "steps_to_target"] = math.nan
+    found = section(pd.concat([reaches(target=3.0), reaches(target=2.0), hard]))
+    assert found.tables[0].table["target_loss"].unique().tolist() == [2.0]
+    assert "loss of 2.00000" in found.tables[0].title
+
+
+def test_final_losses_serve_where_no_target_was_reached():
+    unreached = reaches().assign(steps_to_target=math.nan)
+    finals = reaches().rename(columns={"steps_to_target": "final_eval_loss"})
+    found = section(unreached, finals.drop(columns="target_loss"))
+    assert found.tables[0].title == "Learning rate with the lowest final held-out loss"
+    assert found.headlines["learning_rate_exponent"].is_identified
+
+
+def test_groups_are_shown_apart():
+    two = pd.concat([reaches(), reaches(group=1)])
+    found = section(two, groups={0: "model gpt", 1: "model mlp"})
+    assert found.answer[1].startswith("model mlp: ")
+    assert set(found.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
+    assert found.tables[0].grid.n_left == 2
+    assert len(found.pictures) == 2
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        reaches(rates=RATES[:1]),
+        reaches().drop(columns="learning_rate"),
+        reaches().iloc[:0],
+        reaches().assign(steps_to_target=math.nan),
+    ],
+)
+def test_nothing_is_said_of_what_was_not_varied(table):
+    assert section(table) is None
+
+
+def test_a_contradiction_is_a_warning_and_no_end_of_the_report():
+    found = section(pd.concat([reaches(), reaches()]))
+    assert found.answer == ["Not identified."]
+    assert "rows that repeat" in found.warnings[0]

@@ -1,0 +1,121 @@
+"""Chosen targets: reached by every batch, between measurements, readable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.targets.choice import choose_targets
+from batchscape.analysis.targets.crossings import steps_to_target
+from batchscape.errors import AnalysisError
+
+
+def sweep(
+    batches: tuple[int, ...] = (8, 32, 128),
+    rates: tuple[float, ...] = (0.1,),
+    seeds: int = 2,
+    floor: float = 2.0,
+    group: int = 0,
+) -> pd.DataFrame:
+    """Curves of a loss that falls as a power of samples, slower for a rate away from 0.1."""
+    parts = []
+    for batch in batches:
+        for rate in rates:
+            for seed in range(seeds):
+                samples = np.arange(0, 12801, 640)
+                speed = batch / (1 + batch / 64) * np.exp(-(np.log(rate / 0.1) ** 2)) / batch
+                loss = floor + 4 * (1 + speed * samples * (1 + 0.05 * seed) / 200) ** -0.5
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "run": f"{group} {batch} {rate} {seed}",
+                            "group": group,
+                            "global_batch_size": batch,
+                            "learning_rate": rate,
+                            "seed": seed,
+                            "samples": samples,
+                            "loss": loss,
+                            "status": "completed",
+                        }
+                    )
+                )
+    return pd.concat(parts, ignore_index=True)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 7), st.floats(0.0, 50.0), st.lists(st.sampled_from([4, 8, 64]), min_size=1))
+def test_all_runs_reach_the_chosen_targets_between_measurements(
+    n: int, floor: float, batches: list[int]
+) -> None:
+    curves = sweep(tuple(dict.fromkeys(batches)), floor=floor)
+    chosen = choose_targets(curves, n)
+    targets = chosen.by_group[0]
+    assert 1 <= len(targets) <= n
+    assert list(targets) == sorted(targets, reverse=True)
+    reaches = steps_to_target(curves, targets)
+    assert reaches["outcome"].eq("reached").all()
+    assert (reaches["steps_low"] > 0).all()
+
+
+def test_the_hardest_target_is_the_worst_last_loss_rounded_up() -> None:
+    curves = sweep()
+    worst = curves.groupby("run")["loss"].last().max()
+    hardest = choose_targets(curves).by_group[0][-1]
+    assert worst <= hardest < worst + 0.01
+    assert len(str(hardest)) <= 6
+
+
+def test_only_the_best_learning_rate_of_each_batch_counts() -> None:
+    curves = sweep(rates=(0.01, 0.1, 1.0))
+    assert choose_targets(curves).by_group == choose_targets(sweep()).by_group
+
+
+def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out() -> None:
+    curves = sweep()
+    lost = curves["run"].eq("0 128 0.1 1")
+    curves.loc[lost, "status"] = "diverged"
+    chosen = choose_targets(curves)
+    assert chosen.by_group == choose_targets(sweep(batches=(8, 32))).by_group
+    assert "global batch 128 sets no target" in chosen.notes[0]
+    assert "diverged (1)" in chosen.notes[0]
+    reaches = steps_to_target(curves)
+    assert reaches[reaches["run"].eq("0 128 0.1 1")]["outcome"].eq("diverged").all()
+
+
+def test_without_any_batch_there_is_no_target() -> None:
+    with pytest.raises(AnalysisError, match="no target was reached by all seeds"):
+        choose_targets(sweep().assign(status="diverged"))
+    with pytest.raises(AnalysisError, match="n=0"):
+        choose_targets(sweep(), 0)
+
+
+def test_groups_share_targets_only_where_that_costs_little() -> None:
+    alike = pd.concat([sweep(), sweep(group=1, floor=2.001)])
+    shared = choose_targets(alike).by_group
+    assert shared[0] == shared[1]
+    apart = pd.concat([sweep(), sweep(group=1, floor=5.0)])
+    chosen = choose_targets(apart).by_group
+    assert chosen[0] == choose_targets(sweep()).by_group[0]
+    assert set(chosen[0]).isdisjoint(chosen[1])
+    reaches = steps_to_target(apart)
+    assert reaches["outcome"].eq("reached").all()
+    for group, targets in chosen.items():
+        own = reaches[reaches["group"].eq(group)]
+        assert set(own["target_loss"]) == set(targets)
+
+
+def test_a_target_that_runs_were_stopped_at_is_used() -> None:
+    curves = sweep()
+    hardest = curves.groupby("run")["loss"].last().max() + 0.0137
+    curves = curves[curves["loss"].shift().gt(hardest) | curves["samples"].eq(0)]
+    curves = curves.assign(stop_reason="target", stop_target_loss=hardest)
+    assert choose_targets(curves).by_group[0][-1] == hardest
+
+
+def test_a_flat_curve_gives_one_target() -> None:
+    curves = sweep().assign(loss=3.0)
+    curves.loc[curves["samples"].eq(0), "loss"] = 6.0
+    assert choose_targets(curves).by_group == {0: (3.0,)}

@@ -1,0 +1,199 @@
+"""Steps to target against a plain loop over each curve, and laws that hold for any curve."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.targets.crossings import steps_to_target
+from batchscape.errors import AnalysisError
+
+
+def curve(
+    losses: list[float], run: int = 0, batch: int = 16, every: int = 10, status: str = "completed"
+) -> pd.DataFrame:
+    step = np.arange(len(losses)) * every
+    return pd.DataFrame(
+        {
+            "run": run,
+            "global_batch_size": batch,
+            "seed": 0,
+            "optimizer_step": step,
+            "samples": step * batch,
+            "tokens": step * batch * 8,
+            "train_time_s": step * 0.5,
+            "loss": losses,
+            "status": status,
+        }
+    )
+
+
+def reach(losses: list[float], target: float, **options: str) -> pd.Series:
+    crossing = options.pop("crossing", "sustained")
+    return steps_to_target(curve(losses, **options), [target], crossing=crossing).iloc[0]
+
+
+def plainly(losses: list[float], target: float, crossing: str) -> tuple[float, float, float]:
+    """Steps, and both ends of the bracket, for measurements every 10 steps; by a loop."""
+    met = [bool(loss <= target) for loss in losses]
+    if crossing == "first":
+        at = met.index(True) if any(met) else None
+    else:
+        at = None
+        for index in reversed(range(len(met))):
+            if not met[index]:
+                break
+            at = index
+    if at is None or not math.isfinite(losses[-1]):
+        return math.nan, math.nan, math.nan
+    before, after = losses[at - 1], losses[at]
+    if not math.isfinite(before):
+        return 10.0 * at, 10.0 * (at - 1), 10.0 * at
+    share = (before - target) / (before - after)
+    low, high = 10.0 * (at - 1), 10.0 * at
+    if low == 0:
+        return low + share * (high - low), low, high
+    return math.exp(math.log(low) + share * (math.log(high) - math.log(low))), low, high
+
+
+numbers = st.floats(0.1, 5.0) | st.sampled_from([1.0, 2.0, math.nan, math.inf])
+
+
+@given(st.lists(numbers, min_size=1, max_size=12), st.sampled_from(["first", "sustained"]))
+def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str) -> None:
+    losses = [6.0, *losses]
+    found = reach(losses, 2.0, crossing=crossing)
+    steps, low, high = plainly(losses, 2.0, crossing)
+    if math.isnan(steps):
+        assert found["outcome"] == ("censored" if math.isfinite(losses[-1]) else "diverged")
+        assert math.isnan(found["steps_to_target"])
+        assert math.isinf(found["steps_high"])
+        return
+    assert found["outcome"] == "reached"
+    assert found["steps_to_target"] == pytest.approx(steps, rel=1e-12)
+    assert (found["steps_low"], found["steps_high"]) == (low, high)
+    assert low <= found["steps_to_target"] <= high
+    assert found["samples_to_target"] == pytest.approx(16 * steps)
+    assert found["tokens_to_target"] == pytest.approx(128 * steps)
+    assert found["time_to_target_s"] == pytest.approx(0.5 * steps)
+    assert found["interpolation_error"] == pytest.approx((high - low) / 2 / steps)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.9))
+def test_a_sustained_crossing_is_never_before_the_first(losses: list[float], target: float) -> None:
+    found = reach([6.0, *losses], target)
+    if found["outcome"] == "reached":
+        assert found["first_steps_to_target"] <= found["steps_to_target"]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.8))
+def test_a_lower_target_is_never_reached_earlier(losses: list[float], target: float) -> None:
+    easy, hard = reach([6.0, *losses], target), reach([6.0, *losses], target - 0.1)
+    if hard["outcome"] == "reached":
+        assert easy["outcome"] == "reached"
+        assert easy["steps_to_target"] <= hard["steps_to_target"]
+
+
+def test_interpolation_is_exact_for_a_loss_that_falls_with_the_logarithm_of_samples() -> None:
+    losses = [9.0, *(9.0 - math.log(16 * 10 * k) for k in range(1, 40))]
+    found = reach(losses, 3.0)
+    assert found["samples_to_target"] == pytest.approx(math.exp(6.0), rel=1e-12)
+
+
+def test_the_error_of_interpolation_stays_within_the_bracket() -> None:
+    def exact(samples: float) -> float:
+        return 2.0 + 5.0 * (1 + samples / 100) ** -0.5
+
+    losses = [exact(160 * k) for k in range(50)]
+    truth = (100 * ((0.8 / 5.0) ** -2 - 1)) / 16
+    found = reach(losses, 2.8)
+    assert abs(found["steps_to_target"] / truth - 1) < found["interpolation_error"]
+    assert found["steps_to_target"] == pytest.approx(truth, rel=1e-3)
+
+
+def test_a_target_is_met_at_equality() -> None:
+    found = reach([6.0, 3.0, 2.0, 1.0], 2.0)
+    assert found["steps_to_target"] == 20.0
+    assert found["confirmed_by"] == 1
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "outcome", "low"),
+    [
+        ([6.0, 3.0, 2.5], "completed", "censored", 20.0),
+        ([6.0, 3.0, 2.5], "pruned", "pruned", 20.0),
+        ([6.0, 3.0, 2.5], "diverged", "diverged", math.inf),
+        ([6.0, 1.0, math.nan], "completed", "diverged", math.inf),
+        ([6.0, 1.0, 1.0], "diverged", "diverged", math.inf),
+        ([6.0, 1.0, 3.0], "completed", "censored", 20.0),
+        ([6.0], "oom", "censored", 0.0),
+        ([math.nan], "failed", "censored", 0.0),
+        ([math.nan], "diverged", "diverged", math.inf),
+    ],
+)
+def test_what_did_not_reach_is_a_bound(
+    losses: list[float], status: str, outcome: str, low: float
+) -> None:
+    found = reach(losses, 2.0, status=status)
+    assert (found["outcome"], found["steps_low"], found["steps_high"]) == (outcome, low, math.inf)
+    assert found[["steps_to_target", "samples_to_target", "time_to_target_s"]].isna().all()
+
+
+def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
+    curves = pd.concat([curve([6.0, 3.0, 1.0], run=1, batch=8), curve([6.0, 5.0, 4.5], run=0)])
+    found = steps_to_target(curves, [2.0, 5.5])
+    assert found[["target_loss", "run", "outcome"]].values.tolist() == [
+        [5.5, 1, "reached"],
+        [5.5, 0, "reached"],
+        [2.0, 1, "reached"],
+        [2.0, 0, "censored"],
+    ]
+    assert found["global_batch_size"].tolist() == [8, 16, 8, 16]
+    mixed = steps_to_target(curves.sample(frac=1.0, random_state=0), [2.0, 5.5])
+    assert mixed.sort_values("run")["steps_low"].tolist() == (
+        found.sort_values("run")["steps_low"].tolist()
+    )
+
+
+def test_a_curve_that_begins_below_its_target_gives_an_upper_bound() -> None:
+    found = steps_to_target(curve([9.0, 1.0, 0.9]).iloc[1:], [2.0]).iloc[0]
+    assert (found["steps_low"], found["steps_to_target"]) == (0.0, 10.0)
+    assert found["interpolation_error"] == 0.5
+
+
+def test_bad_targets_and_tables_are_refused() -> None:
+    good = curve([6.0, 3.0, 1.0])
+    with pytest.raises(AnalysisError, match="met before the first optimizer step"):
+        steps_to_target(good, [6.5])
+    for targets in ([], [math.nan], [math.inf]):
+        with pytest.raises(AnalysisError, match="finite losses"):
+            steps_to_target(good, targets)
+    with pytest.raises(AnalysisError, match="'sustained' or 'first'"):
+        steps_to_target(good, [2.0], crossing="last")  # type: ignore[arg-type]
+    with pytest.raises(AnalysisError, match="needs the columns loss; it has: run"):
+        steps_to_target(good.drop(columns="loss"), [2.0])
+    with pytest.raises(AnalysisError, match="is empty"):
+        steps_to_target(good.iloc[:0], [2.0])
+    with pytest.raises(AnalysisError, match="run 0 has several at step 10"):
+        steps_to_target(pd.concat([good, good.iloc[[1]]]), [2.0])
+    with pytest.raises(AnalysisError, match="one value of each setting; run 0 has several of seed"):
+        steps_to_target(good.assign(seed=[0, 1, 1]), [2.0])
+    with pytest.raises(AnalysisError, match=r"positive whole number of samples, got 2\.5"):
+        steps_to_target(good.assign(global_batch_size=2.5), [2.0])
+    with pytest.raises(AnalysisError, match="counts progress from 0"):
+        steps_to_target(good.assign(optimizer_step=[-1, 10, 20]), [2.0])
+    with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
+        steps_to_target(good.drop(columns=["optimizer_step", "samples"]), [2.0])
+
+
+def test_steps_follow_from_samples_where_only_those_are_known() -> None:
+    both = steps_to_target(curve([6.0, 3.0, 1.0]), [2.0])
+    alone = steps_to_target(curve([6.0, 3.0, 1.0]).drop(columns="optimizer_step"), [2.0])
+    assert both["steps_to_target"].tolist() == alone["steps_to_target"].tolist()

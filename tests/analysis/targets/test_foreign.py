@@ -1,0 +1,196 @@
+"""Tables of others: understood as stated, or refused with a rule."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.targets.columns import ALIASES
+from batchscape.analysis.targets.foreign import as_table, read_table
+from batchscape.errors import AnalysisError
+
+
+def table(text: str) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(text.replace(" ", "")))
+
+
+STEPS = """batch_size,trial,steps
+8,0,100
+8,1,110
+16,0,60
+16,1,
+32,0,inf
+32,1,45
+"""
+CURVES = """batch_size,seed,step,val_loss
+8,0,0,5.0
+8,0,10,3.0
+16,0,0,5.0
+16,0,10,nan
+"""
+
+
+def test_steps_to_target_are_recognised_and_every_renaming_is_said() -> None:
+    found = as_table(table(STEPS))
+    assert found.kind == "reaches"
+    assert found.table["outcome"].tolist() == [
+        "reached", "reached", "reached", "censored", "diverged", "reached",
+    ]  # fmt: skip
+    assert found.table["global_batch_size"].tolist() == [8, 8, 16, 16, 32, 32]
+    assert found.table["samples_to_target"].tolist()[:3] == [800.0, 880.0, 960.0]
+    assert found.table["steps_low"].tolist()[3:5] == [0.0, math.inf]
+    assert found.notes == (
+        "batch_size is taken for global_batch_size",
+        "trial is taken for seed",
+        "steps is taken for steps_to_target",
+    )
+
+
+def test_curves_are_recognised_by_their_loss() -> None:
+    found = as_table(table(CURVES))
+    assert found.kind == "curves"
+    assert found.table["samples"].tolist() == [0, 80, 0, 160]
+    assert found.table["run"].nunique() == 2
+    assert "val_loss is taken for loss" in found.notes
+    assert "rows of one group, global_batch_size, seed are a run" in found.notes[-1]
+
+
+def test_a_name_that_is_given_decides() -> None:
+    both = table(STEPS).assign(steps_to_target=1.0)
+    assert as_table(both).table["steps_to_target"].eq(1.0).all()
+    found = as_table(both, columns={"steps_to_target": "steps"})
+    assert found.table["steps_to_target"].iloc[0] == 100.0
+
+
+@pytest.mark.parametrize("name", sorted(ALIASES))
+def test_no_alias_serves_two_names(name: str) -> None:
+    others = {alias for other, found in ALIASES.items() if other != name for alias in found}
+    assert not others & {name, *ALIASES[name]}
+
+
+def test_groups_keep_rows_apart() -> None:
+    two = pd.concat([table(STEPS).assign(model="a"), table(STEPS).assign(model="b")])
+    with pytest.raises(AnalysisError, match=r"global_batch_size=8, seed=0 is there .* --group"):
+        as_table(two)
+    found = as_table(two, group=["model"])
+    assert found.groups == {0: "a", 1: "b"}
+    assert found.table["group"].value_counts().to_dict() == {0: 6, 1: 6}
+
+
+def test_a_setting_that_is_not_used_is_named() -> None:
+    rates = pd.concat([table(STEPS).assign(width=64, target=3.0),
+                       table(STEPS).assign(width=128, target=2.0)])  # fmt: skip
+    assert "not used, and it varies: width" in as_table(rates).notes[-1]
+    assert not any("not used" in note for note in as_table(rates, group=["width"]).notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 8}, "several columns could be global_batch_size: batch_size, batch"),
+        ({"steps": 0}, "steps_to_target is above 0"),
+        ({"steps": -5}, "steps_to_target is not negative; 6 of 6 rows"),
+        ({"steps": "ten"}, "steps_to_target is a number in every row; .* such as 'ten' in row 1"),
+        ({"batch_size": 2.5}, "positive whole number of samples"),
+        ({"batch_size": math.nan}, "global_batch_size is there in every row"),
+        ({"batch_size": math.inf}, "global_batch_size is finite"),
+        ({"batch_size": 0}, "positive whole number"),
+        ({"batch_size": 1e300}, "positive whole number"),
+        ({"trial": math.nan}, "seed is there in every row"),
+        ({"trial": 0}, "a run reaches a target once"),
+        ({"target_loss": math.inf}, "target_loss is finite"),
+        ({"lr": 0}, "learning_rate is above 0"),
+        ({"outcome": "lost"}, "outcome is one of reached, censored"),
+        ({"outcome": "reached"}, "'reached' where steps are finite"),
+        ({"status": "diverged"}, "not 'diverged' where a target was reached"),
+        ({"samples_to_target": 51200.0}, r"samples_to_target is .* 64 times that.* tokens"),
+    ],
+)
+def test_bad_values_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(AnalysisError, match=message):
+        as_table(table(STEPS).assign(**change))
+
+
+def test_bad_columns_are_refused() -> None:
+    with pytest.raises(AnalysisError, match="needs the columns global_batch_size, steps_to_target"):
+        as_table(pd.DataFrame({"a": [1]}))
+    with pytest.raises(AnalysisError, match="is empty"):
+        as_table(table(STEPS).iloc[:0])
+    with pytest.raises(AnalysisError, match="batch_size_tokens counts tokens"):
+        as_table(table(STEPS).rename(columns={"batch_size": "batch_size_tokens"}))
+    with pytest.raises(AnalysisError, match="no such column; it has: batch_size, trial, steps"):
+        as_table(table(STEPS), group=["model"])
+    with pytest.raises(AnalysisError, match="no column 'x'"):
+        as_table(table(STEPS), columns={"seed": "x"})
+    with pytest.raises(AnalysisError, match="'sede' is no column of ours"):
+        as_table(table(STEPS), columns={"sede": "trial"})
+    with pytest.raises(AnalysisError, match="one column cannot be two things"):
+        as_table(table(STEPS), columns={"seed": "trial", "run": "trial"})
+    with pytest.raises(AnalysisError, match="there more than once: batch_size"):
+        as_table(table(STEPS.replace("trial", "batch_size")))
+    with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
+        as_table(table(CURVES).drop(columns="step"))
+    with pytest.raises(AnalysisError, match="several at step 10"):
+        as_table(pd.concat([table(CURVES), table(CURVES).iloc[[1]]]))
+
+
+def test_every_kind_of_file_gives_the_same(tmp_path: Path) -> None:
+    rows = table(STEPS)
+    rows.to_csv(tmp_path / "a.csv", index=False)
+    rows.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
+    rows.to_parquet(tmp_path / "a.parquet")
+    # JSON has no infinity.
+    rows.replace(np.inf, 1e6).to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    first = read_table(tmp_path / "a.csv")
+    for ending in ("tsv", "parquet"):
+        again = read_table(tmp_path / f"a.{ending}")
+        pd.testing.assert_frame_equal(first.table, again.table)
+    assert len(read_table(tmp_path / "a.jsonl").table) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.xlsx", b"", "a file that ends in .csv"),
+        ("missing.csv", None, "there is no such file"),
+        ("a.csv", b"", "cannot be read as csv: No columns"),
+        ("a.csv", b'a,b\n"1,2\n', "cannot be read as csv|needs the columns"),
+        ("a.csv", bytes(range(256)), "cannot be read as csv"),
+        ("a.parquet", b"PAR1 and no more", "cannot be read as parquet"),
+        ("a.jsonl", b"{not json", "cannot be read as lines"),
+    ],
+)
+def test_damaged_files_are_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(AnalysisError, match=message):
+        read_table(tmp_path / name)
+
+
+cells = st.one_of(
+    st.none(),
+    st.integers(-3, 40),
+    st.floats(),
+    st.sampled_from(["", "diverged", "1e3", "ten", "8 "]),
+)
+names = st.sampled_from([*ALIASES, "batch_size", "steps", "step", "val_loss", "model", "x", "lr"])
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_comes_is_understood_or_refused(data: st.DataObject) -> None:
+    columns = data.draw(st.lists(names, min_size=1, max_size=6, unique=True))
+    n = data.draw(st.integers(0, 5))
+    content = {name: data.draw(st.lists(cells, min_size=n, max_size=n)) for name in columns}
+    with contextlib.suppress(AnalysisError):
+        assert len(as_table(pd.DataFrame(content)).table) == n

@@ -1,0 +1,110 @@
+"""Reaches summed up, and what a report says of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.analysis.targets.section import targets_section
+from batchscape.analysis.targets.summary import reaches_grid, reaches_table
+from batchscape.analysis.targets.tidy import distinct_trajectories
+from batchscape.errors import AnalysisError
+
+
+def reaches(**more: object) -> pd.DataFrame:
+    rows = pd.DataFrame(
+        {
+            "global_batch_size": [8] * 3 + [16] * 3 + [32] * 3,
+            "seed": [0, 1, 2] * 3,
+            "target_loss": 2.5,
+            "steps_to_target": [100.0, 120.0, 110.0, 60.0, 70.0, np.nan, 50.0, np.nan, np.nan],
+            "outcome": ["reached"] * 5 + ["censored", "reached", "diverged", "pruned"],
+            "steps_low": [90.0, 110.0, 105.0, 50.0, 65.0, 80.0, 40.0, np.inf, 30.0],
+            "run_id": list("abcdefghi"),
+        }
+    )
+    return rows.assign(**more)
+
+
+def test_counts_medians_and_runs_of_each_batch() -> None:
+    table = reaches_table(reaches()).set_index("global_batch_size")
+    counts = ["n", "n_reached", "n_censored", "n_pruned", "n_diverged"]
+    assert table[counts].values.tolist() == [[3, 3, 0, 0, 0], [3, 2, 1, 0, 0], [3, 1, 0, 1, 1]]
+    assert table["steps_to_target"].tolist()[:2] == [110.0, 70.0]
+    # 30 or more, 50, infinity: the median is 50 or more, up to infinity.
+    assert math.isnan(table["steps_to_target"][32])
+    assert table["samples_to_target"][8] == 880.0
+    assert table["steps_to_target_geometric_mean"][8] == pytest.approx((100 * 120 * 110) ** (1 / 3))
+    assert table["steps_to_target_geometric_mean"][[16, 32]].isna().all()
+    assert table["run_ids"].tolist() == ["a b c", "d e f", "g h i"]
+
+
+def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite() -> None:
+    rows = pd.DataFrame(
+        {
+            "global_batch_size": 8,
+            "seed": range(9),
+            "steps_to_target": [10.0, 20, 30, 40, np.inf, np.inf, np.inf, np.inf, np.inf],
+        }
+    )
+    row = reaches_table(rows).iloc[0]
+    assert (row["steps_to_target"], row["steps_to_target_low"]) == (math.inf, 20.0)
+    assert "∞ [20.00, ∞]" in reaches_grid(reaches_table(rows)).rows[0]
+
+
+def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
+    rows = reaches(trajectory_id=list("ppqrstuvw"), status="completed")
+    rows.loc[0, "status"] = "oom"
+    kept = distinct_trajectories(rows)
+    assert kept["run_id"].tolist() == list("bcdefghi")
+    assert reaches_table(rows)["n"].tolist() == [2, 3, 3]
+
+
+def test_learning_rates_are_never_pooled() -> None:
+    table = reaches_table(reaches(learning_rate=[0.1, 0.1, 0.2] * 3))
+    assert table["n"].tolist() == [2, 1] * 3
+
+
+def test_the_grid_shows_who_did_not_reach() -> None:
+    grid = reaches_grid(reaches_table(reaches()))
+    assert grid.headers[:3] == ["target loss", "global batch", "reached"]
+    assert [row[2] for row in grid.rows] == ["3 of 3", "2 of 3", "1 of 3"]
+    assert list(grid.footnotes.values()) == [
+        "1 censored, of the runs in this row",
+        "1 pruned, 1 diverged, of the runs in this row",
+    ]
+    assert grid.marks == [[], ["a"], ["b"]]
+
+
+def test_the_section_answers_first_and_warns() -> None:
+    rows = reaches(
+        first_steps_to_target=[50.0, *[120.0] * 8],
+        confirmed_by=[0] + [3] * 8,
+        averaged=True,
+        interpolation_error=0.4,
+    )
+    section = targets_section(rows, notes=["as chosen"], schedules=["cosine", "constant"])
+    assert section is not None
+    assert section.answer[0].startswith(
+        "To reach a held-out loss of 2.5, the fewest optimizer steps are taken by a global batch "
+        "of 16 (70.0 steps), the fewest samples by one of 8 (880 samples)"
+    )
+    assert "5 were reached" not in section.answer[0]
+    assert "6 were reached; 1 censored, 1 pruned, 1 diverged" in section.answer[1]
+    assert section.answer[-1] == "as chosen"
+    said = "\n".join(section.warnings)
+    for text in ("coarse", "more than 10 % earlier", "last measurement", "averaged weights",
+                 "cut because they did badly", "decays (cosine)"):  # fmt: skip
+        assert text in said
+    assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
+
+
+def test_nothing_to_say_and_nothing_to_sum_up() -> None:
+    assert targets_section(reaches().iloc[:0]) is None
+    with pytest.raises(AnalysisError, match="is empty"):
+        reaches_table(reaches().iloc[:0])
+    with pytest.raises(AnalysisError, match="needs the columns steps_to_target"):
+        reaches_table(pd.DataFrame({"global_batch_size": [8]}))

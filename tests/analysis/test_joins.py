@@ -1,0 +1,67 @@
+"""Rows of some runs, at once and in parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.analysis.joins import chunks_of, rows_of
+
+
+@st.composite
+def tables(draw):
+    """Runs of two sweeps, some without rows, and rows of further runs; texts or categories."""
+    identities = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"))
+    there = draw(st.lists(identities, unique=True, max_size=6))
+    lengths = draw(st.lists(st.integers(0, 4), min_size=len(there), max_size=len(there)))
+    rows = pd.DataFrame(
+        [(*run, k) for run, n in zip(there, lengths, strict=True) for k in range(n)],
+        columns=["sweep_dir", "run_id", "optimizer_step"],
+    ).astype({"optimizer_step": "Int64"})
+    rows["loss"] = pd.array(
+        draw(st.lists(st.none() | st.floats(0, 1), min_size=len(rows), max_size=len(rows))),
+        dtype="Float64",
+    )
+    if draw(st.booleans()):
+        rows = rows.astype({"sweep_dir": "category", "run_id": "category"})
+    chosen = draw(st.lists(identities, unique=True, max_size=6))
+    runs = pd.DataFrame(chosen, columns=["sweep_dir", "run_id"], dtype=str)
+    runs["cell"] = draw(st.lists(st.integers(0, 2), min_size=len(runs), max_size=len(runs)))
+    return runs, rows
+
+
+@given(tables())
+def test_rows_are_those_that_a_merge_finds(given_tables):
+    runs, rows = given_tables
+    keys = ["sweep_dir", "run_id"]
+    texts = rows.astype(dict.fromkeys(keys, object))
+    numbered = runs[keys].astype(object).assign(run=np.arange(len(runs)))
+    merged = texts.merge(numbered, on=keys)[["run", "optimizer_step", "loss"]]
+    expected = merged.astype({"run": "int64", "optimizer_step": float, "loss": float})
+    found = rows_of(runs, rows, ["optimizer_step", "loss"])
+    order = ["run", "optimizer_step"]
+    pd.testing.assert_frame_equal(
+        found.sort_values(order, ignore_index=True), expected.sort_values(order, ignore_index=True)
+    )
+    kept = texts.merge(numbered, on=keys, how="left")["run"].dropna()
+    assert found["run"].tolist() == kept.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@given(given_tables=tables())
+def test_parts_hold_whole_groups_and_every_row_once(given_tables, size):
+    runs, rows = given_tables
+    parts = list(chunks_of(runs, rows, ["optimizer_step", "loss"], by="cell", size=size))
+    groups = [set(runs["cell"].to_numpy()[part["run"]]) for part in parts]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    whole = rows_of(runs, rows, ["optimizer_step", "loss"])
+    order = ["run", "optimizer_step"]
+    pd.testing.assert_frame_equal(
+        pd.concat(parts).sort_values(order, ignore_index=True),
+        whole.sort_values(order, ignore_index=True),
+    )
+    if size == 1000:
+        assert len(parts) == 1

@@ -1,0 +1,109 @@
+"""Curves over targets, and what a report says of a trade-off."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from ground_truth import noisy_log_steps, sweep_table
+
+from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.tradeoff.fit import fit_tradeoff
+from batchscape.analysis.tradeoff.targets import critical_batch_curve
+from batchscape.analysis.tradeoff.view import tradeoff_section
+from batchscape.errors import AnalysisError
+
+BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
+CRITICAL = {3.0: 20.0, 2.5: 50.0, 2.0: 120.0}
+
+
+@pytest.fixture(scope="module")
+def reaches():
+    rng = np.random.default_rng(1)
+    parts = [
+        sweep_table(noisy_log_steps(rng, np.log(100 * (1 + c / BATCHES)), 1, 4)[0], BATCHES).assign(
+            target_loss=target
+        )
+        for target, c in CRITICAL.items()
+    ]
+    return pd.concat(parts, ignore_index=True).assign(run_id=lambda t: t.index.map("r{}".format))
+
+
+@pytest.fixture(scope="module")
+def section(reaches):
+    with paper_style():
+        return tradeoff_section(
+            reaches,
+            noise_scales=pd.DataFrame({"estimate": [90.0, 40.0], "high": [200.0, math.inf]}),
+            warnings=["The learning rate was not tuned."],
+        )
+
+
+def test_curve_has_the_fit_of_each_target(reaches):
+    curve = critical_batch_curve(reaches).set_index("target_loss")
+    assert list(curve.index) == [3.0, 2.5, 2.0]
+    for target, own in reaches.groupby("target_loss"):
+        fit = fit_tradeoff(own)
+        row = curve.loc[target]
+        assert row["critical_batch_size"] == fit.critical_batch_size.value
+        assert row["critical_batch_size_low"] < CRITICAL[target] < row["critical_batch_size_high"]
+        assert row["runs"].split() == list(fit.runs["run_id"])
+
+
+def test_curve_needs_targets(reaches):
+    with pytest.raises(AnalysisError, match="target_loss"):
+        critical_batch_curve(reaches.drop(columns="target_loss"))
+
+
+def test_section_answers_first_with_definition_and_interval(section, reaches):
+    fit = fit_tradeoff(reaches[reaches["target_loss"] == 2.0])
+    assert f"at a loss of 2 is {fit.critical_batch_size.text()} samples" in section.answer[0]
+    assert "mccandlish" in section.answer[0]
+    assert "95 % interval over 4 seeds" in section.answer[0]
+    assert section.warnings[0] == "The learning rate was not tuned."
+    assert section.headlines["critical_batch_size"] == fit.critical_batch_size
+    # The scale without an upper end does not count.
+    ratio = 90 / fit.critical_batch_size.value
+    assert f"is {ratio:.2f} times that" in section.answer[-1]
+
+
+def test_tables_and_pictures_are_whole(section):
+    names = [view.name for view in section.tables]
+    assert names == ["critical_batch", "tradeoff_fit", "tradeoff_forms", "leave_one_batch_out"]
+    for view in section.tables:
+        assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
+        text = to_markdown(view.grid)
+        assert "nan" not in text
+        assert "inf" not in text.replace("infinite", "")
+    assert len(section.tables[0].table) == 3
+    assert [picture.name for picture in section.pictures] == ["tradeoff", "critical_batch_curve"]
+    assert len(section.pictures[0].figure.axes) == 4
+
+
+def test_unidentified_groups_are_told_apart(reaches):
+    few = reaches[reaches["global_batch_size"] < 32].assign(group=1)
+    both = pd.concat([reaches.assign(group=0), few])
+    with paper_style():
+        found = tradeoff_section(both, groups={0: "gpt2", 1: "digits"})
+    assert found.answer[0].startswith("gpt2: The critical batch size")
+    assert any("digits" in text and "not identified" in text for text in found.answer)
+    assert set(found.headlines) >= {"critical_batch_size_group_0", "critical_batch_size_group_1"}
+    assert not found.headlines["critical_batch_size_group_1"].is_identified
+
+
+def test_bad_tables_become_warnings_not_tracebacks(reaches):
+    found = tradeoff_section(pd.concat([reaches, reaches]))
+    assert any("appears more than once" in text for text in found.warnings)
+    assert tradeoff_section(reaches[reaches["global_batch_size"] == 8]) is None
+    assert tradeoff_section(reaches.iloc[:0]) is None
+
+
+def test_table_without_targets_or_intervals(reaches):
+    own = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
+    with paper_style():
+        found = tradeoff_section(own.drop(columns=["target_loss", "run_id"]))
+    assert "one seed: no interval" in found.answer[0]
+    assert any("One seed" in text for text in found.warnings)

@@ -1,0 +1,206 @@
+"""`batchscape analyze` on tables of others: a published one, simulated ones, broken ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.analysis.targets.analyze import analyze
+from batchscape.cli import main
+from batchscape.errors import AnalysisError
+
+# Steps to a target loss by Zhang et al. 2024 (arXiv:2410.21676), as fitted by the authors in
+# plots/chinchilla.ipynb of github.com/hlzhang109/critical-batch-size at commit c5b509d (MIT).
+ZHANG = {
+    "85M": (46000, 23000, 13282, 7000, 3840, 2528, 1917, 1600, 1600),
+    "151M": (96000, 49000, 24000, 12000, 7128, 4350, 2940, 2400, 2300),
+    "302M": (196000, 90000, 46000, 23400, 13300, 7224, 4980, 3400, 2879),
+    "604M": (311000, 166000, 81000, 37440, 21320, 11400, 7199, 4700, 3800),
+    "1.2B": (642000, 331000, 176000, 94000, 46500, 25000, 15360, 8900, 6500),
+}
+BATCHES = [64 * 2**k for k in range(9)]
+
+
+def zhang() -> pd.DataFrame:
+    rows = [
+        {"model": model, "batch_size": batch, "steps_used": steps, "target_loss": loss}
+        for (model, found), loss in zip(ZHANG.items(), (3.42, 3.24, 3.07, 2.92, 2.736), strict=True)
+        for batch, steps in zip(BATCHES, found, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def simulated(
+    rates: tuple[float, ...] = (0.1,),
+    noise: float = 0.01,
+    batches: tuple[int, ...] = (8, 16, 32, 64, 128, 256),
+    seeds: int = 4,
+    every: int = 5,
+) -> pd.DataFrame:
+    """Curves with steps S = a (1 + 64/B) to every loss, measured often."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for batch in batches:
+        for rate in rates:
+            for seed in range(seeds):
+                step = np.arange(0, 1200, every)
+                slow = (1 + 64 / batch) * np.exp(noise * rng.normal() + np.log(rate / 0.1) ** 2)
+                loss = 2 + 4 / (1 + step / slow / 20)
+                parts.append(
+                    pd.DataFrame(
+                        {"bs": batch, "lr": rate, "seed": seed, "step": step, "val_loss": loss}
+                    )
+                )
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) -> None:
+    zhang().to_csv(tmp_path / "zhang.csv", index=False)
+    found = analyze(
+        tmp_path / "zhang.csv",
+        group=["model"],
+        columns={"steps_to_target": "steps_used"},
+        reference_batch_size=256,
+    )
+    views = {view.name: view.table for section in found.sections for view in section.tables}
+    table = views["critical_batch"]
+    published = [745.3, 955.2, 1393.7, 1888.5, 2533.4]
+    assert table["overhead_batch_size"].tolist() == pytest.approx(published, abs=0.05)
+    ratios = [2191, 3240, 5433, 7907, 11131]
+    assert table["critical_batch_size"].tolist() == pytest.approx(ratios, rel=1e-3)
+
+
+def test_the_shell_says_what_it_took_and_writes_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zhang().query("model == '85M'").to_csv(tmp_path / "zhang.csv", index=False)
+    arguments = ["analyze", str(tmp_path / "zhang.csv"), "--group", "model"]
+    arguments += ["--column", "steps_to_target=steps_used", "--reference-batch", "256"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "steps_used is taken for steps_to_target" in said
+    assert "batch_size is taken for global_batch_size" in said
+    assert "UNTUNED" in said
+    table = pd.read_csv(tmp_path / "out" / "tables" / "critical_batch.csv")
+    assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
+    assert "| 745 |" in (tmp_path / "out" / "tables" / "critical_batch.md").read_text()
+    assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
+    assert (tmp_path / "out" / "macros.tex").exists()
+    assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 1
+
+
+def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
+    simulated().to_csv(tmp_path / "curves.csv", index=False)
+    found = analyze(tmp_path / "curves.csv", targets=[3.0])
+    assert found.reaches["outcome"].eq("reached").all()
+    tradeoff = next(section for section in found.sections if section.headlines)
+    critical = next(e for n, e in tradeoff.headlines.items() if n.startswith("critical_batch_size"))
+    assert critical.value == pytest.approx(64, rel=0.05)
+    assert critical.low < 64 < critical.high
+
+
+def test_the_best_learning_rate_of_each_batch_is_used(tmp_path: Path) -> None:
+    simulated((0.03, 0.1, 0.3)).to_csv(tmp_path / "curves.csv", index=False)
+    found = analyze(tmp_path / "curves.csv", targets=[3.0])
+    assert [section.title for section in found.sections][-1] == "Learning rate"
+    table = found.sections[0].tables[0].table
+    assert table["learning_rate"].eq(0.1).all()
+    assert not any("UNTUNED" in text for s in found.sections for text in s.warnings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 2.5}, "positive whole number of samples"),
+        ({"steps_used": -1}, "not negative"),
+        ({}, r"none to 1\.5; others need curves"),
+    ],
+)
+def test_bad_tables_end_with_a_message_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    zhang().assign(**change).to_csv(tmp_path / "t.csv", index=False)
+    arguments = ["analyze", str(tmp_path / "t.csv"), "--column", "steps_to_target=steps_used"]
+    assert main([*arguments, "--group", "model", "--target", "1.5"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_no_such_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "nowhere.csv"]) == 2
+    assert capsys.readouterr().err == "nowhere.csv: there is no such file\n"
+
+
+@pytest.mark.parametrize("kind", ["one batch", "one seed", "nobody reached", "all diverged"])
+def test_data_that_say_nothing_are_not_an_error(tmp_path: Path, kind: str) -> None:
+    curves = simulated()
+    if kind == "one batch":
+        curves = curves[curves["bs"].eq(8)]
+    elif kind == "one seed":
+        curves = curves[curves["seed"].eq(0)]
+    elif kind == "all diverged":
+        curves = curves.assign(val_loss=np.where(curves["step"] < 600, curves["val_loss"], np.nan))
+    curves.to_csv(tmp_path / "c.csv", index=False)
+    found = analyze(tmp_path / "c.csv", targets=[1.0 if kind == "nobody reached" else 3.0])
+    headlines = {name: e for s in found.sections for name, e in s.headlines.items()}
+    if kind != "one seed":
+        assert not any(estimate.is_identified for estimate in headlines.values())
+    said = " ".join(text for s in found.sections for text in [*s.answer, *s.warnings])
+    assert said
+
+
+def broken(rng: np.random.Generator) -> pd.DataFrame:
+    """Break a good table in one to three ways."""
+    if rng.random() < 0.5:
+        table = simulated((0.1,), 0.1, (8, 64, 256), 2, 150).astype(object)
+    else:
+        table = zhang().rename(columns={"steps_used": "steps"}).iloc[5:14].astype(object)
+        table["seed"] = pd.Series(rng.integers(0, 4, len(table)), dtype=object)
+    odd = [None, np.nan, np.inf, -np.inf, 0, -1, 2.5, 1e300, "x", "", "1e3", True, "8 samples"]
+    for _ in range(rng.integers(1, 4)):
+        column = table.columns[rng.integers(len(table.columns))]
+        row = rng.integers(max(len(table), 1))
+        how = rng.integers(6)
+        if how == 0:
+            table = table.drop(columns=column) if len(table.columns) > 1 else table
+        elif how == 1 and len(table):
+            table[column] = table[column].astype(object)
+            table.iloc[row, table.columns.get_loc(column)] = odd[rng.integers(len(odd))]
+        elif how == 2:
+            table[column] = odd[rng.integers(len(odd))]
+        elif how == 3:
+            table = pd.concat([table, table.iloc[: int(rng.integers(3))]], ignore_index=True)
+        elif how == 4:
+            table = table.iloc[: int(rng.integers(4))].reset_index(drop=True)
+        else:
+            other = rng.choice(["samples", "lr", "target", "status", "loss", "outcome", "batch"])
+            table = table.rename(columns={column: other})
+            table = table.loc[:, ~table.columns.duplicated()]
+    return table
+
+
+def outcome_of(number: int, folder: Path) -> str:
+    rng = np.random.default_rng(number)
+    path = folder / f"{number}.csv"
+    broken(rng).to_csv(path, index=False)
+    group = ["model"] if "model" in path.read_text().partition("\n")[0] else []
+    try:
+        analyze(path, group=group)
+    except AnalysisError as error:
+        return "refused" if len(str(error)) > 10 else "refused without a word"
+    return "analysed"
+
+
+def test_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
+    assert {outcome_of(number, tmp_path) for number in range(10)} == {"refused", "analysed"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_thousand_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
+    found = [outcome_of(number, tmp_path) for number in range(2000)]
+    assert 100 < found.count("analysed") < 1900

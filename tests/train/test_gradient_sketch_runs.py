@@ -1,0 +1,61 @@
+"""Sketches that real runs leave: of the whole gradient, the same in every decomposition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from batchscape.record.gradient_sketch import read_sketch
+
+PADDED = {"name": "stdlib", "sequence_length": 32, "layout": "padded"}
+
+
+def first(trainer, steps, root, geometry, **settings):
+    """Sketch and norm of the first gradient of a run."""
+    spec = trainer.make_spec(geometry, data=PADDED, budget__optimizer_steps=2, **settings)
+    folder = trainer.train(spec, root)
+    return read_sketch(folder), float(steps(folder)["gradient_norm"].iloc[0])
+
+
+def away(sketch, reference):
+    return np.linalg.norm(sketch - reference) / np.linalg.norm(reference)
+
+
+@pytest.fixture(scope="module")
+def whole(trainer, tmp_path_factory):
+    from batchscape.record.tables import read_table
+
+    root = tmp_path_factory.mktemp("whole")
+    spec = trainer.make_spec((1, 32, 1), data=PADDED, budget__optimizer_steps=2)
+    folder = trainer.train(spec, root)
+    return read_sketch(folder), float(read_table(folder, "steps")["gradient_norm"].iloc[0])
+
+
+def test_it_is_of_the_gradient_whose_norm_is_recorded(whole):
+    sketch, norm = whole
+    # Five standard deviations; clipping (at 1.0) has no part in it.
+    assert np.linalg.norm(sketch) == pytest.approx(norm, rel=5 * 0.022)
+
+
+@pytest.mark.parametrize("geometry", [(1, 8, 4), (2, 8, 2)], ids=str)
+def test_decompositions_agree_in_float64(whole, trainer, steps, tmp_path, geometry):
+    sketch, _ = first(trainer, steps, tmp_path, geometry)
+    assert 0 < away(sketch, whole[0]) < 1e-12
+
+
+def test_float32_starts_from_the_same_values(whole, trainer, steps, tmp_path):
+    sketch, _ = first(trainer, steps, tmp_path, (2, 8, 2), engine__precision="float32")
+    assert 1e-8 < away(sketch, whole[0]) < 5e-6
+
+
+def test_mean_of_means_is_found_out(whole, trainer, tmp_path):
+    spec = trainer.make_spec((2, 8, 2), data=PADDED, budget__optimizer_steps=2)
+    wrong = trainer.train(
+        spec, tmp_path, target="faulty_workers:mean_of_means", ACCUMULATION="2", RANKS="2"
+    )
+    assert away(read_sketch(wrong), whole[0]) > 1e-3
+
+
+def test_the_scale_of_float16_is_divided_out(whole, trainer, steps, tmp_path):
+    sketch, _ = first(trainer, steps, tmp_path, (1, 8, 4), engine__precision="float16")
+    assert 1e-5 < away(sketch, whole[0]) < 2e-2

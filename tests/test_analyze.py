@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscape.analysis.targets.analyze import analyze
+from batchscape.analysis.report.analyze import analyze
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
 

@@ -15,6 +15,9 @@ __all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing"]
 ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is no interval"
 """Why a difference that was seen decides nothing."""
 
+_SWEEP = "batchscape sweep sweeps="
+_ON_DIGITS = ("learning_rate", "vary_global_batch")
+"""Sweeps that have a twin on images of digits."""
 _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
 _MOST_SEEDS = 20
@@ -32,6 +35,8 @@ class Finding:
     """Why this is the answer: sentences of plain text."""
     contrasts: tuple[Contrast, ...] = ()
     """Every difference that was looked at."""
+    n_seeds: int | None = None
+    """Seeds behind it, where they are not the units of the effect's interval."""
 
 
 @dataclass(frozen=True)
@@ -89,22 +94,42 @@ class Claim:
             One a context, in order of the contexts; a single "not identified" where there is none.
             Runs of different hardware, precision or model are never pooled.
         """
-        judged = [(c.label, self.decide(c)) for c in evidence.contexts(self.view)]
-        verdicts = [self._verdict(label, finding) for label, finding in judged if finding]
+        contexts = evidence.contexts(self.view)
+        judged = [(context, self.decide(context)) for context in contexts]
+        verdicts = [
+            self._verdict(context.label, finding, self.settle_on(context.runs["data.name"]))
+            for context, finding in judged
+            if finding
+        ]
         if verdicts:
             return verdicts
         missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
-        return [self._verdict("", missing)]
+        names = [name for context in contexts for name in context.runs["data.name"]]
+        return [self._verdict("", missing, self.settle_on(names))]
 
-    def _settling(self, finding: Finding) -> str:
-        """Return the command, with more seeds where those that there are leave it open."""
-        n = finding.effect.n
-        if n < 2:
-            return self.settle
-        seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        return f"{self.settle} seed={','.join(map(str, seeds))}"
+    def settle_on(self, data: Iterable[str]) -> str:
+        """Return the command for the data at hand.
 
-    def _verdict(self, context: str, finding: Finding) -> Verdict:
+        Parameters
+        ----------
+        data : iterable of str
+            Name of the data of each run.
+
+        Returns
+        -------
+        str
+            `settle`, with the sweep of the same question on digits where all runs are on them.
+        """
+        sweep, *others = self.settle.removeprefix(_SWEEP).split()
+        on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
+        return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
+
+    def _verdict(self, context: str, finding: Finding, settle: str) -> Verdict:
+        """Join a finding and the command, with more seeds where those that there are say little."""
+        n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
+        if n > 1:
+            seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
+            settle += f" seed={','.join(map(str, seeds))}"
         return Verdict(
             self,
             finding.answer,
@@ -112,7 +137,7 @@ class Claim:
             context,
             finding.run_ids,
             finding.explanation,
-            self._settling(finding) if finding.answer == OPEN else None,
+            settle if finding.answer == OPEN else None,
             finding.contrasts,
         )
 

@@ -190,10 +190,11 @@ CLAIMS: tuple[Claim, ...] = (
         id="learning-rate-grows-with-batch",
         statement="A larger global batch wants a larger learning rate (linear scaling rule)",
         source="001, 003",
-        needs="three learning rates or more at two global batches or more, with two seeds",
-        effect="exponent of the best learning rate in the global batch",
-        rule="supported: above 0.1; contradicted: below; whether 1 (linear) and 0.5 lie in the "
-        "interval is said beside it",
+        needs="three learning rates or more at three global batches or more, with two seeds",
+        effect="exponent of the best learning rate in the global batch, as in the report's section "
+        "on learning rates",
+        rule="supported: its 95 % interval is above 0.1; contradicted: below; whether 1 (linear) "
+        "and 0.5 lie in the interval is said beside it",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
         decide=learning_rate_grows_with_batch,

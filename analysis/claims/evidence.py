@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.equivalence.paired import MARGINS, QUANTITIES
 from batchscape.errors import AnalysisError
 
-__all__ = ["LOSS_MARGIN", "Context", "Evidence", "View"]
+__all__ = ["Context", "Evidence", "View"]
 
 View = Literal["cost", "training", "reaching"]
 """Memory and times do not depend on learning rate, schedule, budget or evaluation; a loss does;
 when a target is reached does not depend on the budget."""
 
-LOSS_MARGIN = 0.005
-"""Nats within which two losses count as equal, where the runs do not say otherwise."""
-
-_MARGIN = "measure.equivalence_margin"
+_MARGIN = QUANTITIES["final_eval_loss"]
 _RATE = "optimizer.learning_rate"
 _CADENCE = "evaluation.every_samples"
 _NO_COST = ("budget.", "evaluation.", "schedule.", "scaling.")
@@ -39,6 +37,7 @@ _KEPT = (
     "stop_reason",
     "samples",
     "train_samples",
+    "data.name",
     "not_invariant",
     "timing_valid",
     _MARGIN,
@@ -199,7 +198,8 @@ class Evidence:
         if self.reaches is None or self.reaches.empty:
             return pd.DataFrame()
         keys = ["sweep_dir", "run_id"]
-        own = runs[[*keys, *GEOMETRY, "learning_rate", "seed_block", "timing_valid"]]
+        added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
+        own = runs[[*keys, *added]]
         replaced = [name for name in own if name not in keys]
         reaches = self.reaches.drop(columns=replaced, errors="ignore")
         return reaches.merge(own, on=keys, how="inner")
@@ -224,6 +224,6 @@ def _run_of_rows(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
 def _margin(runs: pd.DataFrame) -> float:
     """Return the margin that the runs were launched with: the narrowest, where they differ."""
     if _MARGIN not in runs:
-        return LOSS_MARGIN
+        return MARGINS[_MARGIN]
     margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
-    return float(margins.min()) if len(margins) else LOSS_MARGIN
+    return float(margins.min()) if len(margins) else MARGINS[_MARGIN]

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
-from batchscape.analysis.claims.contrasts import Contrast, all_above, run_ids_of, said
+from batchscape.analysis.claims.contrasts import (
+    CONTRADICTED,
+    OPEN,
+    SUPPORTED,
+    Contrast,
+    all_above,
+    run_ids_of,
+    said,
+)
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import best_rates, score_of
 from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
+from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
+from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
-__all__ = ["large_batch_less_variance", "learning_rate_grows_with_batch", "log_optimum"]
+__all__ = ["large_batch_less_variance", "learning_rate_grows_with_batch"]
 
 _BATCH = "global_batch_size"
 _LEAST = 0.1
@@ -22,43 +35,35 @@ _LEAST = 0.1
 
 
 def learning_rate_grows_with_batch(context: Context) -> Finding | None:
-    """The best learning rate, found seed by seed, rises with the global batch."""
-    table = context.runs.assign(loss=score_of(context)).dropna(subset=["loss", "learning_rate"])
-    table = table[table["learning_rate"] > 0]
-    rates = table.groupby(_BATCH)["learning_rate"].nunique()
-    swept = sorted(rates.index[rates > 2])
-    if len(swept) < 2:
+    """The best learning rate rises with the global batch, by the exponent that a report gives."""
+    try:
+        optima = _optima(context)
+    except AnalysisError as error:
+        reason = str(error).rstrip(".")
+        return nothing(reason, "exponent of the best learning rate", context.runs["run_id"])
+    if optima is None:
         return None
-    table = table[table[_BATCH].isin(swept)]
-    definition = "exponent p of best learning rate ~ (global batch)^p"
-    cells = table.groupby(["seed_block", _BATCH, "learning_rate"])["loss"].mean()
-    optima = cells.groupby(level=[0, 1]).agg(_optimum_of).unstack(_BATCH)
-    # A batch whose optimum lies at the edge of the grid in some seed has none that is known.
-    inner = [batch for batch in swept if optima[batch].notna().all()]
-    if len(inner) < 2:
-        edges = ", ".join(str(batch) for batch in swept if batch not in inner)
-        reason = f"the best learning rate lies at the edge of the grid at global batch {edges}"
-        return nothing(reason, definition, table["run_id"])
-    ids = tuple(sorted(set(table.loc[table[_BATCH].isin(inner), "run_id"])))
-    slopes = _slopes(optima[inner])
-    contrast = Contrast(f"global batches {', '.join(map(str, inner))}", slopes, ids)
-    decision = all_above([contrast], _LEAST)
-    if decision is None:
-        return nothing(ONE_SEED, definition, ids, [contrast])
-    low, high = contrast.interval(LEVEL)
-    rules = [
-        f"{name} ({power:g}) is {'' if low <= power <= high else 'not '}within the interval"
-        for name, power in (("the linear rule", 1.0), ("the square root rule", 0.5))
-    ]
-    left_out = len(swept) - len(inner)
-    edge = f" {left_out} global batches with their best at the grid's edge are left out." * (
-        left_out > 0
-    )
+    laws, rows, elsewhere = _of_one_group(optima)
+    exponent, used = laws.exponent, laws.used
+    behind = rows[rows[_BATCH].isin(used[_BATCH])] if len(used) else rows
+    ids = tuple(sorted(set(behind["run_id"])))
+    left_out = "".join(f" Left out: B = {text}." for text in laws.left_out) + elsewhere
+    if not exponent.is_identified:
+        return Finding(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
+    n_seeds = int(used["n"].max())
+    if n_seeds < 2:
+        return nothing("the optima rest on one seed", exponent.definition, ids)
+    low, high = exponent.low, exponent.high
+    answer = SUPPORTED if low > _LEAST else CONTRADICTED if high < _LEAST else OPEN
+    linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
+    notes = _notes(used)
     explanation = (
-        f"{said(contrast, 'exponent').capitalize()}; growth means more than {_LEAST:g}. "
-        f"{rules[0][0].upper()}{rules[0][1:]}; {rules[1]}.{edge}"
+        f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
+        f"learning rates; growth means more than {_LEAST:g}. The linear rule (1) is {linear}within "
+        f"the interval; the square root rule (0.5) is {root}within the interval."
+        f"{f' {notes}.' if notes else ''}{left_out}"
     )
-    return found(decision.answer, contrast, [contrast], explanation, definition, ratio=False)
+    return Finding(answer, replace(exponent, note=notes), ids, explanation, n_seeds=n_seeds)
 
 
 def large_batch_less_variance(context: Context) -> Finding | None:
@@ -94,43 +99,30 @@ def large_batch_less_variance(context: Context) -> Finding | None:
     return found(decision.answer, contrast, [contrast], explanation, definition, ratio=False)
 
 
-def log_optimum(log_rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float:
-    """Return the logarithm of the best learning rate, between the points of the grid.
-
-    Parameters
-    ----------
-    log_rates : array, shape (n,)
-        Ascending.
-    losses : array, shape (n,)
-        Infinite where a run diverged.
-
-    Returns
-    -------
-    float
-        Lowest point of the parabola through the best point and its neighbours; the best point
-        where a neighbour diverged; NaN where it lies at an edge of the grid.
-    """
-    best = int(np.argmin(losses))
-    if best in {0, len(losses) - 1}:
-        return np.nan
-    x, y = log_rates[best - 1 : best + 2], losses[best - 1 : best + 2]
-    if not np.isfinite(y).all():
-        return float(x[1])
-    left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
-    if right <= left:
-        return float(x[1])
-    # The slope is `left` and `right` at the middles of the two intervals, and zero in between.
-    middle = (x[0] + x[1]) / 2
-    return float(middle - left * ((x[2] - x[0]) / 2) / (right - left))
+def _optima(context: Context) -> Optima | None:
+    """Find the best learning rates as a report does, from the runs of one context."""
+    reaches, runs = context.reaches, context.runs
+    if not reaches.empty:
+        reaches = reaches.assign(seed=reaches["seed_block"])
+    figures = context.evidence.cells.runs.loc[runs.index]
+    return find_optima(reaches, final_losses(figures.assign(learning_rate=runs["learning_rate"])))
 
 
-def _optimum_of(losses: pd.Series[float]) -> float:
-    known = losses.droplevel([0, 1]).sort_index()
-    if len(known) < 3:
-        return np.nan
-    return log_optimum(
-        np.log(np.asarray(known.index, dtype=np.float64)), np.asarray(known, dtype=np.float64)
-    )
+def _of_one_group(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame, str]:
+    """Return the laws of the group with most optima, its rows, and what else there is."""
+    counts = optima.best.groupby("group")["learning_rate"].count()
+    group = counts.idxmax()
+    laws = learning_rate_laws(optima.best[optima.best["group"] == group])
+    if len(counts) == 1:
+        return laws, optima.table, ""
+    rest = f" Of {len(counts)} groups of runs that are not pooled, the one with most optima."
+    return laws, optima.table[optima.table["group"] == group], rest
+
+
+def _notes(used: pd.DataFrame) -> str | None:
+    """Say what weakens the optima behind an exponent, each thing once."""
+    batches = used[_BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
+    return "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
 
 
 def _slopes(wide: pd.DataFrame) -> NDArray[np.float64]:

@@ -199,8 +199,10 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
         notes=[
             "Statements, sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
-            "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean).",
-            "Commands are for the default model and data: add your own settings to them.",
+            "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean); of "
+            "the best learning rate's exponent, global batches.",
+            "Commands are for the default model, and for digits where the runs are on them: add "
+            "your own settings.",
         ],
     )
 

@@ -252,7 +252,7 @@ def _pictures(
             f"accumulation; hollow: cells with accumulation or more devices.{about}"
         )
         pictures.append(Picture(f"memory_model{suffix}", caption, drawn))
-    if times is not None:
+    if times is not None and len(times.cells) > 1:
         caption = (
             "Time of an optimizer step as measured, as fitted, and as predicted from the other "
             f"cells {MISSING} the last only where they determine it.{about}"

@@ -177,10 +177,8 @@ def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
     names = [name for name in cells.contexts if name not in _NOT_OF_THE_REFERENCE]
     keys = [plain_texts(runs[name]) for name in names if name in runs]
     keys += [plain_texts(runs[name]) for name in ("init_seed", "data_seed") if name in runs]
-    text = runs["global_batch_size"].astype(str)
-    for key in keys:
-        text = text + "\n" + key
-    return text
+    rows = zip(runs["global_batch_size"].astype(str), *keys, strict=True)
+    return pd.Series(["\n".join(row) for row in rows], index=runs.index, dtype=str)
 
 
 def _read(members: pd.DataFrame, read: Callable[[str, str], Sketch | None]) -> dict[object, Sketch]:

@@ -79,7 +79,8 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     """
     remedy = (
         "A learning rate that suits some global batches better than others makes or moves a "
-        "critical batch. To tune each: batchscape sweep sweeps=learning_rate"
+        "critical batch. To tune each, train every global batch at several of them, as "
+        "sweeps=learning_rate does on text and sweeps=learning_rate_digits on images"
     )
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
         return f"UNTUNED: the table has no learning rates. {remedy}"

@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figure import draw_learning_rates
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
-from batchscape.analysis.learning_rate.optimum import best_learning_rates, optimum_estimate
+from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import cost_table
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid, lettered
@@ -20,8 +21,6 @@ from batchscape.analysis.report.section import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 
 __all__ = ["learning_rate_section"]
-
-_STEPS, _LOSS = "steps_to_target", "final_eval_loss"
 
 
 def learning_rate_section(
@@ -52,7 +51,7 @@ def learning_rate_section(
     try:
         return _section(reaches, finals, groups or {})
     except AnalysisError as error:
-        if not _varied(reaches):
+        if not is_varied(reaches):
             return None
         return Section(_TITLE, answer=["Not identified."], warnings=[str(error)])
 
@@ -63,7 +62,7 @@ _TITLE = "Learning rate"
 def _section(
     reaches: pd.DataFrame, finals: pd.DataFrame | None, groups: Mapping[int, str]
 ) -> Section | None:
-    found = _best(reaches, finals)
+    found = find_optima(reaches, finals)
     if found is None:
         return None
     table, value, best = found
@@ -81,7 +80,7 @@ def _section(
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = exponent
         left = laws[group].left_out
         warnings += [f"{prefix}Left out of exponent and laws: B = {text}." for text in left]
-    untuned = tuning_warning(reaches) if value == _STEPS and len(reaches) else None
+    untuned = tuning_warning(reaches) if value == STEPS and len(reaches) else None
     warnings = [*([untuned] if untuned else []), *warnings]
     several = best["group"].nunique() > 1
     tables = [
@@ -108,50 +107,9 @@ def _section(
     return Section(_TITLE, answer, tables, pictures, warnings, headlines)
 
 
-def _best(
-    reaches: pd.DataFrame, finals: pd.DataFrame | None
-) -> tuple[pd.DataFrame, str, pd.DataFrame] | None:
-    """Choose what is minimised, and return its table, its name and the optima."""
-    if _varied(reaches):
-        rows = _known(reaches)
-        best = best_learning_rates(rows, _STEPS)
-        # The hardest target that every batch reached: a warm-up alone reaches an easy one.
-        worked = best["grid_learning_rate"].notna()
-        everywhere = worked.groupby([best["group"], best["target_loss"].fillna(-np.inf)])
-        reached = everywhere.transform("all")
-        lowest = best["target_loss"].fillna(-np.inf).where(reached)
-        hardest = lowest == lowest.groupby(best["group"]).transform("min")
-        if hardest.any():
-            best = best[hardest]
-            return _at_targets(rows, best), _STEPS, best
-    if finals is not None and _varied(finals):
-        return _known(finals), _LOSS, best_learning_rates(_known(finals), _LOSS)
-    return None
-
-
-def _at_targets(reaches: pd.DataFrame, best: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows of the groups and targets of some optima."""
-    keys = [name for name in ("group", "target_loss") if name in reaches]
-    if not keys:
-        return reaches
-    return reaches.merge(best[keys].drop_duplicates(), on=keys)
-
-
-def _varied(table: pd.DataFrame) -> bool:
-    """Tell whether some global batch was trained at two learning rates."""
-    if "learning_rate" not in table or "global_batch_size" not in table:
-        return False
-    keys = [name for name in ("group", "global_batch_size") if name in table]
-    return bool(table.groupby(keys)["learning_rate"].nunique().gt(1).any())
-
-
-def _known(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table["learning_rate"].notna()]
-
-
 def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
     inside = best[best["learning_rate"].notna()]
-    aim = "to reach the target" if value == _STEPS else "for the final held-out loss"
+    aim = "to reach the target" if value == STEPS else "for the final held-out loss"
     if inside.empty:
         return f"No global batch has its best learning rate {aim} inside its grid."
     ends = inside.iloc[[0, -1]] if len(inside) > 1 else inside
@@ -166,7 +124,7 @@ def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
 
 
 def _title(best: pd.DataFrame, value: str) -> str:
-    if value == _LOSS:
+    if value == LOSS:
         return "Learning rate with the lowest final held-out loss"
     targets = sorted(best["target_loss"].dropna().unique())
     named = ", ".join(significant(target, 6) for target in targets)
@@ -199,7 +157,7 @@ def _grid(best: pd.DataFrame, groups: Mapping[int, str] | None, value: str) -> G
         for row, group in zip(rows, best["group"], strict=True):
             row.insert(0, groups.get(int(group), str(group)))
     marks, footnotes = lettered([[note] for note in best["note"]])
-    what = "steps to the target, on a log scale," if value == _STEPS else "final held-out loss"
+    what = "steps to the target, on a log scale," if value == STEPS else "final held-out loss"
     return Grid(
         headers=headers,
         rows=rows,
@@ -257,7 +215,7 @@ def _laws_grid(laws: Mapping[int, LearningRateLaws], groups: Mapping[int, str] |
 
 
 def _caption(value: str) -> str:
-    what = "Steps to the target" if value == _STEPS else "Final held-out loss"
+    what = "Steps to the target" if value == STEPS else "Final held-out loss"
     return (
         f"{what} against learning rate, mean over seeds, with the optimum of each global batch "
         f"(left); optima with {LEVEL:.0%} intervals against the global batch, and the laws fitted "

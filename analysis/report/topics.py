@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
@@ -14,6 +14,7 @@ from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.decisions.view import decision_section
 from batchscape.analysis.equivalence.section import equivalence_section
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
@@ -28,6 +29,9 @@ from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
 __all__ = ["find_sections"]
+
+_TOLD = ("completed", "diverged", "pruned")
+"""Statuses of runs that have a result."""
 
 
 def find_sections(
@@ -65,21 +69,32 @@ def _sections(
     noise = cell_noise_scales(cells, tables.steps)
     reaches, notes = _reaches(cells, tables, targets)
     reached = [] if reaches is None else _convergence(cells, reaches, notes, noise)
+    evidence = Evidence(cells, tables.steps, tables.evals, tables.ranks, reaches)
     return [
         *reached,
         noise_scale_section(cells, tables.steps, noise),
-        equivalence_section(cells, tables, reaches),
-        cost_section(cells),
-        decision_section(cells, tables, reaches),
-        comparing_section(cells, reaches),
-        claims_section(Evidence(cells, tables.steps, tables.evals, tables.ranks, reaches)),
+        _section("Decompositions", lambda: equivalence_section(cells, tables, reaches)),
+        _section("What a step costs", lambda: cost_section(cells)),
+        _section("Which geometry to use", lambda: decision_section(cells, tables, reaches)),
+        _section("Side by side", lambda: comparing_section(cells, reaches)),
+        _section("Claims", lambda: claims_section(evidence)),
     ]
+
+
+def _section(title: str, make: Callable[[], Section | None]) -> Section | None:
+    """Say why a topic has no answer, rather than leave the others out."""
+    try:
+        return make()
+    except AnalysisError as error:
+        return Section(title, ["Not identified."], warnings=[str(error)])
 
 
 def _reaches(
     cells: Cells, tables: Tables, targets: Sequence[float] | None
 ) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
     """Find when the runs reached their targets; None where there is nothing to reach."""
+    if targets is None and not cells.runs["status"].isin(_TOLD).any():
+        return None, ()
     try:
         curves = curves_of(cells, tables)
         if targets is not None:
@@ -96,6 +111,16 @@ def _convergence(
     cells: Cells, reaches: pd.DataFrame, notes: Sequence[str], noise: pd.DataFrame
 ) -> list[Section | None]:
     """Say how update frequency trades against convergence."""
+    title = "Update frequency against convergence"
+    try:
+        return _converged(cells, reaches, notes, noise)
+    except AnalysisError as error:
+        return [Section(title, ["Not identified."], warnings=[str(error)])]
+
+
+def _converged(
+    cells: Cells, reaches: pd.DataFrame, notes: Sequence[str], noise: pd.DataFrame
+) -> list[Section | None]:
     labels = {int(str(group)): str(label) for group, label in curve_groups(cells)["label"].items()}
     best = at_best_learning_rate(reaches)
     untuned = tuning_warning(reaches)
@@ -126,8 +151,5 @@ def _finals(cells: Cells) -> pd.DataFrame:
     """Collect final losses of runs that saw equal samples."""
     groups = curve_groups(cells)["cells"].explode()
     group_of = {cell: group for group, cell in groups.items()}
-    stopped = cells.runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
-    runs = cells.runs[cells.runs["cell"].isin(group_of) & ~stopped]
-    names = ["global_batch_size", "learning_rate", "seed", "final_eval_loss", "status"]
-    names += ["run_id", "trajectory_id"]
-    return runs.reindex(columns=names).assign(group=runs["cell"].map(group_of))
+    runs = cells.runs[cells.runs["cell"].isin(group_of)]
+    return final_losses(runs).assign(group=runs["cell"].map(group_of))

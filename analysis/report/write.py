@@ -19,7 +19,7 @@ from batchscape.analysis.figures.style import looks, paper_style, save
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
-from batchscape.analysis.report.section import Section
+from batchscape.analysis.report.section import Section, TableView
 from batchscape.analysis.report.sections import show_section, write_sections
 from batchscape.analysis.report.tables import comparison_grid, write_table
 from batchscape.analysis.report.topics import find_sections
@@ -54,6 +54,11 @@ class Report:
     """Every file written, `report.md` first."""
     grid: Grid
     """What the terminal shows of the comparison."""
+
+    @property
+    def tables(self) -> dict[str, TableView]:
+        """Tables of the sections, by name."""
+        return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
         """Print the comparison, what each section answers, the notes and where the files are.

@@ -132,6 +132,8 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
         theta[rows[better]] = after[better]
         loss[rows[better]] = new[better]
         damping[rows] = np.where(better, damping[rows] / 10, damping[rows] * 10 + 1e-8)
+        # A little always stays: two directions may be alike to the last digit.
+        damping[rows] = np.maximum(damping[rows], 1e-12)
         active[rows] = (np.abs(step).max(axis=1) > _TOLERANCE) & (damping[rows] < 1e12)
         if not active.any():
             break

@@ -165,7 +165,7 @@ def _plan(arguments: list[str]) -> int:
 def _report(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="batchscape report",
-        description="Write tables, figures and a page of one or more sweeps, and print what they say.",
+        description="Write a page, tables and figures of sweeps, and print what they say.",
         epilog="Example: batchscape report outputs/fixed_global_batch",
     )
     parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
@@ -278,7 +278,7 @@ def _analyze(arguments: list[str]) -> int:
     )
     parser.add_argument("--out", type=Path, help="folder for page, tables, figures and macros.tex")
     parsed = parser.parse_args(arguments)
-    from batchscape.analysis.targets.analyze import analyze
+    from batchscape.analysis.report.analyze import analyze
 
     analysis = analyze(
         parsed.table,

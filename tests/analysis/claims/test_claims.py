@@ -12,8 +12,10 @@ from batchscape.analysis.cells import find_cells
 from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.optimum import log_optimum
 from batchscape.analysis.claims.stability import held_out_at, largest_rise
+from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.learning_rate.aim import final_losses
+from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.compose import compose
 from batchscape.config import Data
 from batchscape.errors import AnalysisError
@@ -247,7 +249,8 @@ def test_a_planted_effect_is_found_and_turns_with_its_sign(
     assert broken.verdict == "contradicted", broken.explanation
     for verdict in (held, broken):
         assert verdict.settle is None
-        assert verdict.effect.n == len(SEEDS)
+        # Of the exponent of the best learning rate, it is global batches.
+        assert verdict.effect.n == (3 if name == "learning-rate-grows-with-batch" else len(SEEDS))
         assert verdict.effect.low <= verdict.effect.value <= verdict.effect.high
         assert verdict.n_runs >= len(SEEDS)
         assert verdict.context.startswith("Example, 16 cores; float32; gpt")
@@ -360,8 +363,73 @@ def test_an_open_interval_asks_for_more_seeds(world: Callable[[], Any]) -> None:
     assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
 
 
+@pytest.mark.parametrize("noise", [0.05, 2.0])
+@pytest.mark.parametrize("what", ["steps_to_target", "final_eval_loss"])
+def test_the_exponent_of_a_claim_is_that_of_the_report(
+    world: Callable[[], Any], what: str, noise: float
+) -> None:
+    table = world()
+    for seed in SEEDS:
+        for batch in (4, 8, 16, 64):
+            for rate in 10.0 ** np.arange(-4, 1):
+                far = np.log(rate / (1e-3 * batch * jitter(seed, batch, size=noise / 10))) ** 2
+                more = {"reach": 1000 * np.exp(far)} if what == "steps_to_target" else {}
+                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=2 + far, **more)
+    for row in table.reaches:
+        row.update(
+            {name: run[name] for run in table.runs if run["run_id"] == row["run_id"]
+             for name in ("global_batch_size", "learning_rate", "seed")}
+        )  # fmt: skip
+    evidence = table.evidence()
+    verdict = judged("learning-rate-grows-with-batch", evidence)
+    with paper_style():
+        section = learning_rate_section(evidence.reaches, final_losses(evidence.cells.runs))
+    expected = section.headlines["learning_rate_exponent"]
+    assert verdict.effect.is_identified
+    assert verdict.effect.text() == expected.text()
+    assert (verdict.effect.n, verdict.effect.method) == (expected.n, expected.method)
+    assert f"Exponent {expected.text(2)} " in verdict.explanation
+    assert expected.text(2) in section.answer[0]
+
+
+def test_a_batch_with_its_best_rate_at_the_edge_is_left_out(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        for batch in (4, 16, 64, 4096):
+            for rate in 10.0 ** np.arange(-4, 1):
+                loss = 2 + np.log(rate / (1e-3 * batch * jitter(seed, batch, size=0.05))) ** 2
+                table.run((1, batch, 1), seed, rate=rate, final_eval_loss=loss)
+    verdict = judged("learning-rate-grows-with-batch", table.evidence())
+    assert verdict.verdict == "supported"
+    assert verdict.effect.n == 3
+    assert "Left out: B = 4096: not identified: the highest" in verdict.explanation
+    assert verdict.n_runs == 3 * 5 * len(SEEDS)
+
+
+def test_two_batches_have_no_exponent(world: Callable[[], Any]) -> None:
+    table = filled(world, "learning-rate-grows-with-batch", holds=True)
+    table.runs = [row for row in table.runs if row["global_batch_size"] < 64]
+    verdict = judged("learning-rate-grows-with-batch", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert "2 global batches with an optimum inside the grid, 3 needed" in verdict.explanation
+
+
+def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        table.run((1, 8, 1), seed, **{"data.name": "digits"})
+    settle = {v.claim.id: v.settle for v in judge_claims(table.evidence())}
+    on_digits = "batchscape sweep sweeps=learning_rate_digits"
+    assert settle["learning-rate-grows-with-batch"] == on_digits
+    assert settle["large-batch-less-variance"].endswith("sweeps=vary_global_batch_digits")
+    assert settle["musev-224"].endswith("sweeps=musev_224")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", sorted({claim.settle for claim in CLAIMS}))
+@pytest.mark.parametrize(
+    "command",
+    sorted({claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}),
+)
 def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
     def prepare(config: Data) -> DataIdentity:
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
@@ -390,14 +458,6 @@ def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> 
         del row["outcome"]
     with pytest.raises(AnalysisError, match="missing: outcome"):
         table.evidence()
-
-
-def test_the_lowest_point_of_a_parabola() -> None:
-    x = np.log([0.01, 0.1, 1.0, 3.0])
-    assert log_optimum(x, (x + 1.7) ** 2) == pytest.approx(-1.7)
-    assert np.isnan(log_optimum(x, -x))
-    assert np.isnan(log_optimum(x, x))
-    assert log_optimum(x, np.array([3.0, 1.0, np.inf, np.inf])) == pytest.approx(x[1])
 
 
 def test_the_largest_rise() -> None:

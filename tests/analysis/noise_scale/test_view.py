@@ -19,8 +19,7 @@ def test_the_report_shows_what_was_put_in(build: Any) -> None:
     page = (report.out / "report.md").read_text()
     assert "## Gradient noise scale" in page
     assert "(figures/noise_scale.png)" in page
-    title, grid = report.grids[-1]
-    assert title == "Gradient noise scale"
+    grid = report.tables["noise_scale"].grid
     ((*_, samples, tokens, small, big, runs, n),) = grid.rows
     assert (small, big, runs, n) == ("8", "32", "3", "3 runs")
     assert float(samples.split(" [")[0]) == pytest.approx(90, rel=0.05)
@@ -34,7 +33,7 @@ def test_no_signal_is_not_identified(build: Any) -> None:
     sweep = build()
     sweep.run((1, 8, 4), optimizer_steps=60, noise=(90.0, 0.0))
     report = write_report([sweep.path], figures=False)
-    (row,) = report.grids[-1][1].rows
+    (row,) = report.tables["noise_scale"].grid.rows
     assert row[1].startswith("not identified")
     assert row[2].startswith("not identified")
 
@@ -60,7 +59,7 @@ def test_classes_are_no_tokens(build: Any) -> None:
             task="class",
         )
     report = write_report([sweep.path], figures=False)
-    grid = report.grids[-1][1]
+    grid = report.tables["noise_scale"].grid
     assert "noise scale (samples)" in grid.headers
     assert "noise scale (tokens)" not in grid.headers
 

@@ -10,14 +10,12 @@ import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 
-from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.figures.style import paper_style, save
+from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.learning_rate.view import learning_rate_section
-from batchscape.analysis.report.grids import escape_markdown, show, to_markdown
-from batchscape.analysis.report.macros import macros
+from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.section import Section
-from batchscape.analysis.report.tables import write_table
+from batchscape.analysis.report.sections import section_lines, show_section, write_sections
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.foreign import ForeignTable, read_table
@@ -50,14 +48,7 @@ class Analysis:
         for note in self.notes:
             console.print(escape(f"{self.source.name}: {note}"), highlight=False)
         for section in self.sections:
-            console.print(f"\n{escape(section.title)}", style="bold", highlight=False)
-            for sentence in section.answer:
-                console.print(escape(sentence), highlight=False)
-            for warning in section.warnings:
-                console.print(escape(f"! {warning}"), style="bold", highlight=False)
-            for view in section.tables:
-                console.print()
-                show(console, view.grid, view.title)
+            show_section(console, section, tables=True)
 
     def write(self, out: Path) -> list[Path]:
         """Write the page, tables, figures and LaTeX macros.
@@ -74,29 +65,13 @@ class Analysis:
         """
         for folder in (out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
-        page = out / "analysis.md"
-        files = [page]
+        page, reaches = out / "analysis.md", out / "tables" / "reaches.csv"
         lines = [f"# {escape_markdown(self.source.name)}"]
         lines += [f"- {escape_markdown(note)}" for note in self.notes]
-        headlines: dict[str, Estimate] = {}
-        with paper_style():
-            for section in self.sections:
-                lines += [f"## {escape_markdown(section.title)}"]
-                lines += [escape_markdown(sentence) for sentence in section.answer]
-                lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
-                for view in section.tables:
-                    lines += [f"### {escape_markdown(view.title)}", to_markdown(view.grid)]
-                    files += write_table(out / "tables", view.name, view.table, view.grid)
-                for picture in section.pictures:
-                    lines.append(f"![{picture.name}](figures/{picture.name}.png)")
-                    lines.append(escape_markdown(picture.caption))
-                    files += save(picture.figure, out / "figures", picture.name)
-                headlines |= section.headlines
-        files += [out / "macros.tex", out / "tables" / "reaches.csv"]
-        files[-2].write_text(macros(headlines), encoding="utf-8")
-        self.reaches.to_csv(files[-1], index=False)
-        page.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-        return files
+        lines += [line for section in self.sections for line in section_lines(section)]
+        page.write_text("\n\n".join(line.strip("\n") for line in lines) + "\n", encoding="utf-8")
+        self.reaches.to_csv(reaches, index=False)
+        return [page, *write_sections(self.sections, out), reaches]
 
 
 def analyze(

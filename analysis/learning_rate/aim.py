@@ -1,0 +1,106 @@
+"""What learning rates are chosen by: steps to a target that all batches met, else a final loss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.learning_rate.optimum import best_learning_rates
+
+__all__ = ["LOSS", "STEPS", "Optima", "final_losses", "find_optima", "is_varied"]
+
+STEPS, LOSS = "steps_to_target", "final_eval_loss"
+"""What may be minimised."""
+
+
+class Optima(NamedTuple):
+    """The best learning rate of every global batch, and what it was found from."""
+
+    table: pd.DataFrame
+    """One row a run."""
+    value: str
+    """Column of the table that was minimised: `STEPS` or `LOSS`."""
+    best: pd.DataFrame
+    """As `best_learning_rates` returns it; one target a group."""
+
+
+def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Optima | None:
+    """Find the best learning rate of every global batch.
+
+    Steps to the hardest target that some learning rate of every batch reached are minimised;
+    where there is none, the final held-out loss.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run and target, with `learning_rate`; as for `best_learning_rates`.
+    finals : DataFrame, optional
+        One row a run of equal samples: `global_batch_size`, `learning_rate`, `seed`,
+        `final_eval_loss`, and `group`, `status` where there are any.
+
+    Returns
+    -------
+    Optima or None
+        None where no global batch was trained at two learning rates.
+
+    Raises
+    ------
+    AnalysisError
+        As `cost_table` does.
+    """
+    if is_varied(reaches):
+        rows = _known(reaches)
+        best = best_learning_rates(rows, STEPS)
+        # The hardest target that every batch reached: a warm-up alone reaches an easy one.
+        worked = best["grid_learning_rate"].notna()
+        everywhere = worked.groupby([best["group"], best["target_loss"].fillna(-np.inf)])
+        reached = everywhere.transform("all")
+        lowest = best["target_loss"].fillna(-np.inf).where(reached)
+        hardest = lowest == lowest.groupby(best["group"]).transform("min")
+        if hardest.any():
+            best = best[hardest]
+            return Optima(_at_targets(rows, best), STEPS, best)
+    if finals is not None and is_varied(finals):
+        rows = _known(finals)
+        return Optima(rows, LOSS, best_learning_rates(rows, LOSS))
+    return None
+
+
+def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Collect the final losses of runs that saw equal samples: none that stopped at a target.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Runs of `Cells`.
+
+    Returns
+    -------
+    DataFrame
+        What `find_optima` needs as `finals`, but for `group`.
+    """
+    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
+    return runs[~stopped].reindex(columns=[*names, "run_id", "trajectory_id"])
+
+
+def is_varied(table: pd.DataFrame) -> bool:
+    """Tell whether some global batch was trained at two learning rates."""
+    if "learning_rate" not in table or "global_batch_size" not in table:
+        return False
+    keys = [name for name in ("group", "global_batch_size") if name in table]
+    return bool(table.groupby(keys)["learning_rate"].nunique().gt(1).any())
+
+
+def _at_targets(reaches: pd.DataFrame, best: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows of the groups and targets of some optima."""
+    keys = [name for name in ("group", "target_loss") if name in reaches]
+    if not keys:
+        return reaches
+    return reaches.merge(best[keys].drop_duplicates(), on=keys)
+
+
+def _known(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["learning_rate"].notna()]

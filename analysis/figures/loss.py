@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.markers import CARETUPBASE
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from batchscape.analysis.cells import Cells, geometry_label, setting_label
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.figures.curves import LossCurves
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look
+from batchscape.analysis.figures.panels import context_title, lay_out
+from batchscape.analysis.figures.style import COLUMN_IN, Look
 
 __all__ = ["MAX_PANELS", "draw_loss"]
 
@@ -28,6 +29,10 @@ _AXES = {
     "train_time_s": "training time (s)",
 }
 _GREY = "#666666"
+_BEYOND: dict[str, Any] = {"linestyle": "none", "marker": CARETUPBASE, "clip_on": False}
+_MOST_FALLS, _SHOWN_FALLS = 3.0, 1.5
+"""A panel that would be higher than three times the fall of the loss from its start is cut at half
+a fall above that start."""
 
 
 def draw_loss(
@@ -62,56 +67,46 @@ def draw_loss(
         return None
     labels = geometry_label(cells.table)
     deep = against == "optimizer_step" and len(curves.differences) > 0
-    figure, tops, bottoms = _panels(len(contexts), deep=deep)
+    figure, panels = lay_out(len(contexts), [2.2, 1.5] if deep else [2.2])
     # Losses of different tasks have nothing to do with each other.
     alike = not any(name.startswith(("data.", "model.")) for name in cells.contexts)
-    for number, top, bottom in zip(contexts, tops, bottoms, strict=True):
+    beyond = False
+    for number, (top, *below) in zip(contexts, panels, strict=True):
         members = [cell for cell in context.index[context == number] if cell in drawn]
         drawing = {cell: look[labels[cell]] for cell in members}
-        _draw_curves(top, curves, against, drawing, _limits(curves, drawn if alike else members))
+        limits = _limits(curves, drawn if alike else members)
+        beyond |= _draw_curves(top, curves, against, drawing, limits)
         if len(contexts) > 1:
-            top.set_title(_context_title(cells, members[0]))
+            top.set_title(context_title(cells, members[0]))
         last = top
-        if bottom is not None and curves.differences["cell"].isin(members).any():
+        for bottom in below if curves.differences["cell"].isin(members).any() else ():
             bottom.set_visible(True)
             bottom.sharex(top)
             top.tick_params(labelbottom=False)
             _draw_differences(bottom, curves, drawing, labels)
             last = bottom
         last.set_xlabel(_AXES[against])
-    tops[0].set_ylabel("loss")
-    _draw_legend(figure, list(dict.fromkeys(labels[sorted(drawn)])), look, curves, deep=deep)
+    panels[0][0].set_ylabel("loss")
+    names = list(dict.fromkeys(labels[sorted(drawn)]))
+    _draw_legend(figure, names, look, curves, deep=deep, beyond=beyond)
     return figure
 
 
-def _panels(count: int, *, deep: bool) -> tuple[Figure, list[Axes], list[Axes | None]]:
-    """Lay out panels; deep ones have a second one beneath them, hidden until it is used."""
-    n_columns = 2 if count == 4 else min(count, 3)
-    n_rows = -(-count // n_columns)
-    heights = [2.2, 1.5] if deep else [2.2]
-    size = (COLUMN_IN if n_columns == 1 else PAGE_IN, n_rows * sum(heights) + 0.7)
-    figure = Figure(figsize=size, layout="constrained")
-    grid = figure.subplots(
-        n_rows * len(heights), n_columns, squeeze=False, height_ratios=heights * n_rows
-    )
-    for axes in grid.flat:
-        axes.set_visible(False)
-    tops = list(grid[:: len(heights)].flat)[:count]
-    for axes in tops:
-        axes.set_visible(True)
-    return figure, tops, list(grid[1::2].flat)[:count] if deep else [None] * count
-
-
 def _limits(curves: LossCurves, members: Sequence[int]) -> tuple[float, float] | None:
-    """Range of completed runs: a diverging one must not press the others into one line."""
+    """Range of completed runs, cut where a few losses would press the others into one line."""
     lines = curves.steps[curves.steps["cell"].isin(members)]
     held_out = curves.evals[curves.evals["cell"].isin(members)]
     if lines.empty:
-        return None
+        lost = curves.diverged[curves.diverged["cell"].isin(members)]
+        lines = lost.assign(mean=lost["loss"], low=lost["loss"], high=lost["loss"])
     low = min(lines["low"].min(), held_out["mean"].min() if len(held_out) else np.inf)
     high = max(lines["high"].max(), held_out["mean"].max() if len(held_out) else -np.inf)
+    firsts = [table.groupby("cell")["mean"].first() for table in (lines, held_out)]
+    fall = max(own.median() for own in firsts if len(own)) - low
+    if 0 < _MOST_FALLS * fall < high - low:
+        high = low + _SHOWN_FALLS * fall
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return low - margin, high + margin
+    return (low - margin, high + margin) if np.isfinite([low, high]).all() else None
 
 
 def _draw_curves(
@@ -120,7 +115,8 @@ def _draw_curves(
     against: str,
     members: Mapping[int, Look],
     limits: tuple[float, float] | None,
-) -> None:
+) -> bool:
+    """Draw one panel, and tell whether a completed curve leaves it."""
     for cell, look in members.items():
         line = curves.steps[curves.steps["cell"] == cell]
         held_out = curves.evals[curves.evals["cell"] == cell]
@@ -149,6 +145,23 @@ def _draw_curves(
     for cell, look in members.items():
         _draw_diverged(axes, curves.diverged[curves.diverged["cell"] == cell], against, look)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
+    left = [
+        _mark_beyond(axes, table[table["cell"] == cell], against, look)
+        for table in (curves.steps, curves.evals)
+        for cell, look in members.items()
+    ]
+    return any(left)
+
+
+def _mark_beyond(axes: Axes, curve: pd.DataFrame, against: str, look: Look) -> bool:
+    """Put a caret on the upper edge wherever a curve leaves the panel."""
+    top = axes.get_ylim()[1]
+    beyond = curve["mean"].gt(top)
+    leaves = curve.loc[beyond & ~beyond.shift(fill_value=False), against]
+    if leaves.empty:
+        return False
+    axes.plot(leaves, [top] * len(leaves), color=look.colour, **_BEYOND)
+    return True
 
 
 def _draw_diverged(axes: Axes, diverged: pd.DataFrame, against: str, look: Look) -> None:
@@ -202,6 +215,7 @@ def _draw_legend(
     curves: LossCurves,
     *,
     deep: bool,
+    beyond: bool,
 ) -> None:
     handles = [
         Line2D(
@@ -223,14 +237,9 @@ def _draw_legend(
         handles.append(Line2D([], [], color=_GREY, linestyle=":", label="sd between seeds"))
     if len(curves.diverged):
         handles.append(Line2D([], [], color=_GREY, marker="x", linewidth=0.7, label="diverged"))
+    if beyond:
+        handles.append(Line2D([], [], color=_GREY, label="beyond the panel", **_BEYOND))
     narrow = figure.get_figwidth() <= COLUMN_IN
     figure.legend(
         handles=handles, loc="outside lower center", ncols=3 if narrow else 6, handlelength=3.0
     )
-
-
-def _context_title(cells: Cells, cell: int) -> str:
-    row = cells.table.loc[cell]
-    parts = [fill(f"{setting_label(name)} {row[name]}", 32) for name in cells.contexts]
-    whole = ", ".join(parts)
-    return whole if len(whole) <= 32 else "\n".join(parts)

@@ -118,6 +118,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         The files written.
     """
     files = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    # Saving would lay the figure out for each file, and draw it once more every time.
+    if (layout := figure.get_layout_engine()) is not None:
+        figure.set_dpi(_DPI)
+        layout.execute(figure)
+        figure.set_layout_engine(None)
     figure.savefig(files[0], dpi=_DPI)
     figure.savefig(files[1], metadata={"CreationDate": None})
     return files

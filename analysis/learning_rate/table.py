@@ -65,7 +65,7 @@ def cost_table(table: pd.DataFrame, value: str) -> pd.DataFrame:
             "target_loss": _numbers(table, "target_loss") if "target_loss" in table else np.nan,
             "global_batch_size": _positive(table, "global_batch_size"),
             "learning_rate": _positive(table, "learning_rate"),
-            "seed": table[seeds].astype(str).agg("/".join, axis=1).to_numpy(),
+            "seed": _joined(table[seeds]),
             "row": np.arange(len(table)),
             "cost": _costs(table, value),
         }
@@ -98,6 +98,14 @@ def series_of(costs: pd.DataFrame) -> Iterator[tuple[dict[str, object], pd.DataF
     """Yield each series of a cost table behind its group and target, in order."""
     for values, rows in costs.groupby(list(SERIES), dropna=False):
         yield dict(zip(SERIES, values, strict=True)), rows
+
+
+def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
+    """Write the seeds of each row as one text; thousands of rows share a few combinations."""
+    codes = seeds.groupby(list(seeds), dropna=False, sort=False).ngroup().to_numpy()
+    _, firsts = np.unique(codes, return_index=True)
+    texts = seeds.iloc[firsts].astype(str).agg("/".join, axis=1).to_numpy(dtype=object)
+    return np.asarray(texts[codes])
 
 
 def _told(table: pd.DataFrame) -> NDArray[np.bool_]:

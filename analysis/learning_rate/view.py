@@ -127,7 +127,7 @@ def _title(best: pd.DataFrame, value: str) -> str:
     if value == LOSS:
         return "Learning rate with the lowest final held-out loss"
     targets = sorted(best["target_loss"].dropna().unique())
-    named = ", ".join(significant(target, 6) for target in targets)
+    named = ", ".join(f"{target:g}" for target in targets)
     return f"Learning rate with the fewest steps to a held-out loss of {named}".removesuffix(" of ")
 
 

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.joins import rows_of
@@ -79,6 +79,42 @@ _MOST_POINTS = 20
 _PARTS = ["noise", "signal"]
 
 
+class _Sampled(NamedTuple):
+    """Sampled steps of one or more runs; those of a run lie together, in order of time."""
+
+    run: NDArray[np.int64]
+    samples: NDArray[np.float64]
+    """Seen so far."""
+    tokens: NDArray[np.float64]
+    """Seen so far; NaN where samples have none."""
+    parts: NDArray[np.float64]
+    """Shape (n, 2): numerator and denominator."""
+    b_small: NDArray[np.int64]
+    b_big: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> _Sampled:
+        """Take the columns out of a table of sampled steps."""
+        run = table["run"].to_numpy(dtype=np.int64)
+        order = np.argsort(run, kind="stable")
+        plain = [
+            table[name].to_numpy(dtype=np.float64, na_value=np.nan)
+            for name in ("samples", "tokens")
+        ]
+        sizes = [table[name].to_numpy(dtype=np.int64) for name in ("b_small", "b_big")]
+        parts = np.asfortranarray(table[_PARTS].to_numpy(dtype=np.float64)[order])
+        run, samples, tokens, b_small, b_big = (c[order] for c in (run, *plain, *sizes))
+        return cls(run, samples, tokens, parts, b_small, b_big)
+
+    def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
+        """Keep some of the steps."""
+        return _Sampled(*(column[chosen] for column in self))
+
+    def starts(self) -> NDArray[np.intp]:
+        """Return the first row of each run."""
+        return np.flatnonzero(np.diff(self.run, prepend=-1))
+
+
 class _Units(NamedTuple):
     """Independent measurements of both parts of the ratio."""
 
@@ -102,8 +138,8 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
     """
     samples = _samples(runs, steps)
-    groups = samples.groupby("run")
-    rows = {run: _row(_Units(_parts(own), np.ones(len(own))), own) for run, own in groups}
+    found = {run: _Sampled.of(own) for run, own in samples.groupby("run")}
+    rows = {run: _row(_Units(own.parts, np.ones(len(own.run))), own) for run, own in found.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
     return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
@@ -128,7 +164,8 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `low_tokens`, `high_tokens`, and `note`.
     """
     samples = _cell_samples(cells, steps)
-    rows = {cell: _cell_row(own) for cell, own in samples.groupby("cell")}
+    found = {cell: _Sampled.of(own) for cell, own in samples.groupby("cell")}
+    rows = {cell: _cell_row(own, np.ones(len(own.run))) for cell, own in found.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
     return table.astype(_COLUMNS).rename_axis("cell")
 
@@ -153,15 +190,16 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """
     samples = _cell_samples(cells, steps)
     curves = []
-    for cell, own in samples.groupby("cell"):
-        n_runs = own["run"].nunique()
-        points = min(max(len(own) // n_runs // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS)
-        lasts = own.groupby("run")["samples"].max()
+    for cell, table in samples.groupby("cell"):
+        own = _Sampled.of(table)
+        starts = own.starts()
+        points = min(max(len(own.run) // len(starts) // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS)
+        lasts = np.maximum.reduceat(own.samples, starts)
         half_life = lasts.max() / points
         # Where some runs have ended, the mean would jump to that of the others.
         for point in half_life * np.arange(1, int(points * lasts.min() / lasts.max()) + 1):
-            seen = own[own["samples"].le(point)]
-            row = _cell_row(seen, 0.5 ** ((point - seen["samples"].to_numpy()) / half_life))
+            seen = own.where(own.samples <= point)
+            row = _cell_row(seen, 0.5 ** ((point - seen.samples) / half_life))
             tokens = point * row["tokens_per_sample"]
             place = {"samples": point, "tokens": tokens, "half_life_samples": half_life}
             curves.append({"cell": cell, **place, **row})
@@ -190,7 +228,7 @@ def fieller_interval(
         All r >= 0 with (u - r v)^2 <= t^2 Var(u - r v), as its lower and upper end; the latter is
         infinite where v is compatible with zero. NaN where no such r exists.
     """
-    t = float(stats.t.ppf((1 + LEVEL) / 2, degrees))
+    t = float(stdtrit(degrees, (1 + LEVEL) / 2))
     (c, b), (_, a) = np.outer(mean, mean) - t * t * covariance
     root = math.sqrt(max(b * b - a * c, 0.0))
     # The set is a r^2 - 2 b r + c <= 0, with a > 0 where v differs from zero, c > 0 where u does.
@@ -222,31 +260,30 @@ def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
 
 
-def _cell_row(samples: pd.DataFrame, weights: NDArray[np.float64] | None = None) -> dict[str, Any]:
+def _cell_row(sampled: _Sampled, weights: NDArray[np.float64]) -> dict[str, Any]:
     """Return the columns of a table for the sampled steps of one or more runs."""
-    weights = np.ones(len(samples)) if weights is None else weights
-    places = samples.groupby("run").indices.values()
-    runs = [(_parts(samples.iloc[own]), weights[own]) for own in places]
-    if len(runs) == 1:
-        return _row(_Units(*runs[0]), samples)
-    means = np.array([np.average(values, axis=0, weights=own) for values, own in runs])
-    return _row(_Units(means, None), samples)
+    starts = sampled.starts()
+    if len(starts) == 1:
+        return _row(_Units(sampled.parts, weights), sampled)
+    sums = np.add.reduceat(sampled.parts * weights[:, None], starts)
+    return _row(_Units(sums / np.add.reduceat(weights, starts)[:, None], None), sampled)
 
 
-def _row(units: _Units, samples: pd.DataFrame) -> dict[str, Any]:
+def _row(units: _Units, sampled: _Sampled) -> dict[str, Any]:
     """Return the columns of a table for some units, made from these sampled steps."""
     noise, signal = np.average(units.values, axis=0, weights=units.weights)
     found = noise / signal if noise > 0 and signal > 0 else math.nan
     low, high = _interval(units)
-    tokens = samples["tokens"].sum(min_count=1) / samples["samples"].sum()
+    known = sampled.tokens[~np.isnan(sampled.tokens)]
+    tokens = known.sum() / sampled.samples.sum() if len(known) else math.nan
     values = {"estimate": found, "low": low, "high": high}
     return {
         **values,
         "n": len(units.values),
-        "n_runs": samples["run"].nunique(),
+        "n_runs": len(sampled.starts()),
         "method": f"Fieller over {'runs' if units.weights is None else 'steps'}",
-        "b_small": samples["b_small"].min(),
-        "b_big": samples["b_big"].max(),
+        "b_small": sampled.b_small.min(),
+        "b_big": sampled.b_big.max(),
         "tokens_per_sample": tokens,
         **{f"{name}_tokens": value * tokens for name, value in values.items()},
         "note": None if math.isfinite(high) else NOT_IDENTIFIED,
@@ -267,10 +304,6 @@ def _interval(units: _Units) -> tuple[float, float]:
     neighbours = counts[1:] @ counts[:-1]
     degrees = 2 * counts.sum() ** 2 / (2 * counts @ counts + neighbours)
     return fieller_interval(mean, covariance, float(degrees))
-
-
-def _parts(samples: pd.DataFrame) -> NDArray[np.float64]:
-    return samples[_PARTS].to_numpy(dtype=np.float64)
 
 
 _COLUMNS = {

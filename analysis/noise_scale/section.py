@@ -71,8 +71,8 @@ def _answer(table: pd.DataFrame) -> str:
             f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
             "sampled steps to tell the gradient's mean from zero."
         )
-    low, high = known["estimate"].min(), known["estimate"].max()
-    found = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    ends = [f"{known['estimate'].agg(which):.3g}" for which in ("min", "max")]
+    found = " to ".join(dict.fromkeys(ends))
     return (
         f"The gradient noise scale is {found} samples over the whole training, where it is "
         f"identified ({len(known)} of {len(table)} cells); intervals are in the table."

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.figures.style import COLUMN_IN, Look
+from batchscape.analysis.figures.panels import context_title, lay_out
+from batchscape.analysis.figures.style import Look
 from batchscape.analysis.noise_scale.estimate import LEVEL, NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid
@@ -84,6 +87,8 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
 def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look]) -> Figure | None:
     """Draw the noise scale against samples seen, with its interval at every point.
 
+    Cells whose settings differ get panels of their own.
+
     Parameters
     ----------
     cells : Cells
@@ -101,37 +106,56 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     if not drawn["cell"].duplicated().any():
         return None
     labels = geometry_label(cells.table)
-    figure = Figure(figsize=(COLUMN_IN, 2.9), layout="constrained")
-    axes = figure.subplots()
-    axes.set_yscale("log")
-    for cell, rows in drawn.groupby("cell"):
-        style = look[labels[cell]]
-        axes.plot(
-            rows["samples"],
-            rows["estimate"],
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=style.width,
-            marker=style.marker,
-            markersize=3,
-        )
-    low, high = axes.get_ylim()
-    axes.set_ylim(low / 3, high * 3)
-    for cell, rows in drawn.groupby("cell"):
-        # An interval may reach beyond the panel.
-        ends = rows["high"].clip(upper=high * 3)
-        starts = rows["low"].clip(lower=low / 3)
-        colour = look[labels[cell]].colour
-        axes.fill_between(rows["samples"], starts, ends, color=colour, alpha=0.12, linewidth=0)
-    axes.set_xlabel("samples")
-    axes.set_ylabel("gradient noise scale (samples)")
-    names = dict.fromkeys(labels[sorted(drawn["cell"].unique())])
+    context = cells.context_of()
+    parts = [rows for _, rows in drawn.groupby(context.reindex(drawn["cell"]).to_numpy())]
+    figure, panels = lay_out(len(parts), [2.2])
+    # Intervals may reach far beyond the points.
+    low, high = drawn["estimate"].min() / 3, drawn["estimate"].max() * 3
+    for (axes,), rows in zip(panels, parts, strict=True):
+        axes.set_yscale("log")
+        axes.set_ylim(low, high)
+        for cell, own in rows.groupby("cell"):
+            _draw_curve(axes, own, look[labels[cell]])
+        if len(parts) > 1:
+            axes.set_title(context_title(cells, int(rows["cell"].iloc[0])))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_xlabel("samples")
+    panels[0][0].set_ylabel("gradient noise scale (samples)")
+    shown = set(labels[drawn["cell"].unique()])
     handles = [
-        Line2D([], [], color=look[name].colour, linestyle=look[name].dash, label=name)
-        for name in names
+        Line2D(
+            [],
+            [],
+            color=look[name].colour,
+            linestyle=look[name].dash,
+            marker=look[name].marker,
+            markersize=3,
+            label=name,
+        )
+        for name in look
+        if name in shown
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=3.0)
+    columns = 3 if len(parts) == 1 else 6
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.0)
     return figure
+
+
+def _draw_curve(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+    low, high = axes.get_ylim()
+    axes.plot(
+        rows["samples"],
+        rows["estimate"],
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=look.width,
+        marker=look.marker,
+        markersize=3,
+    )
+    starts, ends = rows["low"].clip(lower=low), rows["high"].clip(upper=high)
+    if len(rows) == 1:
+        axes.vlines(rows["samples"], starts, ends, color=look.colour, alpha=0.5, linewidth=0.8)
+    else:
+        axes.fill_between(rows["samples"], starts, ends, color=look.colour, alpha=0.12, linewidth=0)
 
 
 def _with_interval(table: pd.DataFrame, unit: str) -> pd.Series[str]:

@@ -80,8 +80,9 @@ def curves_of(
     -------
     DataFrame
         One row a measurement, in order: the columns of `IDENTITY` and `PROGRESS`, and `loss`.
-        Times are NaN where the run's times are not valid. A run without any measurement has one
-        row, at optimizer step 0, whose loss is NaN, so that it stays in every denominator.
+        Times are NaN where the run's times are not valid, and tokens where samples have none. A
+        run without any measurement has one row, at optimizer step 0, whose loss is NaN, so that it
+        stays in every denominator.
 
     Raises
     ------
@@ -113,7 +114,11 @@ def curves_of(
     curves = pd.DataFrame(columns).reindex(columns=list(IDENTITY))
     for name in (*PROGRESS, "loss"):
         curves[name] = rows[name].to_numpy()
-    return curves.assign(train_time_s=curves["train_time_s"].where(timed))
+    # A sample of another task has no tokens, though it has a target.
+    other = runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
+    return curves.assign(
+        tokens=curves["tokens"].mask(other), train_time_s=curves["train_time_s"].where(timed)
+    )
 
 
 def curve_groups(cells: Cells) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from batchscape.analysis.targets.tidy import distinct_trajectories
 
 __all__ = ["targets_section"]
 
+_BATCH = "global_batch_size"
 _COARSE = 0.25
 """Share of the effect beyond which the evaluation grid is called coarse."""
 
@@ -80,20 +81,34 @@ def _answers(
         if known.empty:
             yield f"No global batch{where} reached {target} with half of its runs."
             continue
-        steps = known.loc[known["steps_to_target"].idxmin()]
-        samples = known.loc[known["samples_to_target"].idxmin()]
-        yield (
-            f"To reach {target}{where}, the fewest optimizer steps are taken by a global batch of "
-            f"{int(steps['global_batch_size'])} ({significant(steps['steps_to_target'], 3)} "
-            f"steps), the fewest samples by one of {int(samples['global_batch_size'])} "
-            f"({significant(samples['samples_to_target'], 3)} samples): medians over runs."
-        )
+        yield _what_it_took(known, f"{target}{where}", alone=part[_BATCH].nunique() == 1)
     lost = ", ".join(f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts)
     if lost:
         yield (
             f"Of {len(reaches)} pairs of run and target, {counts.get('reached', 0)} were reached; "
             f"{lost}. All of them stay in the denominators."
         )
+
+
+def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
+    """Say what reaching a target took; `alone`: there is one global batch."""
+    steps = known.nsmallest(1, "steps_to_target").iloc[0]
+    samples = known.nsmallest(1, "samples_to_target").iloc[0]
+    n_steps = significant(steps["steps_to_target"], 3)
+    n_samples = significant(samples["samples_to_target"], 3)
+    if known[_BATCH].nunique() == 1:
+        which = "a" if alone else "only a"
+        does = "takes" if alone else "gets there with half of its runs; it takes"
+        rate = " at its best learning rate" if len(known) > 1 else ""
+        return (
+            f"To reach {target}, {which} global batch of {int(steps[_BATCH])} {does} {n_steps} "
+            f"optimizer steps and {n_samples} samples{rate}: medians over runs."
+        )
+    return (
+        f"To reach {target}, the fewest optimizer steps are taken by a global batch of "
+        f"{int(steps[_BATCH])} ({n_steps} steps), the fewest samples by one of "
+        f"{int(samples[_BATCH])} ({n_samples} samples): medians over runs."
+    )
 
 
 def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import compare, find_cells, load
+from batchscape.analysis.cells import plain_texts
 from batchscape.analysis.numbers import TIMES
 from batchscape.errors import RecordError
 
@@ -135,3 +136,22 @@ def test_a_setting_that_differs_between_cuts_is_another_experiment(build: Any) -
     assert all("learning rate" in label for label in cells.labels())
     assert cells.context_of().nunique() == 2
     assert compare(cells)["throughput_ratio"].eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "texts"),
+    [
+        ([1, None, 3], "Int64", ["1", "null", "3"]),
+        ([None, None], "Int64", ["null", "null"]),
+        ([1, None], "float64", ["1", "null"]),
+        ([1.5, None], "Float64", ["1.5", "null"]),
+        ([True, None], "boolean", ["True", "null"]),
+        (["a", None], "string", ["a", "null"]),
+        ([2, None, [1, "a"]], "object", ["2", "null", '[1, "a"]']),
+    ],
+)
+def test_what_is_not_set_is_written_so_whatever_the_column(
+    values: list[Any], dtype: str, texts: list[str]
+) -> None:
+    column = pd.Series(values, dtype=dtype, index=[5] * len(values))
+    assert plain_texts(column).tolist() == texts

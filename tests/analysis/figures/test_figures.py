@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.markers import CARETUPBASE
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
@@ -198,3 +199,38 @@ def test_panels_of_one_task_share_their_range(build: Any) -> None:
     for rate in range(4):
         sweep.run(optimizer_steps=3, optimizer__learning_rate=(1 + rate) / 1000)
     assert len({axes.get_ylim() for axes in seen(loss_figure(sweep))}) == 1
+
+
+def test_a_spike_of_a_completed_run_leaves_the_panel_and_is_marked(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1), loss=lambda step: 3 * 0.95**step)
+    sweep.run((1, 16, 1), loss=lambda n: np.where(np.isin(n, [7, 8, 20]), 1e10, 3 * 0.9**n))
+    figure = loss_figure(sweep)
+    (axes,) = seen(figure)
+    assert 3 < axes.get_ylim()[1] < 9
+    (carets,) = [line for line in axes.lines if line.get_marker() == CARETUPBASE]
+    assert np.asarray(carets.get_xdata()).tolist() == [7, 20]
+    assert set(np.asarray(carets.get_ydata())) == {axes.get_ylim()[1]}
+    assert "beyond the panel" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_what_is_high_but_no_spike_is_not_cut(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1), loss=lambda step: 3 * 0.95**step)
+    sweep.run((1, 16, 1), loss=lambda step: 6 * 0.95**step)
+    figure = loss_figure(sweep)
+    (axes,) = seen(figure)
+    assert axes.get_ylim()[1] > 5.7
+    assert not [line for line in axes.lines if line.get_marker() == CARETUPBASE]
+
+
+def test_runs_that_all_diverged_are_seen_from_their_start(build: Any) -> None:
+    sweep = build()
+    for seed in range(2):
+        lost = {"status": "diverged", "reason": "NaN", "seed": seed}
+        sweep.run(loss=lambda n: np.where(n < 10, 3 - 0.1 * n, 1.5**n), **lost)
+    (axes,) = seen(loss_figure(sweep))
+    low, high = axes.get_ylim()
+    assert low < 2.1
+    assert 3 < high < 10

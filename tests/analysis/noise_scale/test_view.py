@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from batchscape.analysis import write_report
+from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_scale_curves
+from batchscape.analysis.noise_scale.section import noise_scale_section
+from batchscape.analysis.noise_scale.view import draw_noise_scale
 
 
 def test_the_report_shows_what_was_put_in(build: Any) -> None:
@@ -71,3 +76,43 @@ def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
     report = write_report([sweep.path], figures=False)
     assert not (report.out / "tables" / "noise_scale.csv").exists()
     assert "The gradient noise scale of 1 run is left out" in (report.out / "report.md").read_text()
+
+
+def test_settings_get_panels_of_their_own(build: Any) -> None:
+    sweep = build()
+    for rate, noise in ((0.001, 30.0), (0.002, 90.0)):
+        for seed in range(3):
+            sweep.run(
+                (1, 8, 4),
+                seed=seed,
+                optimizer_steps=200,
+                noise=(noise, 1.0),
+                optimizer__learning_rate=rate,
+            )
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    with paper_style():
+        figure = draw_noise_scale(cells, noise_scale_curves(cells, tables.steps), looks(cells))
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == [
+        "learning rate 0.001",
+        "learning rate 0.002",
+    ]
+    for axes, noise in zip(figure.axes, (30, 90), strict=True):
+        (line,) = axes.lines
+        assert np.median(np.asarray(line.get_ydata())) == pytest.approx(noise, rel=0.2)
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+
+
+def test_what_is_equal_when_written_is_written_once(build: Any) -> None:
+    sweep = build()
+    for micro in (4, 8):
+        for seed in range(3):
+            sweep.run((1, micro, 32 // micro), seed=seed, optimizer_steps=50, noise=(90.0, 1.0))
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    estimates = cell_noise_scales(cells, tables.steps)
+    estimates["estimate"] = [7.651, 7.652]
+    section = noise_scale_section(cells, tables.steps, estimates)
+    assert section is not None
+    assert section.answer[0].startswith("The gradient noise scale is 7.65 samples over")

@@ -50,6 +50,20 @@ def test_times_are_missing_where_they_are_not_valid(build: Callable[..., Any]) -
     }
 
 
+def test_samples_of_a_classification_are_no_tokens(build: Callable[..., Any]) -> None:
+    sweep = build()
+    sweep.run(
+        (1, 16, 1),
+        task="class",
+        model={"name": "mlp", "hidden_sizes": [8]},
+        data={"name": "digits"},
+    )
+    curves = curves_of(*loaded(sweep))
+    assert curves["tokens"].isna().all()
+    assert curves["samples"].notna().all()
+    assert steps_to_target(curves, [4.0])["tokens_to_target"].isna().all()
+
+
 def test_runs_without_measurements_stay_and_those_never_started_do_not(
     build: Callable[..., Any],
 ) -> None:

@@ -102,6 +102,26 @@ def test_the_section_answers_first_and_warns() -> None:
     assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
 
 
+def test_one_global_batch_is_compared_with_no_other() -> None:
+    rows = reaches()
+    alone = targets_section(rows[rows["global_batch_size"] == 8])
+    assert alone is not None
+    assert alone.answer[0] == (
+        "To reach a held-out loss of 2.5, a global batch of 8 takes 110 optimizer steps and "
+        "880 samples: medians over runs."
+    )
+    others = rows["global_batch_size"] != 8
+    only = targets_section(
+        rows.assign(
+            steps_to_target=rows["steps_to_target"].mask(others),
+            outcome=rows["outcome"].mask(others, "censored"),
+            steps_low=90.0,
+        )
+    )
+    assert only is not None
+    assert "only a global batch of 8 gets there with half of its runs; it takes" in only.answer[0]
+
+
 def test_nothing_to_say_and_nothing_to_sum_up() -> None:
     assert targets_section(reaches().iloc[:0]) is None
     with pytest.raises(AnalysisError, match="is empty"):

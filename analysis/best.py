@@ -11,8 +11,9 @@ import pandas as pd
 from scipy.special import stdtr
 
 from batchscape.analysis.cells import SEEDS, Cells
+from batchscape.analysis.multiplicity import holm
 
-__all__ = ["BEST", "SIGNIFICANCE", "Contest", "holm", "mark_best", "p_of_best"]
+__all__ = ["BEST", "SIGNIFICANCE", "Contest", "mark_best", "p_of_best"]
 
 SIGNIFICANCE = 0.05
 """A best is marked where its adjusted p value lies below."""
@@ -119,25 +120,6 @@ def p_of_best(values: Floats, best: int) -> float:
     with np.errstate(divide="ignore"):
         t = mean / (sd / np.sqrt(counts))
     return float(np.max(2 * stdtr(counts - 1, -t)))
-
-
-def holm(p_values: Floats) -> Floats:
-    """Adjust p values for their number, so that they bound the family-wise error.
-
-    Parameters
-    ----------
-    p_values : array of float, shape (n,)
-
-    Returns
-    -------
-    array of float, shape (n,)
-        Source: Holm (1979), "A simple sequentially rejective multiple test procedure".
-    """
-    order = np.argsort(p_values, kind="stable")
-    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1))
-    adjusted = np.empty_like(stepped)
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return adjusted
 
 
 def _entries(cells: Cells, figures: pd.DataFrame, contest: Contest) -> pd.DataFrame:

@@ -167,6 +167,12 @@ def found(
         As for `contrasts.effect`.
     """
     estimate = effect(deciding, definition, ratio=ratio, unit=unit, note=note)
+    single = sum(len(contrast.values) < 2 for contrast in contrasts)
+    if single:
+        explanation = (
+            f"{explanation.strip()} Of {len(contrasts)} comparisons {single} "
+            f"{'has' if single == 1 else 'have'} one pair of runs and no interval."
+        )
     return Finding(answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts))
 
 

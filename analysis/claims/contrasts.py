@@ -9,7 +9,8 @@ Every rule of a claim is one of three questions, with the threshold fixed in adv
 * is *any* above a threshold (tested at the level over their number; that none is needs no
   correction).
 
-"Not significant" never decides anything: what neither interval settles is not identified.
+"Not significant" never decides anything: what neither interval settles is not identified. Neither
+is what has a single pair: "all" and "none" hold only where every comparison has an interval.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def all_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | Non
     lows = [contrast.interval(LEVEL)[0] for contrast in usable]
     highs = [contrast.interval(_shared(len(usable)))[1] for contrast in usable]
     answer = OPEN
-    if min(lows) > threshold:
+    if min(lows) > threshold and len(usable) == len(contrasts):
         answer = SUPPORTED
     elif min(highs) < threshold:
         return Decision(CONTRADICTED, usable[int(np.argmin(highs))])
@@ -170,7 +171,8 @@ def all_within(contrasts: Sequence[Contrast], margin: float) -> Decision | None:
         return None
     ends = [contrast.interval(_TOST_LEVEL) for contrast in usable]
     reach = [max(-low, high) for low, high in ends]
-    answer = SUPPORTED if max(reach) < margin else OPEN
+    every = len(usable) == len(contrasts)
+    answer = SUPPORTED if every and max(reach) < margin else OPEN
     wide = [contrast.interval(_shared(len(usable))) for contrast in usable]
     beyond = [max(low - margin, -margin - high) for low, high in wide]
     if max(beyond) > 0:
@@ -188,7 +190,8 @@ def any_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | Non
     best = usable[int(np.argmax(lows))]
     if max(lows) > threshold:
         return Decision(SUPPORTED, best)
-    return Decision(CONTRADICTED if max(highs) < threshold else OPEN, best)
+    every = len(usable) == len(contrasts)
+    return Decision(CONTRADICTED if every and max(highs) < threshold else OPEN, best)
 
 
 def both(first: Answer, second: Answer) -> Answer:

@@ -78,7 +78,8 @@ CLAIMS: tuple[Claim, ...] = (
         effect="ratio of memory, rank 0 to the mean of the other ranks (of the device where the "
         "driver tells, else of the allocator)",
         rule="supported: rank 0 holds more than 1 % more in every geometry; contradicted: in one "
-        "it holds less than that",
+        "it holds less than that, by the driver's figures (the allocator's leave out contexts and "
+        "buffers)",
         settle="batchscape sweep sweeps=device_scaling",
         view="cost",
         decide=rank0_costs_memory,

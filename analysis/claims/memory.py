@@ -6,6 +6,8 @@ import numpy as np
 
 from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
 from batchscape.analysis.claims.contrasts import (
+    CONTRADICTED,
+    OPEN,
     Contrast,
     all_above,
     all_within,
@@ -52,7 +54,7 @@ def memory_follows_micro(context: Context) -> Finding | None:
         reason = f"the {missing} does not vary over two runs of different seeds, all else equal"
         return nothing(reason, definition, run_ids_of(along + across), along + across)
     answer = both(grows.answer, equal.answer)
-    deciding = grows if grows.answer == "contradicted" else equal
+    deciding = grows if grows.answer == CONTRADICTED else equal
     explanation = (
         f"Along the micro-batch: {said(grows.deciding, 'ratio')}; along the global batch at a "
         f"fixed micro-batch, worst of {len(across)}: {said(equal.deciding, 'ratio')}. Equal "
@@ -91,11 +93,18 @@ def rank0_costs_memory(context: Context) -> Finding | None:
     decision = all_above(contrasts, np.log(1.01))
     if decision is None:
         return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+    answer, whose = decision.answer, "of the device, as its driver tells"
+    if name == _PEAK:
+        whose = "that the allocator of each process handed out"
+        if answer == CONTRADICTED:
+            # What a device holds beside that, as contexts and buffers, is what the claim is about.
+            answer = OPEN
+            whose += ", which leaves out contexts and buffers and so cannot speak against the claim"
     explanation = (
-        f"Least of {len(contrasts)} geometries: {said(decision.deciding, 'ratio')}; extra means "
-        "more than 1 %."
+        f"Memory {whose}. Least of {len(contrasts)} geometries: "
+        f"{said(decision.deciding, 'ratio')}; extra means more than 1 %."
     )
-    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
+    return found(answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
 def _rank0(context: Context, name: str) -> list[Contrast]:

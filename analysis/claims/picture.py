@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.contrasts import SUPPORTED
@@ -61,7 +61,7 @@ def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio, as the claim's rule defines it (log scale)")
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     handles = [
         Line2D([], [], color=_COLOURS[True], marker="o", label="supported"),

@@ -92,7 +92,10 @@ def _best_side(sides: Sequence[list[Contrast]]) -> list[tuple[Answer, Contrast, 
 
 def musev_224(context: Context) -> Finding | None:
     """No other cut of 224 on at most 16 devices is faster without more memory a device."""
-    own = context.figures[context.figures["global_batch_size"].eq(224)]
+    own = context.figures[
+        context.figures["global_batch_size"].eq(224)
+        & context.figures["data_parallel_size"].le(_MUSEV[0])
+    ]
     cuts = own.groupby(_CUT).ngroup()
     here = own[_CUT].eq(list(_MUSEV)).all(axis=1)
     if not here.any() or cuts.nunique() < 2:

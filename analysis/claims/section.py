@@ -52,7 +52,7 @@ def claims_section(evidence: Evidence) -> Section | None:
         pictures.append(Picture("claims", caption, figure))
     return Section(
         title="What practitioners claim, and what these runs say",
-        answer=[*_answer(shown), *(_sentence(verdict) for verdict in settled)],
+        answer=[*_answer(shown, verdicts), *(_sentence(verdict) for verdict in settled)],
         tables=[view],
         pictures=pictures,
         warnings=[*_conflicts(settled), *_untuned(settled)],
@@ -125,7 +125,7 @@ def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return shown
 
 
-def _answer(shown: Sequence[Verdict]) -> Iterator[str]:
+def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[str]:
     by_claim: dict[str, set[str]] = {}
     for verdict in shown:
         by_claim.setdefault(verdict.claim.id, set()).add(verdict.verdict)
@@ -138,10 +138,12 @@ def _answer(shown: Sequence[Verdict]) -> Iterator[str]:
     yield f"Of {len(by_claim)} claims, these runs leave {', '.join(counts)}{differ}."
     judged = len(by_claim) - sum(found == {OPEN} for found in by_claim.values())
     if judged:
+        # What was tested and stayed open had its chance to be settled wrongly too.
+        tested = sum(verdict.effect.is_identified for verdict in verdicts)
         yield (
             f"Each claim is tested at {_LEVEL_OF_A_CLAIM:.0%} on its own, with a correction for "
-            f"its several comparisons but none for the number of claims: of {judged} settled ones, "
-            f"at most {judged * _LEVEL_OF_A_CLAIM:.2g} are expected to be so by chance. Runs of "
+            f"its several comparisons but none for the number of claims: of {tested} verdicts with "
+            f"an effect, about {tested * _LEVEL_OF_A_CLAIM:.2g} may be settled by chance. Runs of "
             "different hardware, precision, model or data are judged apart."
         )
     open_ = [verdict for verdict in shown if verdict.verdict == OPEN]

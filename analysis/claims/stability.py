@@ -22,6 +22,7 @@ from batchscape.analysis.claims.contrasts import (
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import best_rates, loss_of, score_of
 from batchscape.analysis.comparing.pairs import logarithm
+from batchscape.analysis.estimates import Estimate
 
 __all__ = ["held_out_at", "largest_rise", "too_large_generalises_worse", "too_small_unstable"]
 
@@ -51,13 +52,17 @@ def too_small_unstable(context: Context) -> Finding | None:
     if ends is None:
         return None
     runs = ends.runs[ends.runs["status"].isin(["completed", "diverged"])]
-    diverged = runs["status"].eq("diverged").groupby(runs[_BATCH]).agg(["sum", "size"])
+    # Cuts and repeats of one seed diverge together: a seed counts once.
+    of_seed = runs["status"].eq("diverged").groupby([runs[_BATCH], runs["seed_block"]]).any()
+    diverged = of_seed.groupby(level=0).agg(["sum", "size"])
     definition = "difference of the largest rise of the training loss, over its start"
     rises = runs.assign(value=_rises(context, runs))
     contrasts = _paired(rises, ends)
     p = _more_often(diverged, ends)
     decision = any_above(contrasts, _RISE)
     counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
+    if decision is None and p < _ALPHA:
+        return _diverges(diverged, ends, p, counts, runs["run_id"])
     if decision is None:
         reason = f"{ONE_SEED}; diverged: {counts}"
         return nothing(reason, definition, run_ids_of(contrasts), contrasts)
@@ -228,6 +233,29 @@ def _more_often(diverged: pd.DataFrame, ends: _Ends) -> float:
     counts = diverged.loc[[ends.end, ends.middle]].to_numpy(dtype=np.int64)
     table = np.column_stack([counts[:, 0], counts[:, 1] - counts[:, 0]])
     return float(stats.fisher_exact(table, alternative="greater").pvalue)
+
+
+def _diverges(
+    diverged: pd.DataFrame, ends: _Ends, p: float, counts: str, run_ids: pd.Series[str]
+) -> Finding:
+    """Return what divergence alone says, where no rise can be compared."""
+    shares = diverged["sum"] / diverged["size"]
+    effect = Estimate(
+        float(shares[ends.end] - shares[ends.middle]),
+        np.nan,
+        np.nan,
+        int(diverged["size"].min()),
+        "",
+        f"Fisher's exact test, p = {p:.2g}",
+        f"difference of the share of seeds that diverged: global batch {ends.end} against "
+        f"{ends.middle}",
+        ends.note,
+    )
+    explanation = (
+        f"No rise of the loss can be compared. Seeds that diverged: {counts} (Fisher's exact test, "
+        f"p = {p:.2g}).{_beware(ends.note)}"
+    )
+    return Finding(SUPPORTED, effect, tuple(sorted(set(run_ids))), explanation)
 
 
 def _spreads(context: Context, runs: pd.DataFrame, ends: _Ends) -> str:

@@ -7,6 +7,9 @@ import pandas as pd
 
 from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
 from batchscape.analysis.claims.contrasts import (
+    OPEN,
+    SUPPORTED,
+    Answer,
     Contrast,
     all_within,
     any_above,
@@ -26,8 +29,9 @@ __all__ = [
 _SLOWER = np.log(1.05)
 """Five percent is the least that counts as slower: ours."""
 _SAMPLES_ARE_TIME = (
-    " Samples stand for time: at one micro-batch and number of devices it is in proportion, and "
-    "how a global batch was cut does not change what it needs."
+    " These are samples, not seconds. Were every global batch cut into equal micro-batches on as "
+    "many devices, time would go with them but for what an update itself takes; where "
+    "micro-batches grow with the global batch it need not."
 )
 _BATCH = "global_batch_size"
 _CUT = ["data_parallel_size", "gradient_accumulation_steps", "micro_batch_size"]
@@ -86,11 +90,12 @@ def decompositions_are_equivalent(context: Context) -> Finding | None:
         f"every 90 % interval lies within {context.margin:g} nats. Of the four cuts of 32 in the "
         f"claim's table, {present} took part. {_costs(context, contrasts)}"
     )
+    answer, alone = _unless_one_diverged(decision.answer, context, [])
     return found(
-        decision.answer,
+        answer,
         decision.deciding,
         contrasts,
-        explanation,
+        explanation + alone,
         definition,
         ratio=False,
         unit="nats",
@@ -112,11 +117,12 @@ def accumulation_equals_large_batch(context: Context) -> Finding | None:
         f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; equal means that "
         f"every 90 % interval lies within {context.margin:g} nats."
     )
+    answer, alone = _unless_one_diverged(decision.answer, context, ["data_parallel_size"])
     return found(
-        decision.answer,
+        answer,
         decision.deciding,
         contrasts,
-        explanation,
+        explanation + alone,
         definition,
         ratio=False,
         unit="nats",
@@ -207,6 +213,17 @@ def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:
                 )
             )
     return contrasts
+
+
+def _unless_one_diverged(answer: Answer, context: Context, fixed: list[str]) -> tuple[Answer, str]:
+    """Withhold "supported" where a trajectory diverged under one cut and not under another."""
+    ended = context.runs[context.runs["status"].isin(["completed", "diverged"])]
+    outcomes = ended.groupby([_BATCH, *fixed, "trajectory_id"])["status"].nunique()
+    alone = int(outcomes.gt(1).sum())
+    if not alone:
+        return answer, ""
+    text = f" {alone} of {len(outcomes)} trajectories diverged under one cut and not under another."
+    return OPEN if answer == SUPPORTED else answer, text
 
 
 def _name(cut: tuple[int, ...]) -> str:

@@ -100,7 +100,9 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
         cost=labels_of(cells, runs, [n for n in others if not n.startswith(_HOW_LONG)]),
         settings=labels_of(cells, runs, others),
     )
-    table = figures.join(head).sort_values(["sweep_dir", "run_id"])
+    # Folders in the order given, so that the first one is the reference.
+    folder = runs["sweep_dir"].map({d: n for n, d in enumerate(cells.runs["sweep_dir"].unique())})
+    table = figures.join(head).assign(folder=folder).sort_values(["folder", "run_id"])
     names = tuple(table["side"].unique().tolist())
     rows: list[dict[str, object]] = []
     for name in COMPARED:

@@ -155,6 +155,13 @@ def estimate_of(
     elif model.fit.from_repeats:
         note = "the form itself is not tested: no more cells than terms"
     tiny = -1e-9 * float(model.cells["measured"].abs().max())
+    if high < tiny:
+        # Cut off at zero, the interval would be the point 0: a certainty that nothing supports.
+        ends_text = f"{found.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}"
+        reason = (
+            f"{NOT_IDENTIFIED}: the fit gives {ends_text}, below zero, so its form does not hold"
+        )
+        return Estimate(math.nan, math.nan, math.nan, note=reason, **common)  # type: ignore[arg-type]
     if found.value < tiny:
         note = f"the fit alone gives {found.value:.3g} {model.unit}, and it cannot be negative"
     ends = (found.value, low, high)

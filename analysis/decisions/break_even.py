@@ -69,6 +69,8 @@ def break_even_batch(
 
     if not critical.is_identified:
         return unknown("the critical batch is not identified")
+    if devices > 1 and "exchange_s" not in {name for part in model.parts for name in part.terms}:
+        return unknown("the exchange between devices was not measured")
     if growth == "accumulation":
         if micro_batch_size is None:
             return unknown("growth by accumulation needs a micro-batch")

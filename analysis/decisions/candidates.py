@@ -26,6 +26,7 @@ __all__ = [
     "candidates_of",
     "compare_with",
     "largest_micro_batch",
+    "memory_of_device",
 ]
 
 MEMORY_MARGIN = 0.10
@@ -38,7 +39,22 @@ LARGEST_SEARCHED = 2**20
 Geometry = tuple[int, int, int]
 
 
-def candidates_of(evidence: Evidence, max_devices: int, memory_gib: float) -> pd.DataFrame:
+def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int) -> float:
+    """Return the memory of one of so many devices; NaN where it is not known.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    memory_gib : float, optional
+        What was given; else ranks on a processor share its memory.
+    devices : int
+    """
+    return evidence.host_memory_gib / devices if memory_gib is None else memory_gib
+
+
+def candidates_of(
+    evidence: Evidence, max_devices: int, memory_gib: float | None = None
+) -> pd.DataFrame:
     """List the cuts of every global batch whose steps to the target are known.
 
     Parameters
@@ -46,8 +62,9 @@ def candidates_of(evidence: Evidence, max_devices: int, memory_gib: float) -> pd
     evidence : Evidence
     max_devices : int
         Devices that may be used.
-    memory_gib : float
-        Memory of a device; NaN: unknown, and only what ran out of memory is excluded.
+    memory_gib : float, optional
+        Memory of a device; by default what `memory_of_device` knows. Where it knows nothing, only
+        what ran out of memory is excluded.
 
     Returns
     -------
@@ -64,7 +81,12 @@ def candidates_of(evidence: Evidence, max_devices: int, memory_gib: float) -> pd
     rows = time_to_target(steps, times)
     model = evidence.memory
     limits = [
-        _memory(evidence, model, (int(devices), int(micro), int(accumulation)), memory_gib)
+        _memory(
+            evidence,
+            model,
+            (int(devices), int(micro), int(accumulation)),
+            memory_of_device(evidence, memory_gib, int(devices)),
+        )
         for devices, micro, accumulation in rows[list(FACTORS)].to_numpy()
     ]
     columns = ["memory_gib", "memory_source", "memory_beyond", "fits"]

@@ -84,7 +84,7 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Evidence]
     AnalysisError
         If no run was completed.
     """
-    tables = load(*dirs)
+    tables = load(*dirs, columns={"steps": (), "ranks": ()})
     cells = find_cells(tables.runs)
     found = evidence_of(cells, tables, target_loss)
     if not found:

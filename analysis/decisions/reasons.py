@@ -106,7 +106,10 @@ def _micro_batch(
     micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
     text = f"Micro-batch {micro}"
     if math.isnan(chosen["memory_gib"]):
-        return f"{text}: it ran; how much memory it takes is not known."
+        names = list(FACTORS)
+        ran = (evidence.table[names] == list(chosen[names])).all(axis=1).any()
+        how = "it ran" if ran else "THIS CUT WAS NOT RUN"
+        return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
     text += (
         f": it takes {_memory(chosen['memory_gib'])} ({chosen['memory_source']}, upper end and "
         f"{MEMORY_MARGIN:.0%} margin)"
@@ -119,6 +122,9 @@ def _micro_batch(
     if model is None:
         return text
     largest = largest_micro_batch(model, devices, memory_gib)
+    failed = min((m for d, m, _ in evidence.out_of_memory if d <= devices), default=math.inf)
+    if failed <= largest:
+        return f"{text} By the memory model {largest} would fit, but {failed} ran out of memory."
     if largest > 0:
         beyond = model.beyond(devices, largest, 1)
         more = " or more" if largest == LARGEST_SEARCHED else ""

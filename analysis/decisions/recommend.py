@@ -9,7 +9,11 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.candidates import candidates_of, compare_with
+from batchscape.analysis.decisions.candidates import (
+    candidates_of,
+    compare_with,
+    memory_of_device,
+)
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.decisions.reasons import missing_evidence, reasons_for
@@ -117,12 +121,12 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     """
     measured = int(evidence.table["data_parallel_size"].max())
     devices = needs.devices or measured
-    memory = _memory_of_device(evidence, needs, devices)
-    rows = candidates_of(evidence, devices, memory)
-    pool, warnings = _pool(rows, memory, devices, measured)
+    rows = candidates_of(evidence, devices, needs.memory_gib)
+    pool, warnings = _pool(rows, evidence, needs, devices, measured)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s, level)
     compared = compare_with(rows, chosen, level).sort_values("time_s", ignore_index=True)
+    memory = memory_of_device(evidence, needs.memory_gib, int(chosen["data_parallel_size"]))
     return Recommendation(
         label=evidence.label,
         chosen=chosen,
@@ -136,15 +140,8 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     )
 
 
-def _memory_of_device(evidence: Evidence, needs: Needs, devices: int) -> float:
-    if needs.memory_gib is not None:
-        return needs.memory_gib
-    # Ranks on a processor share its memory.
-    return evidence.host_memory_gib / devices
-
-
 def _pool(
-    rows: pd.DataFrame, memory: float, devices: int, measured: int
+    rows: pd.DataFrame, evidence: Evidence, needs: Needs, devices: int, measured: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Choose the rows to decide among: what was measured where anything was."""
     warnings = []
@@ -155,12 +152,7 @@ def _pool(
         )
     fits = rows[rows["fits"]]
     if fits.empty:
-        least = rows["memory_gib"].min()
-        msg = (
-            f"no geometry fits a device of {memory:.3g} GiB: the smallest needs {least:.3g} GiB "
-            "with its margin; use a device with more memory, or engine.activation_checkpointing"
-        )
-        raise AnalysisError(msg)
+        raise AnalysisError(_nothing_fits(rows, evidence, needs))
     timed = fits[fits["time_s"].map(math.isfinite)]
     known = (
         "no time to the target is known: the choice follows samples to the target and the recipe"
@@ -176,6 +168,27 @@ def _pool(
         if len(pool):
             return pool, warnings + ([warning] if warning else [])
     return fits, [*warnings, known]
+
+
+def _nothing_fits(rows: pd.DataFrame, evidence: Evidence, needs: Needs) -> str:
+    way_out = "use a device with more memory, or engine.activation_checkpointing"
+    known = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
+    if rows.empty:
+        return f"no global batch with known steps can be cut on {needs.devices} devices"
+    if known.empty or not known["memory_gib"].iloc[0] > (
+        limit := memory_of_device(
+            evidence, needs.memory_gib, int(known["data_parallel_size"].iloc[0])
+        )
+    ):
+        failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
+        return (
+            "no geometry is left that takes less than one that ran out of memory "
+            f"({failed}); {way_out}"
+        )
+    return (
+        f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
+        f"{known['memory_gib'].iloc[0]:.3g} GiB with its margin; {way_out}"
+    )
 
 
 def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any], list[str]]:
@@ -207,7 +220,8 @@ def _by_recipe(
     same = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, level)
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
-    if deadline_s is not None and best["time_high_s"] <= deadline_s:
+    if deadline_s is not None and best["n_seeds"] and math.isfinite(best["time_s"]):
+        # Where no time is sure to meet the deadline, none is given away for the recipe.
         tied = tied[tied["time_high_s"] <= deadline_s]
     if tied.empty:
         return best
@@ -218,11 +232,18 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     """Say how much faster another geometry might be, at the worst end of its interval."""
     same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
     measured = (compared["source"] == "measured") & compared["fits"] & ~same
-    others = compared[measured & (compared["times_slower_low"] > 0)]
+    others = compared[measured & compared["times_slower_low"].notna()]
     if others.empty:
         lines = ["Not identified: no other geometry that fits was measured with an interval."]
     else:
         lines = [_best_rival(others), _worst_rival(others)]
+    unknown = compared[measured & compared["times_slower_low"].isna()]
+    if len(others) and len(unknown):
+        cuts = ", ".join(_cut(row) for _, row in unknown.head(3).iterrows())
+        lines.append(
+            f"Without an interval, and so not among these: {cuts}"
+            f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
+        )
     front = compared[
         compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
     ]
@@ -238,11 +259,12 @@ def _best_rival(others: pd.DataFrame) -> str:
     rival = others.sort_values("times_slower_low").iloc[0]
     lost = 100 * (1 - rival["times_slower_low"])
     if lost <= 0:
-        return "No other measured geometry is faster, even at the end of its interval."
+        return "No other measured geometry is faster, even at the end of its interval (95 %, each)."
     return (
         f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
-        f"{_cut(rival)} at the end of its interval (it is faster with probability "
-        f"{rival['probability_faster']:.2g})."
+        f"{_cut(rival)} at the end of its 95 % interval (that it is the faster one has a one-sided "
+        f"confidence of {rival['probability_faster']:.2g}). Each rival is compared on its own, and "
+        "that this one was chosen as the fastest is not corrected for."
     )
 
 

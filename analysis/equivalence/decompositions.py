@@ -17,6 +17,7 @@ __all__ = [
     "compared",
     "loss_differences",
     "members_of",
+    "paired_parts",
     "reference_labels",
     "seed_spread",
 ]
@@ -45,13 +46,30 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
         `difference` (loss - loss of the reference, NaN where one of them is).
     """
+    return pd.concat([pairs for pairs, _ in paired_parts(cells, steps)], ignore_index=True)
+
+
+def paired_parts(cells: Cells, steps: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Yield what `loss_differences` and `seed_spread` return, some whole families at a time.
+
+    Parameters
+    ----------
+    cells, steps
+        As for `loss_differences`.
+
+    Yields
+    ------
+    tuple of DataFrame
+        Pairs and spread; once at least, empty where there are none.
+    """
     members = members_of(cells)
-    pairs = pd.concat(map(_paired, _member_rows(members, steps)), ignore_index=True)
     names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
-    pairs["trajectory_id"] = pd.Categorical.from_codes(
-        pairs["trajectory"].to_numpy(), pd.Index(names.sort_index())
-    )
-    return pairs.drop(columns="trajectory")
+    categories = pd.CategoricalDtype(pd.Index(names.sort_index()))
+    for rows in _member_rows(members, steps):
+        pairs = _paired(rows)
+        numbers = pairs.pop("trajectory").to_numpy()
+        pairs["trajectory_id"] = pd.Categorical.from_codes(numbers, dtype=categories)
+        yield pairs, _spread(rows[rows["cell"] == rows["reference"]])
 
 
 def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -105,16 +123,21 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
         As `seed_spread` returns it.
     """
     pairs = pairs.dropna(subset=["difference"])
-    pairs["relative"] = pairs["difference"] / pairs["loss_reference"]
-    groups = pairs.groupby("cell")
+    size = pairs["difference"].abs()
+    relative = size / pairs["loss_reference"].abs()
+    sizes = pd.DataFrame(
+        {"size": size, "square": size**2, "relative": relative, "relative_square": relative**2}
+    )
+    groups, by_cell = pairs.groupby("cell"), sizes.groupby(pairs["cell"])
+    largest, means = by_cell[["size", "relative"]].max(), by_cell.mean()
     table = pd.DataFrame(
         {
             "n_trajectories": groups["trajectory_id"].nunique(),
             "n_optimizer_steps": groups.size(),
-            "max_abs_difference": groups["difference"].agg(_largest),
-            "rms_difference": groups["difference"].agg(_rms),
-            "max_relative_difference": groups["relative"].agg(_largest),
-            "rms_relative_difference": groups["relative"].agg(_rms),
+            "max_abs_difference": largest["size"],
+            "rms_difference": means["square"] ** 0.5,
+            "max_relative_difference": largest["relative"],
+            "rms_relative_difference": means["relative_square"] ** 0.5,
         }
     )
     reference = groups["reference"].first()
@@ -198,10 +221,6 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
 def _notes(first: pd.DataFrame) -> pd.Series[str]:
     why = first.reindex(columns=["not_invariant"])["not_invariant"]
     return why.map(lambda text: f"not decomposition-invariant: {text}", na_action="ignore")
-
-
-def _largest(values: pd.Series[float]) -> float:
-    return float(values.abs().max())
 
 
 def _rms(values: pd.Series[float]) -> float:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.equivalence.tost import ALPHA, Tost, bootstrap_interval, holm, tost
+from batchscape.analysis.equivalence.tost import ALPHA, Tost, bootstrap_interval, tost
+from batchscape.analysis.multiplicity import holm
 from batchscape.errors import AnalysisError
 
 __all__ = [

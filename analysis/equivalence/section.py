@@ -7,20 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.equivalence.decompositions import (
-    compared,
-    loss_differences,
-    members_of,
-    seed_spread,
-)
-from batchscape.analysis.equivalence.divergence import growth_of_differences
+from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.gradients import (
     gradient_error_table,
     gradient_errors,
     sketch_spread,
 )
+from batchscape.analysis.equivalence.losses import ComparedLosses, compare_losses
 from batchscape.analysis.equivalence.paired import (
     MARGINS,
     family_verdicts,
@@ -40,7 +36,7 @@ from batchscape.analysis.equivalence.view import (
     gradient_grid,
     with_cells,
 )
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.section import Picture, Section, TableView
@@ -89,11 +85,10 @@ def equivalence_section(
         return None
     views, pictures = [], []
     if len(judged):
-        losses = loss_differences(cells, tables.steps)
-        spread = seed_spread(cells, tables.steps)
-        views += _loss_views(cells, judged, losses, spread)
+        losses = compare_losses(cells, tables.steps, _margin_of(judged), MOST_PANELS)
+        views += _loss_views(cells, judged, losses)
         if figures:
-            pictures = _pictures(cells, judged, pairs, losses, spread)
+            pictures = _pictures(cells, judged, pairs, losses)
     gradients = gradient_error_table(errors)
     if len(gradients):
         shown = with_cells(gradients, cells)
@@ -135,21 +130,17 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
     return rows[kept].drop(columns="reference").reset_index(drop=True)
 
 
-def _loss_views(
-    cells: Cells, judged: pd.DataFrame, losses: pd.DataFrame, spread: pd.DataFrame
-) -> list[TableView]:
+def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> list[TableView]:
     everything = with_cells(judged, cells)
     shown = with_cells(judged[judged["quantity"].isin(_shown_quantities(judged))], cells)
     grid = equivalence_grid(shown, cells)
     title = "Equivalence of final losses, by two one-sided tests"
     views = [TableView("equivalence", title, everything, grid)]
-    table = compared(cells, losses, spread)
-    if len(table):
-        grid = decomposition_grid(table, cells)
+    if len(losses.table):
+        grid = decomposition_grid(losses.table, cells)
         title = "Differences of the training loss over all optimizer steps"
-        views.append(TableView("decompositions", title, table, grid))
-        growth = growth_of_differences(losses, _margin_of(judged))
-        shown = with_cells(growth, cells)
+        views.append(TableView("decompositions", title, losses.table, grid))
+        shown = with_cells(losses.growth, cells)
         grid = divergence_grid(shown, cells)
         title = "How differences of the training loss grow"
         views.append(TableView("divergence", title, shown, grid))
@@ -157,11 +148,7 @@ def _loss_views(
 
 
 def _pictures(
-    cells: Cells,
-    judged: pd.DataFrame,
-    pairs: pd.DataFrame,
-    losses: pd.DataFrame,
-    spread: pd.DataFrame,
+    cells: Cells, judged: pd.DataFrame, pairs: pd.DataFrame, losses: ComparedLosses
 ) -> list[Picture]:
     quantity = _primary(judged)
     what = "held-out" if quantity == "final_eval_loss" else "training"
@@ -169,7 +156,9 @@ def _pictures(
         forest = draw_equivalence(
             cells, judged[judged["quantity"] == quantity], pairs[pairs["quantity"] == quantity]
         )
-        over_steps = draw_divergence(cells, losses, spread, _margin_of(judged), looks(cells))
+        over_steps = draw_divergence(
+            cells, losses.pairs, losses.spread, _margin_of(judged), looks(cells)
+        )
     pictures = []
     if forest is not None:
         caption = (
@@ -187,7 +176,7 @@ def _pictures(
             "decomposition and the first one of its trajectory, at the same optimizer step; "
             "differences of exactly 0 are left out."
         )
-        if losses["reference"].nunique() > MOST_PANELS:
+        if losses.n_families > MOST_PANELS:
             caption += f" The first {MOST_PANELS} groups of decompositions are drawn."
         pictures.append(Picture("divergence", caption, over_steps))
     return pictures
@@ -276,15 +265,18 @@ def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estim
     if len(judged):
         own = judged[judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()]
         for row in own.nlargest(1, "smallest_margin").to_dict("records"):
+            # A headline has the level of all others; the verdict rests on the narrower interval.
+            half = float(t.ppf((1 + LEVEL) / 2, row["n"] - 1)) * row["sd_difference"]
+            half /= math.sqrt(row["n"])
             found["decomposition_loss_difference"] = Estimate(
                 value=row["mean_difference"],
-                low=row["low"],
-                high=row["high"],
+                low=row["mean_difference"] - half,
+                high=row["mean_difference"] + half,
                 n=row["n"],
                 unit="nats",
-                method=f"paired t, {_LEVEL:.0%} interval over {row['n']} seeds",
+                method=f"paired t, {LEVEL:.0%} interval over {row['n']} seeds",
                 definition=f"paired difference of {row['quantity']} of the decomposition whose "
-                "interval reaches furthest from 0",
+                f"interval reaches furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)",
             )
     known = gradients.dropna(subset=["relative_error"]) if len(gradients) else gradients
     for precision, rows in known.groupby("precision") if len(known) else ():

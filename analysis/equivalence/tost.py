@@ -8,7 +8,6 @@ comparisons that must all be equivalent need no correction: an intersection-unio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -30,7 +29,6 @@ __all__ = [
     "Verdict",
     "bootstrap_interval",
     "detectable_margin",
-    "holm",
     "tost",
 ]
 
@@ -197,31 +195,6 @@ def bootstrap_interval(
     drawn = generator.integers(len(values), size=(_RESAMPLES, len(values)))
     low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p values for their number, so that the smallest may be believed.
-
-    Parameters
-    ----------
-    p_values : sequence of float
-        NaN: not tested, and not counted.
-
-    Returns
-    -------
-    list of float
-        In the same order.
-
-    Notes
-    -----
-    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
-    """
-    tested = [index for index, p in enumerate(p_values) if not math.isnan(p)]
-    adjusted, largest = [math.nan] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(tested, key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, (len(tested) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
 
 
 def _check(values: np.ndarray, margin: float, alpha: float) -> None:

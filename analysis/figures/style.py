@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,17 @@ from matplotlib.figure import Figure
 
 from batchscape.analysis.cells import Cells, geometry_label
 
-__all__ = ["COLUMN_IN", "PAGE_IN", "Look", "looks", "paper_style", "save", "tint"]
+__all__ = [
+    "COLUMN_IN",
+    "PAGE_IN",
+    "Look",
+    "looks",
+    "paper_style",
+    "render",
+    "save",
+    "tint",
+    "write_figure",
+]
 
 COLUMN_IN = 3.5
 """Width of a column of a two-column paper, in inches."""
@@ -117,15 +128,28 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     list of Path
         The files written.
     """
-    files = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    return write_figure(render(figure), folder, name)
+
+
+def write_figure(rendered: Mapping[str, bytes], folder: Path, name: str) -> list[Path]:
+    """Write what `render` returned, and return the files."""
+    files = {folder / f"{name}.{ending}": content for ending, content in rendered.items()}
+    for path, content in files.items():
+        path.write_bytes(content)
+    return list(files)
+
+
+def render(figure: Figure) -> dict[str, bytes]:
+    """Return the content of the files that `save` writes, by their ending."""
     # Saving would lay the figure out for each file, and draw it once more every time.
     if (layout := figure.get_layout_engine()) is not None:
         figure.set_dpi(_DPI)
         layout.execute(figure)
         figure.set_layout_engine(None)
-    figure.savefig(files[0], dpi=_DPI)
-    figure.savefig(files[1], metadata={"CreationDate": None})
-    return files
+    png, pdf = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI)
+    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+    return {"png": png.getvalue(), "pdf": pdf.getvalue()}
 
 
 def _colour(index: int, total: int) -> str:

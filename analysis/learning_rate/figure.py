@@ -8,7 +8,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from batchscape.analysis.figures.style import PAGE_IN
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
@@ -138,7 +138,7 @@ def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None
     _draw_laws(axes, best, laws)
     axes.set_ylim(floor, ceiling)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
-    axes.xaxis.set_major_formatter(lambda size, _: f"{size:g}")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("global batch (samples)")
     axes.set_ylabel("best learning rate")

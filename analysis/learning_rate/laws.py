@@ -1,26 +1,14 @@
-"""How the best learning rate grows with the global batch: an exponent, and laws compared.
+"""How the best learning rate grows with the global batch: laws compared, beside an exponent.
 
-The exponent is the slope of log learning rate on log global batch by least squares, and its
-interval takes the scatter around the line and the t quantile with two degrees of freedom less than
-there are batches. That scatter holds the noise of the seeds and what the grid adds to it. A seed
-whose optima are all too high shifts the line and leaves its slope alone.
-
-The laws are fitted to the same logarithms by least squares and compared by AICc, the scatter
-counted as a parameter: fixed, sqrt (Malladi et al. 2022, arXiv:2205.10287, for Adam), linear
-(Goyal et al. 2017, arXiv:1706.02677, for SGD), power (the exponent free), saturating, eps_max /
-(1 + B_noise/B) (McCandlish et al. 2018, arXiv:1812.06162, equation 2.6), and surge, 2 eps_max /
-(sqrt(B_noise/B) + sqrt(B/B_noise)), which falls again above B_noise (Li et al. 2024,
-arXiv:2405.14578). With five batches AICc asks twenty more of a law of two parameters than of one of
-one; below five it has no value for them.
+The laws are fitted to the logarithms of the optima behind the exponent (`exponent.py`) by least
+squares and compared by AICc, the scatter counted as a parameter: fixed, sqrt (Malladi et al. 2022,
+arXiv:2205.10287, for Adam), linear (Goyal et al. 2017, arXiv:1706.02677, for SGD), power (the
+exponent free), saturating, eps_max / (1 + B_noise/B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.6), and surge, 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)), which falls again above
+B_noise (Li et al. 2024, arXiv:2405.14578). With five batches AICc asks twenty more of a law of two
+parameters than of one of one; below five it has no value for them.
 
 Source: AICc for small samples: Hurvich and Tsai 1989, Biometrika 76, p. 297.
-
-Notes
------
-Coverage of the exponent's interval at 95 % in 400 simulated sweeps of six batches, lowest and
-highest of 3, 5 and 10 seeds, without and with a shift that a seed has in all batches
-(`test_coverage.py`): parabolas 94.3 to 96.3 %, asymmetric curves 92.5 to 96.5 %, the noisy
-quadratic with its wall 93.2 to 97.3 %.
 """
 
 from __future__ import annotations
@@ -33,17 +21,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.learning_rate.exponent import (
+    exponent_of,
+    is_bounded,
+    left_out_reason,
+)
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
-__all__ = ["LAWS", "LearningRateLaws", "learning_rate_laws", "power_law", "predict"]
+__all__ = ["LAWS", "LearningRateLaws", "learning_rate_laws", "predict"]
 
 _Array = NDArray[np.float64]
-_FEWEST = 3
-"""Optima behind an exponent: with two there is no scatter around the line."""
 _SAME = 2.0
 """Difference in AICc below which two laws are not told apart (Burnham and Anderson 2002, p. 70)."""
 _FAR = math.log(1e4)
@@ -88,8 +79,9 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     ----------
     best : DataFrame
         One row a global batch, of one group and one target: `global_batch_size` and
-        `learning_rate`; where there are any, `edge` and `note`. As `best_learning_rates` returns
-        it. Batches without an optimum inside their grid are left out, and named.
+        `learning_rate`; where there are any, `low`, `high` and `note`. As `best_learning_rates`
+        returns it. Batches whose optimum is not bounded on both sides are left out, and named;
+        of one seed (no ends are known) all optima inside their grid count.
 
     Returns
     -------
@@ -101,7 +93,7 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
         If columns are missing, a batch stands in two rows, or a number is not above 0.
     """
     _check(best)
-    known = best["learning_rate"].notna()
+    known = is_bounded(best)
     used = best[known].sort_values("global_batch_size")
     batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
     rate = np.log(used["learning_rate"].to_numpy(dtype=float))
@@ -111,36 +103,8 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     table["delta_aicc"] = table["aicc"] - least
     likelihood = np.exp(-table["delta_aicc"] / 2)
     table["weight"] = likelihood / likelihood.sum() if np.isfinite(least) else np.nan
-    left_out = tuple(_reason(row) for _, row in best[~known].iterrows())
-    exponent = power_law(batch, rate)
-    return LearningRateLaws(exponent, table, used, left_out, _verdict(table))
-
-
-def power_law(log_batch: _Array, log_rate: _Array) -> Estimate:
-    """Estimate the exponent of the best learning rate in the global batch.
-
-    Parameters
-    ----------
-    log_batch, log_rate : array, shape (n,)
-        One optimum a global batch.
-
-    Returns
-    -------
-    Estimate
-    """
-    n = len(log_batch)
-    definition = "slope of log best learning rate on log global batch, by least squares"
-    if n < _FEWEST:
-        reason = f"{NOT_IDENTIFIED}: {n} global batches with an optimum inside the grid"
-        note = f"{reason}, {_FEWEST} needed"
-        return Estimate(math.nan, math.nan, math.nan, n, "", "none", definition, note)
-    centred = log_batch - log_batch.mean()
-    slope = float(centred @ log_rate / (centred @ centred))
-    residuals = log_rate - log_rate.mean() - slope * centred
-    error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2)) * error
-    method = f"t with {n - 2} degrees of freedom over {n} global batches"
-    return Estimate(slope, slope - half, slope + half, n, "", method, definition)
+    left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
+    return LearningRateLaws(exponent_of(best), table, used, left_out, _verdict(table))
 
 
 def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Array:
@@ -222,11 +186,6 @@ def _verdict(table: pd.DataFrame) -> str:
         return f"Only {near[0]} could be fitted.{rest}"
     margin = significant(float(order["delta_aicc"].iloc[1]), 2)
     return f"AICc prefers {near[0]}, by {margin} before {order['law'].iloc[1]}.{rest}"
-
-
-def _reason(row: pd.Series[Any]) -> str:
-    note = row.get("note")
-    return f"{row['global_batch_size']:g}: " + (note if isinstance(note, str) else "no optimum")
 
 
 def _check(best: pd.DataFrame) -> None:

@@ -14,6 +14,8 @@ from batchscape.analysis.learning_rate.table import cost_table, series_of
 
 __all__ = ["best_learning_rates", "optimum_estimate"]
 
+_FARTHEST = 700.0
+"""Logarithm beyond which an end is none: its exponential has no floating-point number."""
 _DEFINITION = (
     "lowest point of a parabola in log learning rate through the best rate of the grid and its "
     "neighbours, the cost averaged over seeds"
@@ -109,7 +111,8 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
     return {
         "learning_rate": math.exp(found.value),
         "low": math.exp(found.low),
-        "high": math.exp(found.high),
+        # Fieller's ends run off without limit where the curvature is hardly there.
+        "high": math.exp(found.high) if found.high < _FARTHEST else math.inf,
         **known,
         "method": found.method,
         "note": _and(note, found.note),

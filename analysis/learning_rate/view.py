@@ -78,8 +78,8 @@ def _section(
         answer.append(prefix + _answer(own, laws[group], value))
         exponent = laws[group].exponent
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = exponent
-        left = laws[group].left_out
-        warnings += [f"{prefix}Left out of exponent and laws: B = {text}." for text in left]
+        left = "; ".join(f"B = {text}" for text in laws[group].left_out)
+        warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
     untuned = tuning_warning(reaches) if value == STEPS and len(reaches) else None
     warnings = [*([untuned] if untuned else []), *warnings]
     several = best["group"].nunique() > 1

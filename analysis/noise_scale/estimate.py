@@ -108,7 +108,9 @@ class _Sampled(NamedTuple):
 
     def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
         """Keep some of the steps."""
-        return _Sampled(*(column[chosen] for column in self))
+        run, samples, tokens, parts, b_small, b_big = self
+        plain = samples[chosen], tokens[chosen], parts[chosen]
+        return _Sampled(run[chosen], *plain, b_small[chosen], b_big[chosen])
 
     def starts(self) -> NDArray[np.intp]:
         """Return the first row of each run."""

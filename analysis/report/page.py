@@ -12,7 +12,7 @@ from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
-from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
+from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines
 
@@ -83,7 +83,7 @@ def page(
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     lines = [f"# {escape_markdown(' and '.join(names))}", *_questions(names), _overview(cells)]
     lines += _in_short(sections)
-    lines += ["## Comparison", to_markdown(comparison), _files("comparison")]
+    lines += ["## Comparison", to_markdown(shorten(comparison)), _files("comparison")]
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
-from batchscape.analysis.report.grids import escape_markdown, show, to_markdown
+from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.macros import write_macros
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.tables import write_table
@@ -41,7 +41,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
         if len(section.tables) > 1:
             lines.append(f"### {escape_markdown(view.title)}")
         links = ", ".join(f"[{end}](tables/{view.name}.{end})" for end in ("csv", "md", "tex"))
-        lines += [to_markdown(view.grid), f"Files: {links}."]
+        lines += [to_markdown(shorten(view.grid)), f"Files: {links}."]
     for picture in section.pictures if figures else ():
         lines.append(f"![{picture.name}](figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +17,8 @@ from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.bars import draw_memory, draw_step_time, draw_throughput
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style, save
+from batchscape.analysis.figures.rendering import Renderer
+from batchscape.analysis.figures.style import looks, write_figure
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
@@ -36,6 +39,9 @@ _COLUMNS = {
     "ranks": ("memory_method",),
 }
 """What is read of the large tables; ten thousand runs take gigabytes in whole."""
+
+_RUNS_A_PROCESS = 1000
+"""Runs whose figures are worth the start of a process that renders them."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +133,27 @@ def write_report(
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     grid = comparison_grid(comparison, cells)
-    sections = find_sections(cells, tables, targets)
+    beside = len(cells.runs) >= _RUNS_A_PROCESS and os.cpu_count() != 1
+    with Renderer(beside=beside and figures) as renderer:
+        drawn = _draw(cells, tables, renderer) if figures else {}
+        sections = find_sections(cells, tables, targets)
+        pictures = [picture for section in sections for picture in section.pictures]
+        shown = [(p.name, renderer.submit(p.figure)) for p in pictures if figures]
     notes = find_notes(cells, tables.damaged, tables.copies)
     _clear(out)
     files = write_table(out / "tables", "comparison", comparison, grid)
     files.append(out / "tables" / "runs.csv")
     cells.runs.to_csv(files[-1], index=False)
-    drawn = _write_figures(cells, tables, out / "figures") if figures else {}
-    files += [path for paths in drawn.values() for path in paths]
-    files += write_sections(sections, out, figures=figures)
+    files += write_sections(sections, out, figures=False)
+    for name, rendered in [*drawn.items(), *shown]:
+        files += write_figure(rendered.result(), out / "figures", name)
     text = page(
         cells,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         comparison=grid,
         sections=sections,
         notes=notes,
-        figures=list(drawn),
+        figures=[name for name, rendered in drawn.items() if rendered.result()],
         drawn=figures,
     )
     (out / "report.md").write_text(text, encoding="utf-8")
@@ -156,25 +167,26 @@ def write_report(
     )
 
 
-def _write_figures(cells: Cells, tables: Tables, folder: Path) -> dict[str, list[Path]]:
-    """Draw what there is to draw; return the files by the name of the figure."""
+def _draw(cells: Cells, tables: Tables, renderer: Renderer) -> dict[str, Future[dict[str, bytes]]]:
+    """Have drawn what there is to draw of the comparison; return the contents by name."""
     look = looks(cells)
     shown = with_room(cells, MAX_PANELS, timed=False)
     curves = loss_curves(shown, tables.steps, tables.evals, timed=False)
-    timed_shown = with_room(cells, MAX_PANELS, timed=True)
-    timed = loss_curves(timed_shown, tables.steps, tables.evals, timed=True)
-    with paper_style():
-        drawn = {
-            "loss_vs_optimizer_steps": draw_loss(cells, curves, "optimizer_step", look),
-            "loss_vs_samples": draw_loss(cells, curves, "samples", look),
-            "loss_vs_time": draw_loss(cells, timed, "train_time_s", look),
-            "memory": draw_memory(cells, look),
-            "step_time": draw_step_time(cells, look),
-            "throughput": draw_throughput(cells, look),
-        }
-        return {
-            name: save(figure, folder, name) for name, figure in drawn.items() if figure is not None
-        }
+    # What is drawn of the runs is in the curves.
+    table = replace(cells, runs=cells.runs.iloc[:0])
+    drawn = {
+        "loss_vs_optimizer_steps": renderer.draw(draw_loss, table, curves, "optimizer_step", look),
+        "loss_vs_samples": renderer.draw(draw_loss, table, curves, "samples", look),
+    }
+    shown = with_room(cells, MAX_PANELS, timed=True)
+    timed = loss_curves(shown, tables.steps, tables.evals, timed=True)
+    return {
+        **drawn,
+        "loss_vs_time": renderer.draw(draw_loss, table, timed, "train_time_s", look),
+        "memory": renderer.draw(draw_memory, cells, look),
+        "step_time": renderer.draw(draw_step_time, cells, look),
+        "throughput": renderer.draw(draw_throughput, cells, look),
+    }
 
 
 def _clear(out: Path) -> None:

@@ -10,7 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
 
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.numbers import significant
@@ -210,7 +216,7 @@ def _batch_ticks(axes: Axes, sizes: pd.Series[float]) -> None:
     chosen = sizes.iloc[_spread(len(sizes), 6)]
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(chosen)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -220,10 +226,14 @@ def _plain_ticks(axis: Axis) -> None:
     decades = math.log10(high / low)
     subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
+    axis.set_major_formatter(FuncFormatter(_one_digit))
     axis.set_minor_locator(NullLocator())
 
 
 def _spread(n: int, most: int) -> list[int]:
     """Choose at most so many of n places, at equal distances from the first."""
     return list(range(0, n, math.ceil(n / most)))
+
+
+def _one_digit(value: float, _: int) -> str:
+    return significant(value, 1)

@@ -12,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.best import BEST, holm, mark_best, p_of_best
+from batchscape.analysis.best import BEST, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
@@ -42,15 +42,6 @@ def train(sweep: Any, losses: dict[int, list[float]], **settings: Any) -> Any:
 
 CLEAR = {8: [1.00, 1.10, 1.20, 1.31], 16: [1.30, 1.41, 1.50, 1.60], 32: [1.5, 1.60, 1.71, 1.8]}
 CLOSE = {8: [1.00, 1.10, 1.20, 1.30], 16: [1.30, 1.05, 1.50, 1.20], 32: [1.5, 1.60, 1.71, 1.8]}
-
-
-@given(arrays(float, st.integers(0, 12), elements=st.floats(0, 1)))
-def test_holm_agrees_with_statsmodels(p_values: np.ndarray) -> None:
-    if len(p_values):
-        expected = multipletests(p_values, method="holm")[1]
-        np.testing.assert_allclose(holm(p_values), expected)
-    else:
-        assert len(holm(p_values)) == 0
 
 
 def test_the_p_value_is_that_of_the_hardest_rival() -> None:

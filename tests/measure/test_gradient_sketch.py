@@ -79,6 +79,14 @@ def test_it_is_linear_and_divides_the_scale_out():
     torch.testing.assert_close(scaled, gradient_sketch(with_gradients(g)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_gradient_itself_is_left_alone(dtype):
+    gradient = torch.arange(1.0, 1001.0).to(dtype)
+    before = gradient.clone()
+    gradient_sketch(with_gradients(gradient))
+    assert torch.equal(gradient, before)
+
+
 def test_what_is_not_finite_stays_so():
     assert not gradient_sketch(with_gradients(torch.tensor([1.0, torch.inf]))).isfinite().all()
 

@@ -80,7 +80,7 @@ class World:
             self._rows(keys, batch, curve, held_out, noise, seed)
         for rank in range(devices) if rank0 is not None else ():
             memory = rank0 if rank == 0 else 1.0
-            self.ranks.append({**keys, "rank": rank, "attempt": 0, "peak_allocated_gib": memory})
+            self.ranks.append({**keys, "rank": rank, "attempt": 0, "device_used_gib": memory})
         if reach is not None:
             reached = np.isfinite(reach)
             self.reaches.append(

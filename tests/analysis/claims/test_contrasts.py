@@ -168,3 +168,13 @@ def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
     ends = pair(table, "value", "A", ["M"], only_ends=True)
     assert [contrast.name for contrast in ends] == ["A 4 against 1 (M 8)", "A 4 against 1 (M 16)"]
     assert pair(table[table["A"] > 1], "value", "A", ["M"], only_doubled=True) == []
+
+
+def test_what_has_one_pair_is_neither_all_nor_none() -> None:
+    sure, single = [0.0, 0.001, -0.001], [7.0]
+    assert decided(all_within(contrasts(sure), 1.0)) == "supported"
+    assert decided(all_within(contrasts(sure, single), 1.0)) == "not identified"
+    assert decided(all_above(contrasts(sure, single), -1.0)) == "not identified"
+    assert decided(any_above(contrasts(sure, single), 1.0)) == "not identified"
+    # What is wrong somewhere is wrong, whatever else is open.
+    assert decided(all_within(contrasts([3.0, 3.1], single), 1.0)) == "contradicted"

@@ -64,6 +64,15 @@ def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
 
 
+def test_the_first_folder_given_is_the_reference(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    order = cells.runs["sweep_dir"].sort_values(ascending=False, kind="stable").index
+    turned = compare_sweeps(find_cells(cells.runs.loc[order].drop(columns="cell")))
+    assert turned is not None
+    assert turned.names[0] == "hardware Fast CPU, 2 cores"
+    assert set(turned.table["reference"]) == {turned.names[0]}
+
+
 def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
     cells = two_machines(build)
     assert (cells.runs.groupby("cell")["hardware"].nunique() == 1).all()
@@ -73,11 +82,12 @@ def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
 def test_swapping_the_folders_turns_the_ratio(build: Callable[..., Any]) -> None:
     cells = two_machines(build)
     runs = cells.runs.drop(columns=["cell", "hardware"])
-    # Folders stand in the order of their paths.
+    # Folders stand in the order given.
     names = sorted(runs["sweep_dir"].unique())
     swapped = runs.assign(
         sweep_dir=runs["sweep_dir"].map(dict(zip(names, names[::-1], strict=True)))
     )
+    swapped = swapped.sort_values("sweep_dir", kind="stable")
     sides, turned = compare_sweeps(cells), compare_sweeps(find_cells(swapped))
     assert sides is not None
     assert turned is not None

@@ -233,3 +233,14 @@ def test_intervals_cover_the_truth(repeats, noise):
             hits[name].append(estimates[name].low <= TIME[truth] <= estimates[name].high)
     for name, found in hits.items():
         assert 0.90 <= np.mean(found) <= 0.99, (name, np.mean(found))
+
+
+def test_a_term_that_is_surely_negative_is_not_a_certain_zero():
+    rows = [(1, m, a, 1 + 0.01 * m - 0.1 * (a > 1) + 1e-4 * (m == 16)) for m in (8, 16, 32)
+            for a in (1, 4)]  # fmt: skip
+    columns = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]
+    columns.append("peak_allocated_gib")
+    found = fit_memory(pd.DataFrame(rows, columns=columns)).phases["peak_allocated_gib"]
+    estimate = found.estimates["accumulation_gib"]
+    assert not estimate.is_identified
+    assert "below zero" in estimate.note

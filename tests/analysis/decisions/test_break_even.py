@@ -72,3 +72,12 @@ def test_it_is_not_identified_without_its_parts():
     assert "grows" in no_times.note
     open_end = break_even_batch(critical(200, 0, math.inf), model(), devices=1, micro_batch_size=8)
     assert (open_end.low, open_end.high) == (0, math.inf)
+
+
+def test_an_exchange_that_was_not_measured_is_not_taken_as_free():
+    cells = [(1, m, a, step_time(1, m, a)) for m in (2, 8, 32) for a in (1, 4)]
+    names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps", "step_time_s"]
+    alone = fit_step_time(pd.DataFrame(cells, columns=names))
+    found = break_even_batch(critical(), alone, devices=2, micro_batch_size=8)
+    assert "exchange" in found.note
+    assert not found.is_identified

@@ -111,6 +111,41 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     assert any("NOT MET" in text for text in never.warnings)
 
 
+def test_a_cut_that_was_not_run_is_not_said_to_have_run():
+    given = evidence([(1, 1, 2), (1, 2, 2)], steps={2: [100.0, 101.0], 4: [90.0, 91.0]})
+    table = given.table.drop(columns="peak_allocated_gib").assign(step_time_s=math.nan)
+    found = recommend(evidence(table=table, reaches=given.reaches), Needs())
+    assert found.geometry == (1, 2, 1)
+    assert "THIS CUT WAS NOT RUN" in found.reasons[0]
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+def test_a_deadline_that_is_not_sure_to_be_met_gives_no_time_away(noise):
+    given = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=noise)
+    rows = recommend(given, Needs()).candidates
+    fastest = float(rows.loc[rows["source"] == "measured", "time_s"].min())
+    assert recommend(given, Needs()).chosen["time_s"] > fastest
+    for deadline, said in ((fastest * 1.0001, "met on average"), (fastest * 0.9, "the fastest")):
+        found = recommend(given, Needs(deadline_s=deadline))
+        assert found.chosen["time_s"] == fastest
+        assert any(said in text for text in found.warnings)
+
+
+def test_ranks_on_a_processor_share_its_memory_each_geometry_by_its_own_number():
+    # (2, 16, 1) needs 3.19 GiB on each of two, whatever number of devices there is.
+    found = recommend(evidence(host_memory_gib=6.5), Needs(devices=64))
+    assert found.geometry == (2, 16, 1)
+    assert "of 3.25 GiB" in found.reasons[0]
+    assert recommend(evidence(host_memory_gib=6.3), Needs()).geometry != (2, 16, 1)
+
+
+def test_the_largest_that_fits_is_not_one_that_ran_out_of_memory():
+    found = recommend(evidence(out_of_memory=[(1, 64, 1)]), Needs(memory_gib=80.0))
+    assert "but 64 ran out of memory" in found.reasons[0]
+    with pytest.raises(AnalysisError, match=r"ran out of memory \(1 x 1 x 1\)"):
+        recommend(evidence(out_of_memory=[(1, 1, 1)]), Needs())
+
+
 def test_more_devices_than_measured_are_predicted_flagged_and_not_chosen():
     found = recommend(evidence(), Needs(devices=4))
     assert found.geometry[0] <= 2

@@ -15,7 +15,6 @@ from batchscape.analysis.equivalence.tost import (
     POWER,
     bootstrap_interval,
     detectable_margin,
-    holm,
     tost,
 )
 from batchscape.errors import AnalysisError
@@ -179,9 +178,3 @@ def test_bootstrap_is_too_narrow_for_three_pairs():
         for low, high in (bootstrap_interval(rng.normal(size=3), 0.9, rng) for _ in range(300))
     ]
     assert np.mean(covered) < 0.8
-
-
-def test_holm():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, math.nan, 0.9]) == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
-    assert holm([]) == []

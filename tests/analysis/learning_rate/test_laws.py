@@ -90,12 +90,50 @@ def test_a_noise_scale_far_outside_the_batches_is_not_given():
 def test_optima_at_the_edge_are_left_out_and_named():
     rates = CURVES["sqrt"](BATCHES)
     note = "not identified: the highest learning rate of the grid is the best, at least 0.1"
-    table = optima(rates, note=[None] * 6 + [note])
+    table = optima(rates, low=rates / 2, high=rates * 2, note=[None] * 6 + [note])
     table.loc[6, "learning_rate"] = math.nan
     found = learning_rate_laws(table)
     assert found.left_out == (f"256: {note}",)
     assert len(found.used) == 6
     assert found.exponent.n == 6
+
+
+def test_optima_without_two_ends_are_left_out_and_the_interval_is_theirs():
+    rates = CURVES["sqrt"](BATCHES)
+    low, high = rates / 2, rates * 2
+    low[1], high[2], low[4], high[4] = 0.0, math.inf, 0.0, math.inf
+    table = optima(rates, low=low, high=high, note="the curvature is compatible with zero")
+    found = learning_rate_laws(table)
+    assert found.left_out == (
+        "8: no rate is worse beyond the noise below the best one",
+        "16: no rate is worse beyond the noise above the best one",
+        "64: no rate is worse beyond the noise below or above the best one",
+    )
+    exponent = found.exponent
+    logs = np.log(found.used["global_batch_size"])
+    assert (exponent.n, len(logs)) == (4, 4)
+    assert exponent.value == pytest.approx(0.5)
+    # These optima lie on a line exactly, so that only their own intervals give it a width.
+    half = math.log(2) / math.sqrt(((logs - logs.mean()) ** 2).sum())
+    assert exponent.high - exponent.value == pytest.approx(half)
+    assert "own intervals" in exponent.method
+
+
+def test_two_optima_with_ends_give_no_exponent():
+    high = np.where(BATCHES < 16, 1.0, math.inf)
+    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES), low=1e-4, high=high))
+    assert not found.exponent.is_identified
+    assert "2 global batches have an optimum bounded on both sides" in found.exponent.note
+    assert "not identified" in found.verdict
+
+
+def test_one_seed_says_that_nothing_bounds_its_optima():
+    alone = optima(CURVES["sqrt"](BATCHES), low=math.nan, high=math.nan)
+    assert "one seed" in learning_rate_laws(alone).exponent.note
+    alone.loc[6, "learning_rate"] = math.nan
+    exponent = learning_rate_laws(alone).exponent
+    assert not exponent.is_identified
+    assert "one seed" in exponent.note
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from batchscape.analysis.learning_rate.lowest_point import optimum_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, optimum_estimate
@@ -241,3 +242,21 @@ def test_steps_that_are_not_above_zero_are_refused():
     table = sweep(bowl(0.003)).assign(steps_to_target=-4.0)
     with pytest.raises(AnalysisError, match="above 0"):
         best_learning_rates(table, "steps_to_target")
+
+
+def test_an_end_beyond_all_numbers_is_none():
+    """A curvature that hardly differs from zero puts Fieller's end at any distance."""
+    share = (1 - 1e-10) / stats.t.ppf(0.975, 1)
+    rows = [
+        {
+            "global_batch_size": 8,
+            "learning_rate": rate,
+            "seed": seed,
+            "loss": (1 + sign * share) * math.log(rate) ** 2 + 0.1 * sign * math.log(rate),
+        }
+        for seed, sign in enumerate([1, -1])
+        for rate in (0.5, 1.0, 2.0)
+    ]
+    row = best_learning_rates(pd.DataFrame(rows), "loss").iloc[0]
+    assert row["learning_rate"] == pytest.approx(1)
+    assert row["high"] == math.inf

@@ -1,0 +1,136 @@
+"""The exponent of the best learning rate in the global batch.
+
+It is the slope of log learning rate on log global batch by least squares, and its interval takes
+the scatter around the line and the t quantile with two degrees of freedom less than there are
+batches. That scatter holds the noise of the seeds and what the grid adds to it. A seed whose optima
+are all too high shifts the line and leaves its slope alone.
+
+Only optima count whose interval has two ends: rates on both sides are worse, beyond the noise. The
+others are known to lie in their grid by chance alone, which pulls all of them to its middle and the
+exponent to zero, with little scatter. Which batches stay then depends on the grid, so that where
+some are left out the interval is no narrower than what the optima's own intervals make of it.
+
+Notes
+-----
+Coverage of the exponent's interval at 95 % in 400 simulated sweeps of six batches, lowest and
+highest of 3, 5 and 10 seeds, without and with a shift that a seed has in all batches
+(`test_coverage.py`): parabolas 94.3 to 96.3 %, asymmetric curves 92.5 to 96.5 %, the noisy
+quadratic with its wall 93.2 to 97.3 %.
+
+On grids of a factor of 4 in all, with curves down to a tenth as deep, seven batches, 2, 3 and 5
+seeds and true exponents of 0, 0.1, 0.3 and 0.5, counting every optimum inside its grid held the
+truth in 31 to 100 % of 60 sweeps a case; as here at most 6 of 100 sweeps a case give an interval
+without it. Most of them give none: with 2 or 3 seeds and the flattest curves hardly one in thirty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+
+__all__ = ["exponent_of", "is_bounded", "left_out_reason", "power_law"]
+
+_Array = NDArray[np.float64]
+_FEWEST = 3
+"""Optima behind an exponent: with two there is no scatter around the line."""
+_UNBOUNDED = "one seed: that the optima lie inside their grids is not shown"
+_DEFINITION = "slope of log best learning rate on log global batch, by least squares"
+
+
+def exponent_of(best: pd.DataFrame) -> Estimate:
+    """Estimate the exponent from the optima that are bounded on both sides.
+
+    Parameters
+    ----------
+    best : DataFrame
+        As for `learning_rate_laws`.
+
+    Returns
+    -------
+    Estimate
+    """
+    known = is_bounded(best)
+    used = best[known]
+    batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
+    rate = np.log(used["learning_rate"].to_numpy(dtype=float))
+    ends = used.reindex(columns=["low", "high"]).to_numpy(dtype=float)
+    reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
+    exponent = power_law(batch, rate, None if known.all() else reach)
+    if exponent.is_identified and "low" in best and np.isnan(ends).any():
+        return replace(exponent, note=_UNBOUNDED)
+    return exponent
+
+
+def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
+    """Tell which batches have an optimum with two ends; of one seed ends are not known."""
+    return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
+
+
+def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) -> Estimate:
+    """Estimate the exponent of the best learning rate in the global batch.
+
+    Parameters
+    ----------
+    log_batch, log_rate : array, shape (n,)
+        One optimum a global batch.
+    reach : array, shape (n,), optional
+        Longer side of each optimum's own interval, as a logarithm: the exponent's is no narrower
+        than follows from them, independent as they are. NaN where it has none.
+
+    Returns
+    -------
+    Estimate
+    """
+    n = len(log_batch)
+    if n < _FEWEST:
+        batches = "global batch has" if n == 1 else "global batches have"
+        return _nothing(
+            n, f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
+        )
+    if reach is not None and np.isnan(reach).any():
+        return _nothing(n, "with one seed nothing shows where the optima left out may lie")
+    centred = log_batch - log_batch.mean()
+    slope = float(centred @ log_rate / (centred @ centred))
+    residuals = log_rate - log_rate.mean() - slope * centred
+    error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2)) * error
+    method = f"t with {n - 2} degrees of freedom over {n} global batches"
+    if reach is not None:
+        least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
+        method += ", not below what their own intervals say" if least > half else ""
+        half = max(half, least)
+    return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
+
+
+def _nothing(n: int, reason: str) -> Estimate:
+    nan, note = math.nan, f"{NOT_IDENTIFIED}: {reason}"
+    return Estimate(nan, nan, nan, n, "", "none", _DEFINITION, note)
+
+
+def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
+    """Tell which optima have no end on a side; of one seed ends are not known."""
+    none = {"low": 0.0, "high": math.inf}[side]
+    return best[side].eq(none) if side in best else pd.Series(False, best.index)
+
+
+def left_out_reason(row: pd.Series[Any]) -> str:
+    """Say why a batch's optimum counts for no exponent and no law, behind the batch."""
+    note = row.get("note")
+    text = note if isinstance(note, str) else "no optimum"
+    if pd.notna(row["learning_rate"]):
+        text = f"no rate is worse beyond the noise {_open_sides(row)} the best one"
+    return f"{row['global_batch_size']:g}: {text}"
+
+
+def _open_sides(row: pd.Series[Any]) -> str:
+    below = "below" if row.get("low") == 0 else ""
+    above = "above" if row.get("high") == math.inf else ""
+    return " or ".join(side for side in (below, above) if side)

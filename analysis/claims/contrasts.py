@@ -149,13 +149,26 @@ def pair(
     return contrasts
 
 
-def all_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | None:
-    """Decide whether every difference is above a threshold; None without two pairs anywhere."""
+def all_above(
+    contrasts: Sequence[Contrast], threshold: float, *, ways: int = 1, places: int = 1
+) -> Decision | None:
+    """Decide whether every difference is above a threshold; None without two pairs anywhere.
+
+    Parameters
+    ----------
+    contrasts : sequence of Contrast
+    threshold : float
+    ways : int
+        How many such sets there are, one of which is enough to support: each has a share of the
+        level.
+    places : int
+        How many such sets there are, one of which is enough to contradict.
+    """
     usable = _usable(contrasts)
     if not usable:
         return None
-    lows = [contrast.interval(LEVEL)[0] for contrast in usable]
-    highs = [contrast.interval(_shared(len(usable)))[1] for contrast in usable]
+    lows = [contrast.interval(_shared(ways))[0] for contrast in usable]
+    highs = [contrast.interval(_shared(places * len(usable)))[1] for contrast in usable]
     answer = OPEN
     if min(lows) > threshold and len(usable) == len(contrasts):
         answer = SUPPORTED

@@ -74,7 +74,8 @@ CLAIMS: tuple[Claim, ...] = (
         id="rank0-costs-memory",
         statement="In multi-device training the first device needs extra memory",
         source=_MUSEV,
-        needs="runs on two devices or more",
+        needs="runs on two GPUs or more: no sweep on a processor settles it, which has one memory "
+        "for all ranks and no driver that tells theirs",
         effect="ratio of memory, rank 0 to the mean of the other ranks (of the device where the "
         "driver tells, else of the allocator)",
         rule="supported: rank 0 holds more than 1 % more in every geometry; contradicted: in one "
@@ -126,12 +127,15 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Raising the global batch lowers the update frequency, so total time to converge "
         "can grow",
         source=_LITGPT,
-        needs="two global batches or more that reach a target loss",
-        effect="ratio of time to target, largest global batch to a smaller one; of samples, which "
-        "are time at one micro-batch, where times are not valid or micro-batches differ",
+        needs="two global batches or more that reach a target loss, with valid times of every run "
+        "or at one micro-batch and number of devices",
+        effect="ratio of time to target, largest global batch to a smaller one, each at its "
+        "fastest cut on as many devices; without valid times, ratio of samples at one micro-batch "
+        "and number of devices, to which time is proportional but for what an update takes",
         rule="supported: more than 5 % longer than for some smaller global batch (Bonferroni); "
-        "contradicted: not so for any",
-        settle="batchscape sweep sweeps=learning_rate",
+        "contradicted: not so for any; not identified: no valid times, and micro-batches or "
+        "devices that differ, where the ratio of samples is given as such",
+        settle="batchscape sweep sweeps=learning_rate launcher.concurrent_runs=1",
         view="reaching",
         decide=fewer_updates_slower_convergence,
     ),
@@ -140,7 +144,8 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Decompositions of one global batch train alike and differ only in memory and "
         "speed: (devices, micro, accumulation) = (1,32,1), (4,8,1), (2,8,2), (1,8,4)",
         source="formula article (003)",
-        needs="two cuts or more of one trajectory, with two seeds",
+        needs="two cuts or more of one trajectory, with two seeds, and nothing that depends on the "
+        "cut itself (dropout, BatchNorm)",
         effect="paired difference of final held-out loss",
         rule="supported: every paired difference lies within the margin set before launch (TOST); "
         "contradicted: one lies outside",
@@ -153,7 +158,8 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Accumulating over A micro-batches and stepping once equals one batch A times "
         "larger: global 8 = micro 4 x 2",
         source="000, 003",
-        needs="accumulation of 1 and of more at one global batch and number of devices",
+        needs="accumulation of 1 and of more at one global batch and number of devices, and "
+        "nothing that depends on the cut itself (dropout, BatchNorm)",
         effect="paired difference of final held-out loss",
         rule="supported: every paired difference lies within the margin set before launch (TOST); "
         "contradicted: one lies outside",
@@ -169,7 +175,8 @@ CLAIMS: tuple[Claim, ...] = (
         needs="two global batches or more, with two seeds",
         effect="largest rise of the training loss above its lowest so far, over 20 windows of the "
         "same samples, as a share of the first: smallest global batch minus the middle one",
-        rule="supported: it rises by 0.02 more, or diverges more often (Fisher's exact test, 5 %); "
+        rule="supported: it rises by 0.02 more (2.5 %: the lower end of the 95 % interval), or "
+        "diverges more often (Fisher's exact test at 2.5 %), 5 % together; "
         "contradicted: it rises by less and never diverges",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
@@ -204,10 +211,13 @@ CLAIMS: tuple[Claim, ...] = (
         id="large-batch-less-variance",
         statement="A larger global batch lowers the variance of an update",
         source="002",
-        needs="two global batches or more, with two seeds, and sampled gradient noise if possible",
-        effect="exponent of the gradient's variance in the global batch",
+        needs="two global batches or more, with two seeds",
+        effect="exponent, in the global batch, of the variance of the gradient norm from step to "
+        "step, without its steady drift",
         rule="supported: below -0.1; contradicted: above; whether -1 lies in the interval is said "
-        "beside it",
+        "beside it; assumed: the norm stands for the gradient, and beside a steady drift all that "
+        "it varies by is noise. tr(S)/B of the noise-scale records is not used, since it puts the "
+        "1/B in",
         settle="batchscape sweep sweeps=vary_global_batch",
         view="training",
         decide=large_batch_less_variance,
@@ -218,8 +228,9 @@ CLAIMS: tuple[Claim, ...] = (
         source="001, 002",
         needs="valid times at two numbers of devices with one micro-batch and accumulation",
         effect="share of the step time in exchange that backward did not hide",
-        rule="supported: more than 1 % of the step time in every geometry on several devices, and "
-        "a global batch in proportion; contradicted: less somewhere, or no proportion",
+        rule="supported: more than 1 % of the step time in every geometry on several devices; "
+        "contradicted: less somewhere. That the global batch is in proportion holds by definition, "
+        "as a product, and is not tested",
         settle="batchscape sweep sweeps=device_scaling batch.global_batch_size=null "
         "batch.micro_batch_size=8",
         view="cost",
@@ -233,7 +244,8 @@ CLAIMS: tuple[Claim, ...] = (
         "of devices",
         effect="ratio of step times, the better of 4 and 8 to another accumulation",
         rule="supported: one of them is slower than no other by 5 %, for every global batch and "
-        "number of devices; contradicted: for one of these, another is faster by more",
+        "number of devices; contradicted: for one of these, another is faster by more (the level "
+        "is shared by 4 and 8 for the one, by the places for the other)",
         settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
         "batch.micro_batch_size=2,4,8,16,32",
         view="cost",

@@ -58,8 +58,8 @@ class Context:
     where they are valid."""
     reaches: pd.DataFrame
     """Rows of the runs of this context; empty where there are none."""
-    margin: float
-    """Nats within which losses count as equal."""
+    margins: tuple[float, ...]
+    """Nats within which losses count as equal: as the runs state it, else the default."""
     evidence: Evidence
     """What the context is a part of."""
 
@@ -82,6 +82,17 @@ class Context:
             `run`, the index of the run in `runs`, and the columns as floats, in order of time.
         """
         return self.evidence.rows(table, runs, columns)
+
+    @property
+    def margin(self) -> float | None:
+        """The margin; None where the runs state several, of which none was fixed for all."""
+        return self.margins[0] if len(self.margins) == 1 else None
+
+    @property
+    def no_margin(self) -> str:
+        """Why there is no margin."""
+        shown = ", ".join(f"{margin:g}" for margin in self.margins)
+        return f"the runs state several margins ({shown} nats); one is fixed before the first run"
 
     def logs(self, column: pd.Series[float]) -> pd.DataFrame:
         """Return the figures with the logarithm of a column as `value`."""
@@ -160,7 +171,7 @@ class Evidence:
                 runs=own,
                 figures=figures[figures.index.isin(own.index)],
                 reaches=self._reaches(own),
-                margin=_margin(own),
+                margins=_margins(own),
                 evidence=self,
             )
 
@@ -221,9 +232,9 @@ def _run_of_rows(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
     return repeated
 
 
-def _margin(runs: pd.DataFrame) -> float:
-    """Return the margin that the runs were launched with: the narrowest, where they differ."""
+def _margins(runs: pd.DataFrame) -> tuple[float, ...]:
+    """Return the margins that the runs were launched with."""
     if _MARGIN not in runs:
-        return MARGINS[_MARGIN]
+        return (MARGINS[_MARGIN],)
     margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
-    return float(margins.min()) if len(margins) else MARGINS[_MARGIN]
+    return tuple(sorted(set(map(float, margins)))) or (MARGINS[_MARGIN],)

@@ -8,6 +8,7 @@ from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
+    Answer,
     Contrast,
     all_above,
     all_within,
@@ -102,9 +103,15 @@ def rank0_costs_memory(context: Context) -> Finding | None:
             whose += ", which leaves out contexts and buffers and so cannot speak against the claim"
     explanation = (
         f"Memory {whose}. Least of {len(contrasts)} geometries: "
-        f"{said(decision.deciding, 'ratio')}; extra means more than 1 %."
+        f"{said(decision.deciding, 'ratio')}; extra means more than 1 %.{_on_gpus(answer, name)}"
     )
     return found(answer, decision.deciding, contrasts, explanation, definition, ratio=True)
+
+
+def _on_gpus(answer: Answer, name: str) -> str:
+    if answer != OPEN or name != _PEAK:
+        return ""
+    return " To settle it takes two GPUs or more: no processor's driver tells a rank's memory."
 
 
 def _rank0(context: Context, name: str) -> list[Contrast]:

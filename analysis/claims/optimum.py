@@ -25,7 +25,7 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.errors import AnalysisError
-from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
+from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = ["large_batch_less_variance", "learning_rate_grows_with_batch"]
 
@@ -67,7 +67,7 @@ def learning_rate_grows_with_batch(context: Context) -> Finding | None:
 
 
 def large_batch_less_variance(context: Context) -> Finding | None:
-    """The variance of the gradient of an update falls as the global batch grows."""
+    """The gradient of an update varies less from step to step as the global batch grows."""
     if "gradient_norm" not in context.evidence.steps:
         return None
     labels = context.figures["not_invariant"]
@@ -76,9 +76,9 @@ def large_batch_less_variance(context: Context) -> Finding | None:
     runs = best_rates(runs, score_of(context).reindex(runs.index)).runs
     if runs[_BATCH].nunique() < 2:
         return None
-    variance, words = _variances(context, runs)
-    table = runs.assign(variance=logarithm(variance)).dropna(subset=["variance"])
-    definition = f"exponent p of {words} ~ (global batch)^p"
+    table = runs.assign(variance=logarithm(_step_to_step(context, runs)))
+    table = table.dropna(subset=["variance"])
+    definition = "exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p"
     wide = table.groupby(["seed_block", _BATCH])["variance"].mean().unstack(_BATCH)
     wide = wide.dropna(axis=1, thresh=2).dropna()
     if wide.shape[1] < 2 or wide.empty:
@@ -93,8 +93,11 @@ def large_batch_less_variance(context: Context) -> Finding | None:
     low, high = contrast.interval(LEVEL)
     inside = "" if low <= -1 <= high else "not "
     explanation = (
-        f"Of {words}: {said(contrast, 'exponent')}; lower means below -{_LEAST:g}. "
-        f"-1, as for independent samples at the same weights, is {inside}within the interval."
+        f"Of the step-to-step variance of the gradient norm: {said(contrast, 'exponent')}; lower "
+        f"means below -{_LEAST:g}. -1, as for independent samples at the same weights, is {inside}"
+        "within the interval. The norm stands for the gradient, of which it is one number; what "
+        "it drifts by steadily is taken out, and what the weights move by in other ways is taken "
+        "for noise. The noise-scale records are not used: their tr(S)/B puts the 1/B in."
     )
     return found(decision.answer, contrast, [contrast], explanation, definition, ratio=False)
 
@@ -133,15 +136,14 @@ def _slopes(wide: pd.DataFrame) -> NDArray[np.float64]:
     return slopes
 
 
-def _variances(context: Context, runs: pd.DataFrame) -> tuple[pd.Series[float], str]:
-    """Return a variance for each run, and what it is; NaN where it is not known."""
-    rows = context.rows("steps", runs, SAMPLED)
-    if set(SAMPLED) <= set(rows):
-        samples = noise_samples(rows)
-        trace = samples["noise"].groupby(rows.loc[samples.index, "run"]).mean()
-        variance = trace.reindex(runs.index) / runs[_BATCH]
-        if runs.loc[variance.gt(0), _BATCH].nunique() > 1:
-            return variance, "the gradient's variance tr(S)/B, from the noise-scale records"
-    changes = logarithm(rows["gradient_norm"]).groupby(rows["run"]).diff() ** 2 / 2
-    spread = changes.groupby(rows["run"]).mean().reindex(runs.index)
-    return spread, "the step-to-step variance of the log gradient norm"
+def _step_to_step(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
+    """Return the variance of the gradient norm between the steps of each run, without its drift.
+
+    Second differences of independent values have 6 times their variance, and a steady drift has
+    none.
+    """
+    rows = context.rows("steps", runs, ["gradient_norm"])
+    norms = rows["gradient_norm"].groupby(rows["run"])
+    bends = norms.diff() - norms.diff().groupby(rows["run"]).shift()
+    variance: pd.Series[float] = (bends**2 / 6).groupby(rows["run"]).mean().reindex(runs.index)
+    return variance

@@ -34,7 +34,8 @@ _RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
 _EPOCHS = 2.0
 """Before the data come around, training loss is a held-out loss, and there is no gap to widen."""
-_ALPHA = 0.05
+_FISHER = 0.025
+"""Half of 5 %: the other half goes to the rise, whose 95 % interval ends at a one-sided 2.5 %."""
 
 
 class _Ends(NamedTuple):
@@ -61,13 +62,13 @@ def too_small_unstable(context: Context) -> Finding | None:
     p = _more_often(diverged, ends)
     decision = any_above(contrasts, _RISE)
     counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
-    if decision is None and p < _ALPHA:
+    if decision is None and p < _FISHER:
         return _diverges(diverged, ends, p, counts, runs["run_id"])
     if decision is None:
         reason = f"{ONE_SEED}; diverged: {counts}"
         return nothing(reason, definition, run_ids_of(contrasts), contrasts)
     answer = decision.answer
-    if p < _ALPHA:
+    if p < _FISHER:
         answer = SUPPORTED
     elif answer == CONTRADICTED and diverged.loc[ends.end, "sum"]:
         answer = OPEN
@@ -75,7 +76,8 @@ def too_small_unstable(context: Context) -> Finding | None:
         f"Largest rise of the training loss above its lowest so far, in {_WINDOWS} windows of the "
         "same samples, as a share of the loss in the first: "
         f"{said(decision.deciding, 'difference')}; unstable means 0.02 more than the middle batch, "
-        f"or more often diverged (Fisher's exact test, 5 %; here p = {p:.2g}). Diverged: {counts}. "
+        "or more often diverged: 2.5 % each, the one by the lower end of its 95 % interval, the "
+        f"other by Fisher's exact test (here p = {p:.2g}). Diverged: {counts}. "
         f"{_spreads(context, runs, ends)}{_beware(ends.note)}"
     )
     return found(
@@ -111,6 +113,8 @@ def too_large_generalises_worse(context: Context) -> Finding | None:
         reason = "some run has fewer than three evaluations to compare at an equal training loss"
         return nothing(reason, definition, ids)
     level = max(float(path[0].min()) for path in usable)
+    if context.margin is None:
+        return nothing(context.no_margin, definition, ids)
     held_out = [held_out_at(level, *path) for path in usable]
     contrasts = _paired(runs.assign(value=held_out), ends)
     decision = any_above(contrasts, context.margin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -28,37 +30,45 @@ __all__ = [
 
 _SLOWER = np.log(1.05)
 """Five percent is the least that counts as slower: ours."""
-_SAMPLES_ARE_TIME = (
-    " These are samples, not seconds. Were every global batch cut into equal micro-batches on as "
-    "many devices, time would go with them but for what an update itself takes; where "
-    "micro-batches grow with the global batch it need not."
+_NO_TIMES = (
+    "no valid time to the target, and samples are proportional to it only at one micro-batch on as "
+    "many devices, which no two global batches have"
 )
+_PLACE = ["data_parallel_size", "micro_batch_size"]
 _BATCH = "global_batch_size"
 _CUT = ["data_parallel_size", "gradient_accumulation_steps", "micro_batch_size"]
 
 
 def fewer_updates_slower_convergence(context: Context) -> Finding | None:
-    """The largest global batch needs more than some smaller one to reach a target loss."""
+    """The largest global batch takes longer than some smaller one to reach a target loss."""
     if context.reaches.empty or context.reaches[_BATCH].nunique() < 2:
         return None
     target, reaches, note = _at_one_target(context.reaches)
-    measure, words = _measure(reaches)
-    reaches = reaches.assign(value=_log_or_bound(reaches, measure))
-    contrasts = _largest_against_others(reaches)
-    definition = f"ratio of the {words} to a loss of {target:.4g}"
+    definition = f"ratio of the time to a loss of {target:.4g}"
+    measured = _timed(reaches)
+    how = "each at its fastest cut on as many devices"
+    if measured is None:
+        measured = _at_one_place(reaches)
+        if measured is None:
+            return _by_samples_alone(reaches, definition)
+        definition = f"ratio of the samples to a loss of {target:.4g}, at one micro-batch"
+        how = (
+            "in samples, for lack of valid times; all have the same micro-batch and devices, so "
+            "that time is proportional to samples, but for what an update itself takes"
+        )
+    contrasts = _largest_against_others(measured)
     decision = any_above(contrasts, _SLOWER)
     if decision is None:
         reason = ONE_SEED if contrasts else f"the loss of {target:.4g} was hardly reached"
         return nothing(reason, definition, run_ids_of(contrasts), contrasts)
-    weak = "" if measure == "time_to_target_s" else _SAMPLES_ARE_TIME
     bound = (
         " Some runs did not reach it and count as lower bounds."
         if (decision.deciding.bounds_below)
         else ""
     )
     explanation = (
-        f"Largest against {len(contrasts)} smaller global batches at a loss of {target:.4g}, most: "
-        f"{said(decision.deciding, 'ratio')}; slower means by more than 5 %.{weak}{bound}"
+        f"Largest against {len(contrasts)} smaller global batches at a loss of {target:.4g}, "
+        f"{how}; most: {said(decision.deciding, 'ratio')}; slower means by more than 5 %.{bound}"
         f"{' Beware: ' + note + '.' if note else ''}"
     )
     return found(
@@ -74,11 +84,13 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
 
 def decompositions_are_equivalent(context: Context) -> Finding | None:
     """All cuts of one global batch end at the same loss, run by run, within the margin."""
-    figures = _losses(context)
+    figures, left_out = _losses(context)
     contrasts = _cuts(figures, [])
-    if not contrasts:
-        return None
     definition = "difference of final loss between two cuts of one trajectory"
+    if not contrasts:
+        return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
+    if context.margin is None:
+        return nothing(context.no_margin, definition, run_ids_of(contrasts), contrasts)
     decision = all_within(contrasts, context.margin)
     if decision is None:
         return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
@@ -89,6 +101,7 @@ def decompositions_are_equivalent(context: Context) -> Finding | None:
         f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; alike means that "
         f"every 90 % interval lies within {context.margin:g} nats. Of the four cuts of 32 in the "
         f"claim's table, {present} took part. {_costs(context, contrasts)}"
+        f"{_also(left_out)}"
     )
     answer, alone = _unless_one_diverged(decision.answer, context, [])
     return found(
@@ -104,18 +117,20 @@ def decompositions_are_equivalent(context: Context) -> Finding | None:
 
 def accumulation_equals_large_batch(context: Context) -> Finding | None:
     """Accumulation over A micro-batches ends at the loss of one that is A times larger."""
-    figures = _losses(context)
+    figures, left_out = _losses(context)
     least = figures.groupby([_BATCH, "data_parallel_size"])["gradient_accumulation_steps"]
     contrasts = _cuts(figures[least.transform("min").eq(1)], ["data_parallel_size"])
-    if not contrasts:
-        return None
     definition = "difference of final loss between accumulation and one large micro-batch"
+    if not contrasts:
+        return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
+    if context.margin is None:
+        return nothing(context.no_margin, definition, run_ids_of(contrasts), contrasts)
     decision = all_within(contrasts, context.margin)
     if decision is None:
         return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
     explanation = (
         f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; equal means that "
-        f"every 90 % interval lies within {context.margin:g} nats."
+        f"every 90 % interval lies within {context.margin:g} nats.{_also(left_out)}"
     )
     answer, alone = _unless_one_diverged(decision.answer, context, ["data_parallel_size"])
     return found(
@@ -141,20 +156,56 @@ def _at_one_target(reaches: pd.DataFrame) -> tuple[float, pd.DataFrame, str | No
     return target, chosen[target].runs, chosen[target].note
 
 
-def _measure(reaches: pd.DataFrame) -> tuple[str, str]:
-    own = reaches[reaches["outcome"].eq("reached")]
-    # With another micro-batch a sample takes another time, and that is another claim.
-    same_cost = len(own[["data_parallel_size", "micro_batch_size"]].drop_duplicates()) == 1
-    timed = same_cost and "time_to_target_s" in own and bool(own["timing_valid"].all())
-    if timed and own["time_to_target_s"].notna().all():
-        return "time_to_target_s", "time"
-    return "samples_to_target", "samples"
+def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
+    """Return valid times to the target, each batch at its fastest cut on one number of devices.
+
+    None where they do not tell two batches apart, or where a run of these batches has none: what
+    arrived late or never would be left out.
+    """
+    if "time_to_target_s" not in reaches:
+        return None
+    value = logarithm(reaches["time_to_target_s"]).where(reaches["outcome"].eq("reached"))
+    valid = reaches["timing_valid"].fillna(False).astype(bool)
+    rows = reaches.assign(value=value.where(valid))
+    if rows["value"].isna().any():
+        return None
+    compared = _most_batches(rows, ["data_parallel_size"])
+    if compared is None:
+        return None
+    means = compared.groupby([_BATCH, *_CUT])["value"].mean()
+    fastest = set(means.groupby(level=0).idxmin())
+    keys = compared[[_BATCH, *_CUT]].itertuples(index=False, name=None)
+    return compared[[key in fastest for key in keys]]
 
 
-def _log_or_bound(reaches: pd.DataFrame, measure: str) -> pd.Series[float]:
-    """Return the logarithm of what a run needed, or of what it certainly exceeded."""
-    value = reaches[measure].astype(float).where(reaches["outcome"].eq("reached"))
-    if measure == "samples_to_target" and "steps_low" in reaches:
+def _at_one_place(reaches: pd.DataFrame) -> pd.DataFrame | None:
+    """Return samples to the target at the micro-batch and devices that most batches share."""
+    return _most_batches(reaches.assign(value=_log_or_bound(reaches)), _PLACE)
+
+
+def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
+    """Return the rows of the group with most global batches; None where none has two."""
+    groups = [own for _, own in rows.groupby(names)]
+    most = max(groups, key=lambda own: own[_BATCH].nunique())
+    return most if most[_BATCH].nunique() > 1 else None
+
+
+def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> Finding:
+    """Give the ratio of samples as such, which does not decide about time."""
+    contrasts = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)))
+    finding = nothing(_NO_TIMES, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
+    known = [contrast for contrast in contrasts if len(contrast.values) > 1]
+    if not known:
+        return finding
+    most = max(known, key=lambda contrast: contrast.mean)
+    text = f" Of samples, not of time, it is: {said(most, 'ratio')}."
+    return replace(finding, explanation=finding.explanation + text)
+
+
+def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
+    """Return the logarithm of the samples a run needed, or of what it certainly exceeded."""
+    value = reaches["samples_to_target"].astype(float).where(reaches["outcome"].eq("reached"))
+    if "steps_low" in reaches:
         low = reaches["steps_low"].astype(float) * reaches[_BATCH]
         low = low.where(np.isfinite(low))
         # What diverged never reaches: it exceeds at least what the longest run of its batch did.
@@ -164,7 +215,7 @@ def _log_or_bound(reaches: pd.DataFrame, measure: str) -> pd.Series[float]:
 
 
 def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
-    # Different numbers of devices or micro-batches share a trajectory: seeds are the pairs.
+    # Timing repeats and cuts share a trajectory: seeds are the pairs.
     wide = reaches.groupby(["seed_block", _BATCH])["value"].mean().unstack(_BATCH)
     open_ = reaches["outcome"].ne("reached").groupby(reaches[_BATCH]).any()
     batches = sorted(wide.columns.astype("int64").tolist())
@@ -186,9 +237,25 @@ def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
     return contrasts
 
 
-def _losses(context: Context) -> pd.DataFrame:
+def _losses(context: Context) -> tuple[pd.DataFrame, str]:
+    """Return the figures with the final loss as `value`, and what was left out of them."""
     loss = loss_of(context).reindex(context.figures.index)
-    return context.figures.assign(value=loss.where(np.isfinite(loss)))
+    figures = context.figures.assign(value=loss.where(np.isfinite(loss)))
+    labels = figures.loc[_depends_on_cut(figures), "not_invariant"]
+    if labels.empty:
+        return figures, ""
+    why = "; ".join(sorted(set(map(str, labels))))
+    return figures.drop(index=labels.index), (
+        f"{len(labels)} runs are left out, whose objective itself depends on the cut ({why})"
+    )
+
+
+def _depends_on_cut(runs: pd.DataFrame) -> pd.Series[bool]:
+    return runs["not_invariant"].map(lambda why: isinstance(why, str) and why != "").astype(bool)
+
+
+def _also(left_out: str) -> str:
+    return f" {left_out}." if left_out else ""
 
 
 def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:
@@ -218,6 +285,7 @@ def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:
 def _unless_one_diverged(answer: Answer, context: Context, fixed: list[str]) -> tuple[Answer, str]:
     """Withhold "supported" where a trajectory diverged under one cut and not under another."""
     ended = context.runs[context.runs["status"].isin(["completed", "diverged"])]
+    ended = ended[~_depends_on_cut(ended)]
     outcomes = ended.groupby([_BATCH, *fixed, "trajectory_id"])["status"].nunique()
     alone = int(outcomes.gt(1).sum())
     if not alone:

@@ -25,6 +25,7 @@ __all__ = [
     "MEMORY_MARGIN",
     "candidates_of",
     "compare_with",
+    "failures_that_count",
     "largest_micro_batch",
     "memory_of_device",
 ]
@@ -52,6 +53,23 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
     return evidence.host_memory_gib / devices if memory_gib is None else memory_gib
 
 
+def failures_that_count(evidence: Evidence, memory_gib: float) -> list[Geometry]:
+    """Return what ran out of memory, but for what a device of more memory may well hold.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    memory_gib : float
+        Memory of the device to use; NaN: not known.
+    """
+    return [
+        cut
+        for cut in evidence.out_of_memory
+        # A comparison with NaN is false: where either memory is unknown, the failure counts.
+        if not memory_gib > memory_of_device(evidence, None, cut[0])
+    ]
+
+
 def candidates_of(
     evidence: Evidence, max_devices: int, memory_gib: float | None = None
 ) -> pd.DataFrame:
@@ -69,9 +87,10 @@ def candidates_of(
     Returns
     -------
     DataFrame
-        The columns of `time_to_target`, and `memory_gib` (upper end of the prediction with
-        `MEMORY_MARGIN`, or NaN), `memory_source` (measured, predicted or unknown),
-        `memory_beyond` and `fits`. `on_front` counts measured geometries that fit only.
+        The columns of `time_to_target`, and `memory_gib` (what was measured, or the upper end of
+        the prediction, its value where it has no interval; with `MEMORY_MARGIN`; or NaN),
+        `memory_source` (measured, predicted or unknown), `memory_beyond` and `fits`. `on_front`
+        counts measured geometries that fit only.
         Without a target, steps count one, and times are of a step.
     """
     measured = evidence.table
@@ -210,7 +229,7 @@ def _memory(
     devices, micro, accumulation = geometry
     failed = any(
         d <= devices and m <= micro and (a > 1) <= (accumulation > 1)
-        for d, m, a in evidence.out_of_memory
+        for d, m, a in failures_that_count(evidence, limit)
     )
     if model is None:
         return math.nan, "unknown", "", not failed

@@ -11,13 +11,14 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     LARGEST_SEARCHED,
     MEMORY_MARGIN,
+    failures_that_count,
     largest_micro_batch,
 )
 from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.numbers import significant
 
-__all__ = ["missing_evidence", "reasons_for"]
+__all__ = ["known_without_times", "missing_evidence", "reasons_for"]
 
 _SAME = "with the model, data and engine of these runs"
 
@@ -57,6 +58,44 @@ def reasons_for(
     ]
 
 
+def known_without_times(evidence: Evidence) -> list[str]:
+    """Say what runs tell from which no geometry can be chosen by time.
+
+    Parameters
+    ----------
+    evidence : Evidence
+
+    Returns
+    -------
+    list of str
+        The critical batch, and the learning rate of each global batch, as far as known.
+    """
+    critical, reaches = evidence.critical, evidence.reaches
+    known = []
+    if critical is not None and critical.is_identified:
+        known.append(
+            f"Critical batch: {critical.text()} samples. Below it a larger global batch saves "
+            "nearly as many optimizer steps as it has more samples; above it, few."
+        )
+    if reaches is None or "learning_rate" not in reaches:
+        return known
+    tuned = reaches["tuned"] if "tuned" in reaches else pd.Series(False, index=reaches.index)
+    rates = reaches.assign(tuned=tuned).dropna(subset=["learning_rate"])
+    for is_tuned, words in (
+        (True, "Best learning rate of its grid"),
+        (False, "Learning rate, NOT TUNED"),
+    ):
+        own = rates[rates["tuned"].astype(bool).eq(is_tuned)]
+        pairs = own.drop_duplicates("global_batch_size").sort_values("global_batch_size")
+        shown = [
+            f"{significant(float(row['learning_rate']), 3)} at {int(row['global_batch_size'])}"
+            for _, row in pairs.iterrows()
+        ]
+        if shown:
+            known.append(f"{words}, by global batch: {', '.join(shown)}.")
+    return known
+
+
 def missing_evidence(evidence: Evidence) -> list[str]:
     """Name what the runs do not identify, and the sweep that would.
 
@@ -76,7 +115,12 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     ):
         found.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
     if times is None:
-        found.append(_settle("the time of a step (no run had a free machine)", "vary_micro_batch"))
+        found.append(
+            _settle(
+                "the time of a step (no run had a free machine)",
+                "vary_micro_batch launcher.concurrent_runs=1",
+            )
+        )
     else:
         if not times.estimates["per_sample_s"].is_identified:
             found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
@@ -111,7 +155,7 @@ def _micro_batch(
         how = "it ran" if ran else "THIS CUT WAS NOT RUN"
         return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
     text += (
-        f": it takes {_memory(chosen['memory_gib'])} ({chosen['memory_source']}, upper end and "
+        f": it takes {_memory(chosen['memory_gib'])} ({_memory_source(evidence, chosen)}, and "
         f"{MEMORY_MARGIN:.0%} margin)"
     )
     if math.isnan(memory_gib):
@@ -122,7 +166,8 @@ def _micro_batch(
     if model is None:
         return text
     largest = largest_micro_batch(model, devices, memory_gib)
-    failed = min((m for d, m, _ in evidence.out_of_memory if d <= devices), default=math.inf)
+    counted = failures_that_count(evidence, memory_gib)
+    failed = min((m for d, m, _ in counted if d <= devices), default=math.inf)
     if failed <= largest:
         return f"{text} By the memory model {largest} would fit, but {failed} ran out of memory."
     if largest > 0:
@@ -131,6 +176,13 @@ def _micro_batch(
         text += f" The largest that fits, by the memory model, is {largest}{more}"
         text += f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
     return text
+
+
+def _memory_source(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+    if chosen["memory_source"] != "predicted" or evidence.memory is None:
+        return str(chosen["memory_source"])
+    found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
+    return "predicted without an interval" if math.isnan(found.high) else "predicted, upper end"
 
 
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,16 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     candidates_of,
     compare_with,
+    failures_that_count,
     memory_of_device,
 )
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence
-from batchscape.analysis.decisions.reasons import missing_evidence, reasons_for
+from batchscape.analysis.decisions.reasons import (
+    known_without_times,
+    missing_evidence,
+    reasons_for,
+)
 from batchscape.analysis.estimates import LEVEL
 from batchscape.errors import AnalysisError
 
@@ -47,28 +53,33 @@ class Needs:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A geometry to use, and all that speaks for and against it."""
+    """A geometry to use, and all that speaks for and against it; or why none can be named."""
 
     label: str
     """What tells these runs from others; empty where there are none."""
-    chosen: pd.Series[Any]
-    """Its row of `candidates`."""
+    chosen: pd.Series[Any] | None
+    """Its row of `candidates`; None where no time is known, and so no geometry is named."""
     reasons: list[str]
-    """The recipe's five steps, as carried out here."""
+    """The recipe's five steps, as carried out here; without a geometry, what is known."""
     regret: list[str]
     """What a wrong choice would cost."""
     warnings: list[str]
     missing: list[str]
     """What is not identified, each with the sweep that would settle it."""
     candidates: pd.DataFrame
-    """As `compare_with` returns it, compared with the chosen one, fastest first."""
+    """As `compare_with` returns it, compared with the chosen one, fastest first; empty without
+    one."""
     config: dict[str, dict[str, int]]
-    """As `config_values` returns it."""
+    """As `config_values` returns it; empty without a geometry."""
+    why_not: str | None = None
+    """Why no geometry is named, and what to run; None where one is."""
     needs: Needs = field(default_factory=Needs)
 
     @property
-    def geometry(self) -> tuple[int, int, int]:
-        """Devices, micro-batch and accumulation."""
+    def geometry(self) -> tuple[int, int, int] | None:
+        """Devices, micro-batch and accumulation; None where none is named."""
+        if self.chosen is None:
+            return None
         devices, micro, accumulation = (int(self.chosen[name]) for name in FACTORS)
         return devices, micro, accumulation
 
@@ -78,11 +89,14 @@ class Recommendation:
         shown += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
         shown += ["memory_gib", "source", "on_front", "fits", "beyond", "note"]
         compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
-        others = self.candidates[[*shown, *compared, "probability_faster"]]
+        others = self.candidates.reindex(columns=[*shown, *compared, "probability_faster"])
+        cut = self.geometry
+        row: Mapping[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
             "label": self.label,
-            "geometry": dict(zip(FACTORS, self.geometry, strict=True)),
-            **{name: _plain(self.chosen[name]) for name in shown if name not in FACTORS},
+            "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
+            "not_identified": self.why_not,
+            **{name: _plain(row.get(name)) for name in shown if name not in FACTORS},
             "reasons": self.reasons,
             "regret": self.regret,
             "warnings": self.warnings,
@@ -101,7 +115,8 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
     cheapest whose upper end meets it. Of cuts of one global batch on as many devices that the
     data do not tell apart, the largest micro-batch is taken. Predicted geometries are chosen only
-    where no measured one fits, and those beyond the measured range last.
+    where no measured one fits, and those beyond the measured range last. Where no geometry that
+    fits has a time, none is named: samples alone would always favour the smallest global batch.
 
     Parameters
     ----------
@@ -123,6 +138,9 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     devices = needs.devices or measured
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
+    warnings += _on_memory(evidence, needs)
+    if pool.empty:
+        return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s, level)
     compared = compare_with(rows, chosen, level).sort_values("time_s", ignore_index=True)
@@ -143,7 +161,10 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
 def _pool(
     rows: pd.DataFrame, evidence: Evidence, needs: Needs, devices: int, measured: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Choose the rows to decide among: what was measured where anything was."""
+    """Choose the rows to decide among: what was measured where anything was.
+
+    Empty where nothing that fits has a time.
+    """
     warnings = []
     if devices > measured:
         warnings.append(
@@ -154,20 +175,60 @@ def _pool(
     if fits.empty:
         raise AnalysisError(_nothing_fits(rows, evidence, needs))
     timed = fits[fits["time_s"].map(math.isfinite)]
-    known = (
-        "no time to the target is known: the choice follows samples to the target and the recipe"
-    )
     pools = [
         (timed[timed["source"] == "measured"], ""),
         (timed[timed["beyond"] == ""], "no measured geometry fits: this one is predicted"),
         (timed, "BEYOND THE MEASURED RANGE: no geometry inside it fits, this one is extrapolated"),
-        (fits[fits["source"] == "measured"], known),
-        (fits[fits["memory_source"] == "measured"], known),
     ]
     for pool, warning in pools:
         if len(pool):
             return pool, warnings + ([warning] if warning else [])
-    return fits, [*warnings, known]
+    return timed, warnings
+
+
+def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
+    """Say where the memory that was given decides less than it seems to."""
+    if needs.memory_gib is None:
+        return []
+    found = []
+    if evidence.memory is None:
+        found.append(
+            "--memory-gib decides nothing here: no run recorded how much memory it took, so that "
+            "none can be told to fit"
+        )
+    if math.isnan(evidence.host_memory_gib) and failures_that_count(evidence, needs.memory_gib):
+        found.append(
+            "what ran out of memory stays left out, though --memory-gib may be more than the "
+            "device had: how much it had is not recorded"
+        )
+    return found
+
+
+def _unnamed(
+    evidence: Evidence, needs: Needs, rows: pd.DataFrame, warnings: list[str]
+) -> Recommendation:
+    """Say why no geometry can be named, and what is known without one."""
+    sweep = "vary_global_batch launcher.concurrent_runs=1"
+    if not rows["step_time_s"].notna().any():
+        reason = "no valid step time"
+    elif not rows["steps"].map(math.isfinite).any():
+        reason, sweep = "no global batch reached the target", "vary_global_batch"
+    else:
+        reason = "no valid step time of a geometry that fits and whose batch reached the target"
+    if needs.deadline_s is not None:
+        warnings = [*warnings, "the deadline could not be checked: no time to a target is known"]
+    return Recommendation(
+        label=evidence.label,
+        chosen=None,
+        reasons=known_without_times(evidence),
+        regret=[],
+        warnings=[*evidence.warnings, *warnings],
+        missing=missing_evidence(evidence),
+        candidates=rows.iloc[:0],
+        config={},
+        why_not=f"not identified: {reason}; run: batchscape sweep sweeps={sweep}",
+        needs=needs,
+    )
 
 
 def _nothing_fits(rows: pd.DataFrame, evidence: Evidence, needs: Needs) -> str:
@@ -192,16 +253,13 @@ def _nothing_fits(rows: pd.DataFrame, evidence: Evidence, needs: Needs) -> str:
 
 
 def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any], list[str]]:
-    samples = pool["steps"] * pool["global_batch_size"]
-    of_sample = pool["step_time_s"] / pool["global_batch_size"]
-    order = pool.assign(samples=samples, of_sample=of_sample).sort_values(
-        ["time_s", "samples", "of_sample", "data_parallel_size", "micro_batch_size"],
-        ascending=[True, True, True, False, False],
+    order = pool.sort_values(
+        ["time_s", "data_parallel_size", "micro_batch_size"], ascending=[True, False, False]
     )
-    fastest = order.iloc[0].drop(["samples", "of_sample"])
+    fastest = order.iloc[0]
     if deadline_s is None:
         return fastest, []
-    if fastest["n_seeds"] == 0 or not math.isfinite(fastest["time_s"]):
+    if fastest["n_seeds"] == 0:
         return fastest, ["the deadline could not be checked: no time to a target is known"]
     ends = order["time_high_s"].fillna(math.inf)
     safe, likely = order[ends <= deadline_s], order[order["time_s"] <= deadline_s]
@@ -220,7 +278,7 @@ def _by_recipe(
     same = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, level)
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
-    if deadline_s is not None and best["n_seeds"] and math.isfinite(best["time_s"]):
+    if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
         tied = tied[tied["time_high_s"] <= deadline_s]
     if tied.empty:

@@ -27,10 +27,13 @@ def as_json(found: Sequence[Recommendation]) -> str:
 
 def show_recommendation(console: Console, found: Recommendation) -> None:
     """Print one recommendation: geometry, reasons, regret, warnings, values for config files."""
-    devices, micro, accumulation = found.geometry
-    batch = devices * micro * accumulation
     if found.label:
         console.print(f"For {found.label}:")
+    if found.geometry is None:
+        _show_what_is_known(console, found)
+        return
+    devices, micro, accumulation = found.geometry
+    batch = devices * micro * accumulation
     console.print(
         f"Use {devices} x {micro} x {accumulation} = {batch} "
         "(devices x micro-batch x accumulation = global batch)."
@@ -55,6 +58,20 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     if grid.rows:
         console.print()
         show(console, grid, "The geometries, measured ones first, and the fastest of those")
+
+
+def _show_what_is_known(console: Console, found: Recommendation) -> None:
+    console.print(f"Which geometry: {found.why_not}", soft_wrap=True)
+    for warning in found.warnings:
+        console.print(f"Warning: {warning}")
+    for title, lines in (
+        ("What is known", found.reasons),
+        ("What these runs do not tell", found.missing),
+    ):
+        if lines:
+            console.print(f"\n{title}")
+        for line in lines:
+            console.print(f"  {line}")
 
 
 def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:

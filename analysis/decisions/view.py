@@ -41,7 +41,8 @@ def decision_section(
     Returns
     -------
     Section or None
-        None where no run was completed, or no geometry has a time.
+        None where no run was completed. Where no geometry has a time, it recommends none, and says
+        what is known.
     """
     answer: list[str] = []
     warnings: list[str] = []
@@ -63,6 +64,10 @@ def decision_section(
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
         answer += _answer(found, evidence)
+        # The trade-off's own section says what its learning rates are worth.
+        warnings += [text for text in found.warnings if text not in evidence.warnings]
+        if found.geometry is None:
+            continue
         grid = candidates_grid(found.candidates, _MAX_ROWS)
         if grid.rows:
             name = f"time_to_target{suffix}"
@@ -73,8 +78,6 @@ def decision_section(
             value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
             answer.append(f"{what}: {value}.")
         headlines |= _headlines(found, evidence, suffix)
-        # The trade-off's own section says what its learning rates are worth.
-        warnings += [text for text in found.warnings if text not in evidence.warnings]
         figure = draw_pareto(found.candidates)
         if figure is not None:
             caption = (
@@ -82,14 +85,18 @@ def decision_section(
                 f"the front, the geometries that none beats in both{title}."
             )
             pictures.append(Picture(f"pareto{suffix}", caption, figure))
-    if not views:
+    if not answer:
         return None
     return Section("Which geometry to use", answer, views, pictures, warnings, headlines)
 
 
 def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
-    devices, micro, accumulation = found.geometry
     label = f"For {evidence.label}: " if evidence.label else ""
+    if found.geometry is None:
+        yield f"{label}Which geometry: {found.why_not}."
+        yield from found.reasons
+        return
+    devices, micro, accumulation = found.geometry
     yield (
         f"{label}Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
         "(devices x micro-batch x accumulation = global batch)."
@@ -100,7 +107,7 @@ def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
 
 def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str, Estimate]]:
     model = evidence.step_time
-    if model is None or evidence.critical is None:
+    if model is None or evidence.critical is None or found.geometry is None:
         return
     devices, micro, _ = found.geometry
     yield (
@@ -112,7 +119,7 @@ def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str
 
 def _headlines(found: Recommendation, evidence: Evidence, suffix: str) -> dict[str, Estimate]:
     chosen = found.chosen
-    if evidence.reaches is None:
+    if evidence.reaches is None or chosen is None:
         return {}
     method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
     named = {"time_to_target": ("time", "_s", "s"), "device_hours": ("device_hours", "", "h")}
@@ -133,5 +140,5 @@ def _headlines(found: Recommendation, evidence: Evidence, suffix: str) -> dict[s
 
 def _full(found: Recommendation) -> pd.DataFrame:
     table = found.candidates.copy()
-    table["recommended"] = (table[list(FACTORS)] == list(found.geometry)).all(axis=1)
+    table["recommended"] = (table[list(FACTORS)] == list(found.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.learning_rate.optimum import best_learning_rates
+from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
 from batchscape.analysis.learning_rate.table import SERIES, cost_table
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
@@ -31,8 +31,9 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
         Rows of `reaches`, of each group, target and global batch those at the rate whose mean
         logarithm of steps is lowest over the seeds common to all rates. Where at no rate every
         seed reached the target, it is the rate at which most did; where none did, all rows stay.
-        With `tuned` (the chosen rate lies inside its grid) and `edge` (it is the lowest or highest
-        of several). Of runs of one trajectory one is returned.
+        With `tuned` (the chosen rate lies inside its grid), `edge` (it is the lowest or highest
+        of several) and `n_learning_rates` (of how many it is the
+        best). Of runs of one trajectory one is returned.
         Without the column `learning_rate` every row is returned, not tuned.
 
     Raises
@@ -41,12 +42,12 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
         As `cost_table` does.
     """
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
-        return reaches.assign(tuned=False, edge=False)
+        return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
     known = reaches[reaches["learning_rate"].notna()]
     costs = cost_table(known, "steps_to_target")
     best = best_learning_rates(known, "steps_to_target")
     keys = [*SERIES, "global_batch_size"]
-    columns = [*keys, "grid_learning_rate", "tuned", "edge"]
+    columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
     chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
     fallback = chosen["grid_learning_rate"].isna()
     chosen.loc[fallback, "grid_learning_rate"] = _most_reached(chosen[fallback], keys)
@@ -56,7 +57,11 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     ].sort_values("row")
     rows = known.iloc[kept["row"].to_numpy()]
     edge = kept["edge"].isin(["lowest", "highest"]).to_numpy()
-    return rows.assign(tuned=kept["tuned"].to_numpy(dtype=bool), edge=edge)
+    return rows.assign(
+        tuned=kept["tuned"].to_numpy(dtype=bool),
+        edge=edge,
+        n_learning_rates=kept["n_learning_rates"].to_numpy(),
+    )
 
 
 def tuning_warning(reaches: pd.DataFrame) -> str | None:
@@ -70,7 +75,8 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     Returns
     -------
     str or None
-        None where the best learning rate of every global batch lies inside its grid.
+        None where the best learning rate of every global batch lies inside its grid, with rates on
+        both sides that are worse beyond the noise (or there is one seed, which tells no noise).
 
     Raises
     ------
@@ -86,6 +92,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         return f"UNTUNED: the table has no learning rates. {remedy}"
     best = best_learning_rates(reaches[reaches["learning_rate"].notna()], "steps_to_target")
     single = best["edge"] == "single"
+    endless = best["tuned"] & ((best["low"] == 0) | np.isposinf(best["high"]))
     if single.all():
         rates = sorted(set(_rates(reaches)))
         what = (
@@ -98,16 +105,18 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         (single, "one learning rate only"),
         (best["edge"] == "lowest", "the lowest learning rate of its grid is the best"),
         (best["edge"] == "highest", "the highest learning rate of its grid is the best"),
+        (endless, "on one side of the best rate, or both, none is worse beyond the noise"),
         (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
     ]
-    said = [f"at {_batches(best[where])}: {text}" for where, text in parts if where.any()]
-    return f"NOT TUNED EVERYWHERE: {'; '.join(said)}. {remedy}" if said else None
+    said = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
+    return f"NOT TUNED EVERYWHERE{_target(best)}: {'; '.join(said)}. {remedy}" if said else None
 
 
 def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     """Return, by row, the learning rate at which most seeds of its batch reached the target."""
     rates = pd.Series(np.nan, index=costs.index)
-    for _, own in costs.groupby(keys, dropna=False):
+    for _, batch in costs.groupby(keys, dropna=False):
+        own = batch[batch["learning_rate"].isin(tried_often(batch))]
         reached = np.isfinite(own["cost"])
         if not reached.any():
             continue
@@ -115,7 +124,7 @@ def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
         counts = reached.groupby(own["learning_rate"]).mean()
         steps = own["cost"].where(reached).groupby(own["learning_rate"]).mean()
         order = pd.DataFrame({"missed": -counts, "steps": steps}).sort_values(["missed", "steps"])
-        rates.loc[own.index] = float(order.index[0])
+        rates.loc[batch.index] = float(order.index[0])
     return rates
 
 
@@ -127,7 +136,15 @@ def _rates(reaches: pd.DataFrame) -> list[float]:
         raise AnalysisError(msg) from error
 
 
-def _batches(best: pd.DataFrame) -> str:
+def _batches(best: pd.DataFrame, where: pd.Series[bool]) -> str:
+    own = best[where]
+    names = [f"B = {batch:g}" for batch in sorted(own["global_batch_size"].unique())]
     several = best["target_loss"].nunique() > 1
-    names = [f"B = {batch:g}" for batch in sorted(best["global_batch_size"].unique())]
-    return ", ".join(names) + (" (of some targets)" if several else "")
+    losses = ", ".join(f"{loss:g}" for loss in sorted(own["target_loss"].dropna().unique()))
+    return ", ".join(names) + (f" (of losses {losses})" if several and losses else "")
+
+
+def _target(best: pd.DataFrame) -> str:
+    """Name the only target."""
+    losses = best["target_loss"].dropna().unique()
+    return f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""

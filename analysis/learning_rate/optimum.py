@@ -12,7 +12,7 @@ from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.lowest_point import Optimum, optimum_of
 from batchscape.analysis.learning_rate.table import cost_table, series_of
 
-__all__ = ["best_learning_rates", "optimum_estimate"]
+__all__ = ["best_learning_rates", "optimum_estimate", "tried_often"]
 
 _FARTHEST = 700.0
 """Logarithm beyond which an end is none: its exponential has no floating-point number."""
@@ -83,19 +83,46 @@ def optimum_estimate(row: pd.Series[Any]) -> Estimate:
     )
 
 
+def tried_often(costs: pd.DataFrame) -> list[float]:
+    """Return the learning rates of one batch that enough seeds tried to be compared.
+
+    A seed counts only at rates that it shares with the others, so that one seed at a new rate would
+    cost all the other seeds. Rates of fewer than half as many seeds as the most-tried one are left
+    out; where no other stays, they are measured by the second one, if several seeds tried that.
+
+    Parameters
+    ----------
+    costs : DataFrame
+        Rows of one batch of `cost_table`.
+
+    Returns
+    -------
+    list of float
+        Ascending.
+    """
+    counts = costs.groupby("learning_rate")["seed"].nunique().sort_index()
+    most = counts.sort_values(ascending=False).to_numpy()
+    second = most[1] if len(most) > 1 and most[1] > 1 else most[0]
+    needed = most[0] if (2 * counts >= most[0]).sum() > 1 else second
+    return [float(rate) for rate in counts.index[2 * counts >= needed]]
+
+
 def _row(own: pd.DataFrame) -> dict[str, object]:
     """Return what is said of one batch."""
     grid = own.pivot_table(index="seed", columns="learning_rate", values="cost", aggfunc="first")
-    note: str | None = None
+    rates = tried_often(own)
+    rare = [f"{rate:g}" for rate in grid.columns.difference(rates)]
+    note = f"tried by too few seeds to be compared: {', '.join(rare)}" if rare else None
+    grid = grid[rates].dropna(how="all")
     whole = grid.dropna()
     if whole.empty:
         # Rates that few seeds tried cannot be paired with the others.
         counts = grid.notna().sum()
         whole = grid.loc[:, counts == counts.max()].dropna()
-        note = "rates that fewer seeds tried are left out"
+        note = _and(note, "rates that fewer seeds tried are left out")
     elif len(whole) < len(grid):
-        note = f"only the {len(whole)} seeds that ran at every rate are compared"
-    rates = whole.columns.to_numpy(dtype=float)
+        note = _and(note, f"only the {len(whole)} seeds that ran at every rate are compared")
+    rates = [float(rate) for rate in whole.columns]
     known = {"n": len(whole), "n_learning_rates": len(rates)}
     if whole.empty:
         reason = f"{NOT_IDENTIFIED}: no seed ran at two learning rates"

@@ -80,7 +80,7 @@ def _section(
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = exponent
         left = "; ".join(f"B = {text}" for text in laws[group].left_out)
         warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
-    untuned = tuning_warning(reaches) if value == STEPS and len(reaches) else None
+    untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
     several = best["group"].nunique() > 1
     tables = [

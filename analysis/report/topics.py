@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 
@@ -36,8 +36,8 @@ _TOLD = ("completed", "diverged", "pruned")
 
 def find_sections(
     cells: Cells, tables: Tables, targets: Sequence[float] | None = None
-) -> list[Section]:
-    """Compute all sections.
+) -> Iterator[Section]:
+    """Compute one section after the other.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ def find_sections(
     targets : sequence of float, optional
         Held-out losses to reach; by default chosen from what every global batch reached.
 
-    Returns
-    -------
-    list of Section
+    Yields
+    ------
+    Section
         In the order of the page, without those that the runs have nothing for.
 
     Raises
@@ -59,26 +59,25 @@ def find_sections(
     """
     # Axes take their style when they are made.
     with paper_style():
-        found = _sections(cells, tables, targets)
-    return [section for section in found if section is not None]
+        for section in _sections(cells, tables, targets):
+            if section is not None:
+                yield section
 
 
 def _sections(
     cells: Cells, tables: Tables, targets: Sequence[float] | None
-) -> list[Section | None]:
+) -> Iterator[Section | None]:
     noise = cell_noise_scales(cells, tables.steps)
     reaches, notes = _reaches(cells, tables, targets)
     reached = [] if reaches is None else _convergence(cells, reaches, notes, noise)
     evidence = Evidence(cells, tables.steps, tables.evals, tables.ranks, reaches)
-    return [
-        *reached,
-        noise_scale_section(cells, tables.steps, noise),
-        _section("Decompositions", lambda: equivalence_section(cells, tables, reaches)),
-        _section("What a step costs", lambda: cost_section(cells)),
-        _section("Which geometry to use", lambda: decision_section(cells, tables, reaches)),
-        _section("Side by side", lambda: comparing_section(cells, reaches)),
-        _section("Claims", lambda: claims_section(evidence)),
-    ]
+    yield from reached
+    yield noise_scale_section(cells, tables.steps, noise)
+    yield _section("Decompositions", lambda: equivalence_section(cells, tables, reaches))
+    yield _section("What a step costs", lambda: cost_section(cells))
+    yield _section("Which geometry to use", lambda: decision_section(cells, tables, reaches))
+    yield _section("Side by side", lambda: comparing_section(cells, reaches))
+    yield _section("Claims", lambda: claims_section(evidence))
 
 
 def _section(title: str, make: Callable[[], Section | None]) -> Section | None:
@@ -123,14 +122,19 @@ def _converged(
 ) -> list[Section | None]:
     labels = {int(str(group)): str(label) for group, label in curve_groups(cells)["label"].items()}
     best = at_best_learning_rate(reaches)
-    untuned = tuning_warning(reaches)
+
+    def tuning(group: int, target: float) -> str | None:
+        return tuning_warning(
+            reaches[(reaches["group"] == group) & (reaches["target_loss"] == target)]
+        )
+
     schedules = cells.runs.reindex(columns=["schedule.name"])["schedule.name"].dropna().unique()
     return [
         tradeoff_section(
             best,
             groups=labels,
             noise_scales=_by_group(cells, noise),
-            warnings=[] if untuned is None else [untuned],
+            tuning=tuning,
         ),
         learning_rate_section(reaches, _finals(cells), labels),
         targets_section(best, groups=labels, notes=notes, schedules=list(schedules)),
@@ -142,6 +146,7 @@ def _by_group(cells: Cells, noise: pd.DataFrame) -> pd.DataFrame:
     group_of = {cell: group for group, cell in groups.items()}
     known = noise[noise["note"].isna() & noise["estimate"].notna()]
     return known.assign(
+        cell=known.index,
         group=known.index.map(group_of),
         global_batch_size=cells.table["global_batch_size"].reindex(known.index),
     )

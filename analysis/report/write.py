@@ -136,15 +136,17 @@ def write_report(
     beside = len(cells.runs) >= _RUNS_A_PROCESS and os.cpu_count() != 1
     with Renderer(beside=beside and figures) as renderer:
         drawn = _draw(cells, tables, renderer) if figures else {}
-        sections = find_sections(cells, tables, targets)
-        pictures = [picture for section in sections for picture in section.pictures]
-        shown = [(p.name, renderer.submit(p.figure)) for p in pictures if figures]
-    notes = find_notes(cells, tables.damaged, tables.copies)
-    _clear(out)
-    files = write_table(out / "tables", "comparison", comparison, grid)
-    files.append(out / "tables" / "runs.csv")
-    cells.runs.to_csv(files[-1], index=False)
-    files += write_sections(sections, out, figures=False)
+        sections, shown = [], []
+        for section in find_sections(cells, tables, targets):
+            sections.append(section)
+            # Rendered beside the sections that follow.
+            shown += [(p.name, renderer.submit(p.figure)) for p in section.pictures if figures]
+        notes = find_notes(cells, tables.damaged, tables.copies)
+        _clear(out)
+        files = write_table(out / "tables", "comparison", comparison, grid)
+        files.append(out / "tables" / "runs.csv")
+        cells.runs.to_csv(files[-1], index=False)
+        files += write_sections(sections, out, figures=False)
     for name, rendered in [*drawn.items(), *shown]:
         files += write_figure(rendered.result(), out / "figures", name)
     text = page(

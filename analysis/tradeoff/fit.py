@@ -13,7 +13,7 @@ by AICc.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -80,6 +80,11 @@ class TradeoffFit:
     """Rows of the runs behind the fit."""
     fitted: Fitted | None
     """What the estimates were made of; None where nothing was fitted."""
+
+    @property
+    def misfit(self) -> str | None:
+        """That the form does not fit, with the p-value; None where nothing shows it."""
+        return _misfit(self.form, self.lack_of_fit_p)
 
     @property
     def aicc(self) -> float:
@@ -160,13 +165,14 @@ def fit_tradeoff(
     parameters = _n_parameters(form)
     p = lack_of_fit(fit.data, fit.theta, found, parameters)
     a, c, q = fit.theta[0]
+    misfit = _misfit(form, p)
     return TradeoffFit(
         form=form,
-        s_min=least_steps(fit),
-        e_min=least_samples(fit),
-        exponent=exponent(fit),
-        critical_batch_size=critical,
-        overhead_batch_size=largest_batch(fit, overhead, reference),
+        s_min=_noted(least_steps(fit), misfit),
+        e_min=_noted(least_samples(fit), misfit),
+        exponent=_noted(exponent(fit), misfit),
+        critical_batch_size=_noted(critical, misfit),
+        overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
         batches=residuals(fit.data, fit.theta, found, fit.noise, parameters),
         excluded=found.excluded,
         leave_one_out=fit.leave_one_out,
@@ -217,7 +223,7 @@ def _doubts(fit: Fitted, p: float) -> list[str]:
             "One seed a batch size: no interval can be given. The range over left-out batch sizes "
             "is no measure of the spread between seeds."
         )
-    if p < 1 - fit.level:
+    if p < 1 - LEVEL:
         other = str(fit.forms["aicc"].idxmin())
         hint = f"; AICc prefers {fit.forms['formula'][other]}" if other != fit.form else ""
         doubts.append(
@@ -226,6 +232,19 @@ def _doubts(fit: Fitted, p: float) -> list[str]:
             "for the best curve of this form over these very batch sizes."
         )
     return doubts
+
+
+def _misfit(form: Form, p: float) -> str | None:
+    """Say in short that the form does not fit; None where nothing shows it."""
+    if not p < 1 - LEVEL:
+        return None
+    return f"{FORMULAS[form]} does not fit these runs (p = {significant(p, 2)})"
+
+
+def _noted(estimate: Estimate, misfit: str | None) -> Estimate:
+    if misfit is None or not estimate.is_identified:
+        return estimate
+    return replace(estimate, note="; ".join(filter(None, (estimate.note, misfit))))
 
 
 def _n_parameters(form: Form) -> int:

@@ -28,12 +28,17 @@ class Noise:
     """Variance of cells of one run, shape (data sets, batches), 0 elsewhere."""
     parts: NDArray[np.int64]
     """Which batch sizes are linked by shared seeds: a number for each."""
-    degrees: Floats
-    """Degrees of freedom of each such part."""
+    counts: NDArray[np.int64]
+    """Runs of each batch size."""
 
     def rows(self, chosen: Rows) -> Noise:
         """Keep some of the data sets."""
-        return Noise(self.deviations[chosen], self.single[chosen], self.parts, self.degrees)
+        return Noise(self.deviations[chosen], self.single[chosen], self.parts, self.counts)
+
+    @property
+    def n_parts(self) -> int:
+        """Number of such groups of batch sizes."""
+        return int(self.parts.max()) + 1
 
     def variance(self, weights: Floats) -> tuple[Floats, Floats]:
         """Return variances and degrees of freedom of weighted sums of cell means.
@@ -46,16 +51,34 @@ class Noise:
         -------
         tuple of array, shape (data sets,)
         """
-        by_part = []
-        for part in range(len(self.degrees)):
+        by_part, degrees_of = [], []
+        for part in range(self.n_parts):
             own = weights * (self.parts == part)
             sums = np.einsum("nb,nbs->ns", own, self.deviations)
             by_part.append((sums**2).sum(axis=1) + (own**2 * self.single).sum(axis=1))
+            degrees_of.append(self._degrees(own))
         variances = np.array(by_part)
         total = variances.sum(axis=0)
-        spread = (variances**2 / self.degrees[:, None]).sum(axis=0)
+        spread = (variances**2 / np.array(degrees_of)).sum(axis=0)
         degrees = np.divide(total**2, spread, out=np.ones_like(total), where=spread > 0)
         return total, degrees
+
+    def _degrees(self, weights: Floats) -> Floats:
+        """Return degrees of freedom of weighted sums over the cells of one part.
+
+        By shares of cells in the variance, if all runs scatter alike: Satterthwaite's figure, but
+        no more than the mean of n - 1, for cells share seeds whose errors may go together. Cells of
+        few runs that decide a sum then decide its degrees; with n runs everywhere they are n - 1.
+        """
+        several = self.counts > 1
+        less = np.where(several, self.counts - 1, 1)
+        shares = weights**2 / self.counts * several
+        total = shares.sum(axis=1)
+        known = total > 0
+        shares = np.divide(shares, total[:, None], out=shares, where=known[:, None])
+        apart = np.divide(1.0, (shares**2 / less).sum(axis=1), out=np.ones_like(total), where=known)
+        pooled = float(less[several].sum())
+        return np.where(known, np.minimum(apart, (shares * less).sum(axis=1)), pooled)
 
 
 def noise_of(values: Floats) -> Noise | None:
@@ -83,14 +106,7 @@ def noise_of(values: Floats) -> Noise | None:
     deviations = away / np.sqrt(freedom)[:, None] * several[:, None]
     pooled = (away**2).sum(axis=(1, 2)) / (counts - 1).sum()
     single = pooled[:, None] * ~several
-    parts = _linked(present)
-    pooled_degrees = float((counts - 1).sum())
-    degrees = []
-    for part in range(parts.max() + 1):
-        own = counts[(parts == part) & several]
-        # With some runs missing the typical cell tells how much its part knows.
-        degrees.append(float(np.floor(own.mean())) - 1 if len(own) else pooled_degrees)
-    return Noise(deviations, single, parts, np.array(degrees))
+    return Noise(deviations, single, _linked(present), counts)
 
 
 def _linked(present: NDArray[np.bool_]) -> NDArray[np.int64]:

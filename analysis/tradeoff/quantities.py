@@ -59,7 +59,7 @@ class Fitted:
         if self.noise is None:
             return "least squares on log steps; no interval"
         n = self.found.n_seeds
-        shared = "seeds" if len(self.noise.degrees) == 1 else "seeds, not shared by batch sizes"
+        shared = "seeds" if self.noise.n_parts == 1 else "seeds, not shared by batch sizes"
         return (
             "least squares on log steps; score interval by seed with t quantiles, over "
             f"{n} {shared}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,7 @@ def tradeoff_section(
     level: float = LEVEL,
     noise_scales: pd.DataFrame | None = None,
     warnings: Sequence[str] = (),
+    tuning: Callable[[int, float], str | None] | None = None,
 ) -> Section | None:
     """Say how update frequency trades against convergence.
 
@@ -44,16 +45,20 @@ def tradeoff_section(
     ----------
     reaches : DataFrame
         One row a run and target, at one learning rate a batch size: columns as for `fit_tradeoff`,
-        and optionally `target_loss` and `group`.
+        and optionally `target_loss`, `group`, `cell`, and `n_learning_rates`, of how many learning
+        rates that of the row is the best.
     groups : mapping of int to str, optional
         Labels of groups; shown where there are several.
     form, overhead, reference_batch_size, level
         As for `fit_tradeoff`.
     noise_scales : DataFrame, optional
         Gradient noise scales to compare with, of the same runs: `estimate`, `low`, `high` in
-        samples, a row a batch size or cell, optionally with `group`.
+        samples, a row a batch size or cell, optionally with `group` and `global_batch_size`; with
+        `cell` those of the runs of the fit count.
     warnings : sequence of str
-        What else weakens the answer, above all learning rates that were not tuned.
+        What else weakens the answer.
+    tuning : callable, optional
+        Says of a group and the target that is spoken of where learning rates were not tuned.
 
     Returns
     -------
@@ -86,33 +91,43 @@ def tradeoff_section(
         [sentence for group in found for sentence in _answer(group, noise_scales, level)],
         tradeoff_tables(found),
         _pictures(found, noise_scales),
-        [*loud, *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings)],
+        [
+            *loud,
+            *_untuned(found, tuning),
+            *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
+        ],
         _headlines(found),
     )
 
 
-def noise_scale_sentence(critical: Estimate, noise_scales: pd.DataFrame) -> str | None:
+def noise_scale_sentence(
+    critical: Estimate, noise_scales: pd.DataFrame, batches: int | None = None
+) -> str | None:
     """Compare a critical batch size with gradient noise scales.
 
     Parameters
     ----------
     critical : Estimate
     noise_scales : DataFrame
-        `estimate` in samples; a row a batch size or cell.
+        `estimate` in samples; a row a batch size, or a cell with `global_batch_size`, over the
+        cells of which the mean is taken first.
+    batches : int, optional
+        Batch sizes of the fit, of which some may have no scale.
 
     Returns
     -------
     str or None
         None where one of both is not identified.
     """
-    scale = _typical(noise_scales)
+    scale, known = _typical(noise_scales)
     if not (critical.is_identified and math.isfinite(scale)):
         return None
     ratio = significant(scale / critical.value, 2)
+    sizes = f"{known} batch sizes" if batches is None else f"{known} of {batches} batch sizes"
     return (
-        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over batch "
-        f"sizes), is {ratio} times that. It tells the order of magnitude only: over the eight "
-        "tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {sizes}), "
+        f"is {ratio} times that. It tells the order of magnitude only: over the eight tasks of "
+        "McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
     )
 
 
@@ -137,8 +152,9 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
     where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
     sizes = fit.batches["global_batch_size"]
     if critical.is_identified:
+        doubt = "" if fit.misfit is None else f", but {fit.misfit}"
         first = (
-            f"{group.prefix}The critical batch size{where} is {critical.text()} samples "
+            f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
             f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, level)}): there the target takes "
             "twice the fewest optimizer steps. Far below it, a batch twice as large nearly halves "
             "the updates at no cost in samples; far above it, it saves hardly any."
@@ -162,14 +178,35 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
             f"Fewest optimizer steps: {fit.s_min.text()}; fewest samples: {fit.e_min.text()}."
         )
     own = _of_group(noise_scales, group)
-    sentence = None if own is None else noise_scale_sentence(critical, own)
-    return [*answer, *([sentence] if sentence else [])]
+    sentence = None if own is None else noise_scale_sentence(critical, own, len(fit.batches))
+    return [text for text in (*answer, _chosen(fit), sentence) if text]
+
+
+def _chosen(fit: TradeoffFit) -> str | None:
+    """Say what a choice among learning rates does to the answer."""
+    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
+    if not most > 1:
+        return None
+    return (
+        f"Each batch size stands at the best of up to {most:g} learning rates: the lowest of "
+        "several noisy means is a little too low, and intervals take the chosen rates as known."
+    )
+
+
+def _untuned(
+    found: list[GroupFits], tuning: Callable[[int, float], str | None] | None
+) -> list[str]:
+    if tuning is None:
+        return []
+    said = [(group.prefix, tuning(group.number, group.target)) for group in found]
+    return [f"{prefix}{text}" for prefix, text in said if text]
 
 
 def _behind(fit: TradeoffFit, level: float) -> str:
     sizes = f"{len(fit.batches)} batch sizes"
-    if fit.critical_batch_size.note is not None:
-        return f"{sizes}; {fit.critical_batch_size.note}"
+    note = (fit.critical_batch_size.note or "").removesuffix(fit.misfit or "").removesuffix("; ")
+    if note:
+        return f"{sizes}; {note}"
     return f"{level * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
 
 
@@ -196,7 +233,7 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
     for group in found:
         own = _of_group(noise_scales, group)
         if own is not None:
-            scales[group.label] = _typical(own)
+            scales[group.label] = _typical(own)[0]
     figure = draw_critical_batches(curves, scales)
     if figure is not None:
         caption = "Critical batch size (mccandlish) over target losses, with its interval."
@@ -214,18 +251,27 @@ def _headlines(found: list[GroupFits]) -> dict[str, Estimate]:
 
 
 def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFrame | None:
+    """Select the scales of the runs behind a fit, as far as they can be told apart."""
     if noise_scales is None or noise_scales.empty:
         return None
     if "group" not in noise_scales.columns:
         # Without groups a scale cannot be told to belong to one of several.
-        return None if group.label else noise_scales
-    return noise_scales[noise_scales["group"] == group.number]
+        own = None if group.label else noise_scales
+    else:
+        own = noise_scales[noise_scales["group"] == group.number]
+    if own is not None and "cell" in own.columns and "cell" in group.fit.runs.columns:
+        own = own[own["cell"].isin(group.fit.runs["cell"])]
+    return own
 
 
-def _typical(noise_scales: pd.DataFrame) -> float:
-    """Geometric mean of those that are identified."""
+def _typical(noise_scales: pd.DataFrame) -> tuple[float, int]:
+    """Geometric mean over the batch sizes at which it is identified, and their number."""
     values = noise_scales["estimate"].to_numpy(dtype=np.float64)
+    usable = np.isfinite(values) & (values > 0)
     if "high" in noise_scales.columns:
-        values = values[~np.isinf(noise_scales["high"].to_numpy(dtype=np.float64))]
-    values = values[np.isfinite(values) & (values > 0)]
-    return float(np.exp(np.log(values).mean())) if len(values) else math.nan
+        usable &= ~np.isinf(noise_scales["high"].to_numpy(dtype=np.float64))
+    if not usable.any():
+        return math.nan, 0
+    sizes = noise_scales.get("global_batch_size", pd.Series(np.arange(len(values)))).to_numpy()
+    means = pd.Series(np.log(values[usable])).groupby(sizes[usable]).mean()
+    return math.exp(means.mean()), len(means)

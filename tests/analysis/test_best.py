@@ -5,11 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.best import BEST, mark_best, p_of_best

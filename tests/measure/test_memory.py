@@ -370,6 +370,7 @@ def test_ddp_holds_one_more_set_of_gradients(
             assert ddp[name] == alone[name]
 
 
+@pytest.mark.slow
 def test_ddp_repeats_exactly(two_ranks: list[dict[str, dict[str, int]]]) -> None:
     """Gloo threads release what they held at moments of their own; no figure may show it."""
     for rank in two_ranks:

@@ -1,17 +1,21 @@
-"""A column that the rows of run after run are appended to."""
+"""Columns that the rows of run after run are appended to."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["PLAIN", "GrowingColumn"]
+__all__ = ["PLAIN", "GrowingColumn", "GrowingTable"]
 
 _BLOCK = 2**18
 """Rows of a block: large enough that the system takes its memory back at once."""
+_WAITING_ROWS = 2**16
+_WAITING_RUNS = 256
+"""What is appended at once: a call for every column of every run takes longer than the copying."""
 _ARROW = {"Int64": pa.int64(), "Float64": pa.float64(), "boolean": pa.bool_()}
 PLAIN: dict[str, type[np.generic]] = {
     "Int64": np.int64,
@@ -102,3 +106,49 @@ class GrowingColumn:
     def _trimmed(self, blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
         last = self.size % _BLOCK
         return [*blocks[:-1], blocks[-1][: last or _BLOCK]] if blocks else []
+
+
+class GrowingTable:
+    """Columns of one table, which grow together.
+
+    Parameters
+    ----------
+    dtypes : mapping of str to str
+        As in `record.columns`, by name of the column.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        self._columns = {name: GrowingColumn(dtype) for name, dtype in dtypes.items()}
+        self._waiting: list[pa.Table] = []
+        self._count = 0
+
+    def append(self, rows: pa.Table | None, count: int) -> None:
+        """Add the rows of one run; None: it has no such columns, and all are missing.
+
+        Raises
+        ------
+        pyarrow.ArrowInvalid
+            If values are of another kind.
+        """
+        if rows is None:
+            rows = pa.table({})
+        if self._waiting and not self._waiting[0].schema.equals(rows.schema):
+            self._append_waiting()
+        self._waiting.append(rows)
+        self._count += count
+        if self._count >= _WAITING_ROWS or len(self._waiting) >= _WAITING_RUNS:
+            self._append_waiting()
+
+    def columns(self) -> dict[str, GrowingColumn]:
+        """Return the columns, with all rows."""
+        self._append_waiting()
+        return self._columns
+
+    def _append_waiting(self) -> None:
+        if not self._waiting:
+            return
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        known = set(rows.column_names)
+        for name, column in self._columns.items():
+            column.append(rows.column(name) if name in known else None, self._count)
+        self._waiting, self._count = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from batchscape.errors import RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
-from batchscape.record.growing import GrowingColumn
+from batchscape.record.growing import GrowingColumn, GrowingTable
 from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus, Status
 
@@ -65,8 +66,8 @@ def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
     -------
     Part
     """
-    columns = {
-        table: {name: GrowingColumn(COLUMNS[table][name].dtype) for name in names}
+    tables = {
+        table: GrowingTable({name: COLUMNS[table][name].dtype for name in names})
         for table, names in wanted.items()
     }
     texts: dict[str, str] = {}
@@ -78,9 +79,7 @@ def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
             runs.append(RunRead(str(path), damage=str(error)))
             continue
         for table, (count, found) in rows.items():
-            known = set() if found is None else set(found.column_names)
-            for name, column in columns[table].items():
-                column.append(found.column(name) if found and name in known else None, count)
+            tables[table].append(found, count)
         # Thousands of runs repeat the same names and values: each is kept once.
         run.row = {
             texts.setdefault(name, name): texts.setdefault(value, value)
@@ -89,7 +88,7 @@ def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
             for name, value in run.row.items()
         }
         runs.append(run)
-    return Part(runs, columns)
+    return Part(runs, {table: growing.columns() for table, growing in tables.items()})
 
 
 def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -117,7 +116,7 @@ def _read(
     rows = {table: _rows(folder, table, status, names) for table, names in wanted.items()}
     tables = {folder.parquet(table).name for table in wanted}
     for name in sorted(status.seal.keys() - tables):
-        _verified(folder.path / name, status)
+        _verified(folder.path, name, status)
     content = None
     if status.seal or status.status is Status.REJECTED:
         digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]
@@ -131,7 +130,7 @@ def _rows(
 ) -> tuple[int, pa.Table | None]:
     """Read some columns of a table, and its length; a sealed file is read and verified in one."""
     path = folder.parquet(table)
-    content = _verified(path, status)
+    content = _verified(folder.path, path.name, status)
     if not names:
         return 0, None
     if content is None:
@@ -139,21 +138,25 @@ def _rows(
         return rows.num_rows, rows
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
-        there = set(file.metadata.schema.names)
-        known = [name for name in names if name in there]
-        return file.metadata.num_rows, file.read(known, use_threads=False) if known else None
+        # Of the names, those that the file has not are left out.
+        return file.metadata.num_rows, file.read(list(names), use_threads=False)
     except (OSError, ValueError) as error:  # errors of pyarrow are among them
         msg = f"{path} is damaged: {error}"
         raise RecordError(msg) from None
 
 
-def _verified(path: Path, status: RunStatus) -> bytes | None:
+def _verified(folder: Path, name: str, status: RunStatus) -> bytes | None:
     """Read a file that must be what was sealed, if it was; None where there is none."""
-    content = path.read_bytes() if path.exists() else None
-    sealed = status.seal.get(path.name)
+    try:
+        # Small files in great numbers: a buffer or a look beforehand would take as long again.
+        with open(os.path.join(folder, name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123
+            content = file.read()
+    except FileNotFoundError:
+        content = None
+    sealed = status.seal.get(name)
     if sealed is not None and (
         content is None or hashlib.sha256(content).hexdigest() != sealed["sha256"]
     ):
-        msg = f"{path} is missing or differs from what was sealed"
+        msg = f"{folder / name} is missing or differs from what was sealed"
         raise RecordError(msg)
     return content

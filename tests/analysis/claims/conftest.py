@@ -41,6 +41,7 @@ class World:
         noise: float | None = None,
         rank0: float | None = None,
         reach: float | None = None,
+        reach_s: float | None = None,
         **figures: Any,
     ) -> None:
         """Add a run; `curve` is one loss a step, `held_out` one at equal distances."""
@@ -88,6 +89,7 @@ class World:
                     **keys,
                     "target_loss": 2.0,
                     "outcome": "reached" if reached else "censored",
+                    "time_to_target_s": np.nan if reach_s is None else reach_s,
                     "samples_to_target": reach if reached else np.nan,
                     "steps_to_target": reach / batch if reached else np.nan,
                     "steps_low": (reach if reached else 1e6) // batch,
@@ -103,17 +105,19 @@ class World:
         noise: float | None,
         seed: int,
     ) -> None:
-        count = 40 if curve is None else len(curve)
+        count = 200 if curve is None else len(curve)
         step = np.arange(1, count + 1)
         rng = np.random.default_rng([seed, batch])
         trace = np.full(count, 1.0 if noise is None else noise * batch)
-        trace = trace * (1 + 0.01 * rng.normal(size=count))
+        # A gradient of 8 numbers: the true one, and what a batch is off by.
+        off = rng.normal(size=(count, 8)) * np.sqrt(trace / batch / 8)[:, None]
+        gradients = np.eye(8)[0] * (1 - 0.3 * step / count)[:, None] + off
         frame = {
             "optimizer_step": step,
             "samples": step * batch,
             "global_batch_size": batch,
             "loss": np.ones(count) if curve is None else curve,
-            "gradient_norm": np.sqrt(1 + trace / batch),
+            "gradient_norm": np.linalg.norm(gradients, axis=1),
             "small_batch_size": np.nan if noise is None else batch / 2,
             "small_gradient_square": np.nan if noise is None else 1 + 2 * trace / batch,
         }

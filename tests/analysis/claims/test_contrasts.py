@@ -178,3 +178,13 @@ def test_what_has_one_pair_is_neither_all_nor_none() -> None:
     assert decided(any_above(contrasts(sure, single), 1.0)) == "not identified"
     # What is wrong somewhere is wrong, whatever else is open.
     assert decided(all_within(contrasts([3.0, 3.1], single), 1.0)) == "contradicted"
+
+
+def test_several_ways_and_places_share_the_level() -> None:
+    spread = [-0.15, 0.0, 0.0, 0.15]
+    above = contrasts([1.25 + x for x in spread])
+    assert decided(all_above(above, 1.0)) == "supported"
+    assert decided(all_above(above, 1.0, ways=20)) == "not identified"
+    below = contrasts([0.75 + x for x in spread])
+    assert decided(all_above(below, 1.0)) == "contradicted"
+    assert decided(all_above(below, 1.0, places=20)) == "not identified"

@@ -12,8 +12,10 @@ from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence, gather
+from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
@@ -111,12 +113,62 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     assert any("NOT MET" in text for text in never.warnings)
 
 
-def test_a_cut_that_was_not_run_is_not_said_to_have_run():
+def test_no_geometry_is_named_without_a_valid_step_time():
     given = evidence([(1, 1, 2), (1, 2, 2)], steps={2: [100.0, 101.0], 4: [90.0, 91.0]})
     table = given.table.drop(columns="peak_allocated_gib").assign(step_time_s=math.nan)
-    found = recommend(evidence(table=table, reaches=given.reaches), Needs())
-    assert found.geometry == (1, 2, 1)
-    assert "THIS CUT WAS NOT RUN" in found.reasons[0]
+    given = evidence(table=table, reaches=given.reaches)
+    found = recommend(given, Needs(memory_gib=1.0, deadline_s=60.0))
+    assert found.chosen is None
+    assert found.geometry is None
+    assert found.why_not.startswith("not identified: no valid step time; run: batchscape sweep ")
+    assert found.why_not.endswith("launcher.concurrent_runs=1")
+    assert found.config == {}
+    assert "Learning rate, NOT TUNED, by global batch: 0.00100 at 2, 0.00100 at 4." in found.reasons
+    assert any("--memory-gib decides nothing here" in text for text in found.warnings)
+    assert any("deadline could not be checked" in text for text in found.warnings)
+    written = json.loads(json.dumps(found.as_mapping(), allow_nan=False))
+    assert written["geometry"] is None
+    assert written["not_identified"] == found.why_not
+    assert written["candidates"] == []
+
+
+def test_the_critical_batch_is_said_where_no_geometry_can_be():
+    critical = Estimate(40.0, 30.0, 60.0, 5, "samples", "m", "d")
+    table = evidence().table.assign(step_time_s=math.nan)
+    found = recommend(evidence(table=table, critical=critical), Needs())
+    assert found.reasons[0].startswith("Critical batch: 40.0 [30.0, 60.0] samples.")
+
+
+def test_no_batch_that_reached_the_target_names_no_geometry():
+    found = recommend(evidence(steps={32: [math.inf] * 3}), Needs())
+    assert found.geometry is None
+    assert "no global batch reached the target" in found.why_not
+
+
+def test_a_prediction_without_an_interval_has_no_upper_end():
+    given = evidence([(1, 8, 4), (1, 16, 2)], steps={32: [100.0, 104.0], 64: [80.0, 81.0]})
+    # Two cells determine two terms, and leave nothing to tell an interval by.
+    table = given.table[given.table["global_batch_size"] == 32]
+    table = table.assign(peak_allocated_gib=1 + 0.1 * table["micro_batch_size"])
+    given = evidence(table=table, reaches=given.reaches, out_of_memory=[])
+    rows = candidates_of(given, 1, 80.0)
+    row = rows[rows["memory_source"].eq("predicted")].iloc[0]
+    assert (
+        "predicted without an interval, and 10% margin"
+        in reasons_for(given, rows, row, 80.0, True)[0]
+    )
+    own = rows[rows["memory_source"].eq("measured")].iloc[0]
+    assert "(measured, and 10% margin)" in reasons_for(given, rows, own, 80.0, True)[0]
+
+
+def test_what_ran_out_of_memory_may_run_on_a_device_with_more():
+    given = evidence(out_of_memory=[(1, 16, 1)], host_memory_gib=4.0)
+    assert recommend(given, Needs(memory_gib=4.0)).geometry[1] < 16
+    assert recommend(given, Needs(memory_gib=80.0)).geometry == (2, 16, 1)
+    # How much the device had is not known: the failure counts, and it is said.
+    unknown = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs(memory_gib=80.0))
+    assert unknown.geometry[1] < 16
+    assert any("stays left out" in text for text in unknown.warnings)
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
@@ -175,7 +227,7 @@ def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
     assert np.isinf(rows.loc[128, "time_s"].dropna()).all()
 
 
-def test_without_a_target_or_times_there_is_still_an_answer():
+def test_without_a_target_there_is_still_an_answer():
     nothing = evidence(reaches=None)
     found = recommend(nothing, Needs(deadline_s=60.0))
     assert math.prod(found.geometry) == 32
@@ -183,9 +235,26 @@ def test_without_a_target_or_times_there_is_still_an_answer():
     assert any("vary_global_batch" in text for text in found.missing)
     table = evidence().table.assign(step_time_s=math.nan)
     untimed = recommend(evidence(table=table), Needs())
-    assert any("no time to the target is known" in text for text in untimed.warnings)
+    assert untimed.geometry is None
     assert any("no run had a free machine" in text for text in untimed.missing)
-    json.dumps(untimed.as_mapping(), allow_nan=False)
+
+
+def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
+    sweep = build()
+    for seed in (0, 1):
+        for cut in [(1, 8, 4), (1, 32, 1)]:
+            sweep.run(cut, seed=seed, concurrent_runs=2)
+    assert main(["recommend", str(sweep.path)]) == 0
+    text = capsys.readouterr().out
+    assert "Which geometry: not identified: no valid step time; run: batchscape sweep" in text
+    assert "Use " not in text
+    assert main(["recommend", str(sweep.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["geometry"] is None
+    tables = load(sweep.path)
+    section = decision_section(find_cells(tables.runs), tables)
+    assert "not identified: no valid step time" in section.answer[0]
+    assert section.tables == []
+    assert section.headlines == {}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from batchscape.analysis import compare_decompositions, find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
@@ -157,3 +159,21 @@ def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
     assert judged.empty or set(judged["verdict"]) <= verdicts
     for row in judged.to_dict("records"):
         assert isinstance(row["reason"], str) == (row["verdict"] == "not identified")
+
+
+def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
+    sweep = build()
+    for seed in range(4):
+        for cut in [(1, 32, 1), (1, 8, 4)]:
+            # Losses that differ between cuts, seed by seed.
+            sweep.run(cut, seed=seed, rounding=1e-3, evaluated=False)
+    tables = load(sweep.path)
+    section = section_of(sweep, figures=False)
+    found = section.headlines["decomposition_loss_difference"]
+    runs = tables.runs.set_index(["seed", "gradient_accumulation_steps"])["final_loss"]
+    wide = runs.unstack().astype(float)
+    differences = wide[4] - wide[1]
+    expected = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(expected))
+    assert found.low < found.high
+    assert "95%" in found.method

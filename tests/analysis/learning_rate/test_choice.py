@@ -51,6 +51,19 @@ def test_seeds_that_ran_at_one_rate_only_are_kept_at_it():
     chosen = at_best_learning_rate(pd.concat([reaches(TUNED), more]))
     assert sorted(chosen[chosen["global_batch_size"] == 8]["seed"]) == [0, 1, 2, 3, 4]
     assert chosen["tuned"].all()
+    assert set(chosen["n_learning_rates"]) == {3}
+
+
+def test_one_seed_at_a_new_rate_chooses_nothing():
+    new = reaches({8: (10,), 32: (9,)}, rates=(0.003,), seeds=(0,))
+    chosen = at_best_learning_rate(pd.concat([reaches(TUNED), new]))
+    assert chosen.groupby("global_batch_size").size().tolist() == [3, 3]
+    assert set(chosen["learning_rate"]) == {0.002}
+    # Nor where no rate took every seed to the target, though the one seed got there.
+    missed = reaches(TUNED)
+    missed.loc[missed["seed"] == 0, "steps_to_target"] = math.inf
+    chosen = at_best_learning_rate(pd.concat([missed, new]))
+    assert set(chosen["learning_rate"]) == {0.002}
 
 
 def test_targets_have_rates_of_their_own():
@@ -117,6 +130,21 @@ def test_what_was_not_tuned_is_said(table, said):
     assert said in text
     assert text.startswith(("UNTUNED", "NOT TUNED EVERYWHERE"))
     assert "sweeps=learning_rate" in text
+
+
+def test_an_optimum_without_two_ends_is_said_with_its_target():
+    """Seeds scatter by far more than the rates differ."""
+    table = reaches({8: (110, 100, 110), 32: (200, 90, 300)})
+    noisy = table["global_batch_size"] == 8
+    place = (table["seed"] + table["learning_rate"].map({0.001: 0, 0.002: 1, 0.004: 2})) % 3
+    table.loc[noisy, "steps_to_target"] *= place.map({0: 0.3, 1: 3.0, 2: 1.0})
+    text = tuning_warning(table)
+    assert "to reach a loss of 2: at B = 8: " in text
+    assert "none is worse beyond the noise" in text
+    assert "B = 32" not in text
+    # Of two targets, that of the batches.
+    both = tuning_warning(pd.concat([table, reaches(TUNED, target=1.5)]))
+    assert "at B = 8 (of losses 2): " in both
 
 
 def test_bad_tables_are_refused():

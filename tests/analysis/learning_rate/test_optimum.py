@@ -260,3 +260,27 @@ def test_an_end_beyond_all_numbers_is_none():
     row = best_learning_rates(pd.DataFrame(rows), "loss").iloc[0]
     assert row["learning_rate"] == pytest.approx(1)
     assert row["high"] == math.inf
+
+
+def test_a_rate_that_few_seeds_tried_does_not_cost_the_others():
+    table = sweep(bowl(0.004), seeds=range(5), noise=0.01)
+    new = sweep(bowl(0.004), rates=(0.006,), seeds=(0,))
+    found, before = only(pd.concat([table, new])), only(table)
+    assert found["n"] == 5
+    assert found["learning_rate"] == before["learning_rate"]
+    assert "0.006" in found["note"]
+    # Half as many seeds are enough.
+    more = sweep(bowl(0.004), rates=(0.006,), seeds=(0, 1, 2))
+    assert only(pd.concat([table, more]))["n"] == 3
+
+
+def test_a_rate_of_many_seeds_does_not_cost_a_grid_of_few():
+    grid = sweep(bowl(0.004), seeds=range(3), noise=0.01)
+    many = sweep(bowl(0.004), rates=(0.004,), seeds=range(3, 10))
+    found = only(pd.concat([grid, many]))
+    assert (found["n"], found["n_learning_rates"]) == (3, 5)
+    # One seed elsewhere is no grid: the rate of many stands alone.
+    alone = only(pd.concat([many, sweep(bowl(0.004), rates=(0.001, 0.002), seeds=(3,))]))
+    assert (alone["n"], alone["edge"]) == (7, "single")
+    # With one seed everywhere nothing is left out.
+    assert only(sweep(bowl(0.004), seeds=(0,)))["n_learning_rates"] == 5

@@ -161,7 +161,7 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     for layout in ("packed", "padded"):
         for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
             sweep.run(geometry, data__layout=layout)
-    report = write_report([sweep.path])
+    report = write_report([sweep.path], figures=False)
     assert report.comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
     assert report.comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
     assert len(report.tables["decompositions"].table) == 2

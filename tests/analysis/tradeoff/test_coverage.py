@@ -135,7 +135,9 @@ def test_coverage_of_trained_sweeps(seeds, shared_sd, many_trainings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", ["apart", "some missing", "one single"])
+@pytest.mark.parametrize(
+    "design", ["apart", "some missing", "one single", "few small", "few large"]
+)
 def test_coverage_where_batches_do_not_share_all_seeds(design):
     rng = np.random.default_rng(11)
     steps = np.log(multiplicative_steps(BATCHES))
@@ -151,9 +153,26 @@ def test_coverage_where_batches_do_not_share_all_seeds(design):
     elif design == "some missing":
         for batch, seed in ((0, 1), (3, 4), (5, 0), (6, 2)):
             values[:, batch, seed] = np.nan
-    else:
+    elif design == "one single":
         values[:, 4, 1:] = np.nan
+    else:
+        few = slice(0, 4) if design == "few small" else slice(6, 8)
+        values = noisy_log_steps(rng, steps, SWEEPS, 10, sd=0.1, correlation=correlation)
+        values[:, few, 2:] = np.nan
     check(coverages(BATCHES, values, truth))
+
+
+@pytest.mark.parametrize("n", [2, 5, 10])
+def test_degrees_are_those_of_the_runs_that_decide(n):
+    values = np.random.default_rng(0).standard_normal((3, 4, 10))
+    noise = noise_of(values[:, :, :n])
+    for weights in ([1.0, 1, 1, 1], [0.2, -3, 0, 1]):
+        assert noise.variance(np.tile(weights, (3, 1)))[1] == pytest.approx(n - 1)
+    values[:, 0, n:] = np.nan
+    _, alone = noise_of(values).variance(np.tile([1.0, 0, 0, 0], (3, 1)))
+    assert alone == pytest.approx(n - 1)
+    _, mixed = noise_of(values).variance(np.tile([1.0, 1, 1, 1], (3, 1)))
+    assert np.all((n - 1 <= mixed) & (mixed <= 9))
 
 
 @pytest.mark.slow

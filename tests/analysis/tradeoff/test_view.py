@@ -107,3 +107,52 @@ def test_table_without_targets_or_intervals(reaches):
         found = tradeoff_section(own.drop(columns=["target_loss", "run_id"]))
     assert "one seed: no interval" in found.answer[0]
     assert any("One seed" in text for text in found.warnings)
+
+
+def test_a_form_that_does_not_fit_is_said_first(reaches):
+    own = reaches[reaches["target_loss"] == 2].copy()
+    own.loc[own["global_batch_size"] == 64, "steps_to_target"] *= 2
+    with paper_style():
+        found = tradeoff_section(own)
+    fit = fit_tradeoff(own)
+    assert fit.lack_of_fit_p < 0.05
+    sentence = found.answer[0].partition(":")[0]
+    assert "does not fit these runs (p = " in sentence
+    assert "interval over 4 seeds" in sentence
+    assert "does not fit" in found.headlines["critical_batch_size"].note
+    assert critical_batch_curve(own)["note"].str.contains("does not fit").all()
+    assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
+
+
+def test_a_choice_among_learning_rates_is_said(reaches):
+    asked = []
+
+    def tuning(group, target):
+        asked.append((group, target))
+        return "B = 8 is at the edge."
+
+    with paper_style():
+        found = tradeoff_section(reaches.assign(n_learning_rates=5), tuning=tuning)
+        plain = tradeoff_section(reaches.assign(n_learning_rates=1))
+    assert any("best of up to 5 learning rates" in text for text in found.answer)
+    assert not any("learning rates" in text for text in plain.answer)
+    assert asked == [(0, 2.0)]
+    assert "B = 8 is at the edge." in found.warnings
+
+
+def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches):
+    """Cell 0: batch 8; cells 1 and 2: batch 16, of which 3 is at another rate."""
+    place = {8.0: 0, 16.0: 1}
+    own = reaches.assign(cell=reaches["global_batch_size"].map(place).fillna(9).astype(int))
+    own.loc[(own["global_batch_size"] == 16) & (own["seed"] == 0), "cell"] = 2
+    scales = pd.DataFrame(
+        {
+            "estimate": [10.0, 30.0, 120.0, 1e6],
+            "cell": [0, 1, 2, 3],
+            "global_batch_size": [8, 16, 16, 16],
+        }
+    )
+    with paper_style():
+        found = tradeoff_section(own, noise_scales=scales)
+    # The square root of 10 times the square root of 30 times 120.
+    assert "24.5 samples (geometric mean over 2 of 7 batch sizes)" in found.answer[-1]

@@ -632,7 +632,10 @@ def test_two_batches_have_no_exponent(world: Callable[[], Any]) -> None:
     table.runs = [row for row in table.runs if row["global_batch_size"] < 64]
     verdict = judged("learning-rate-grows-with-batch", table.evidence())
     assert verdict.verdict == "not identified"
-    assert "2 global batches have an optimum bounded on both sides by worse rates, 3 needed" in verdict.explanation
+    assert (
+        "2 global batches have an optimum bounded on both sides by worse rates, 3 needed"
+        in verdict.explanation
+    )
 
 
 def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from matplotlib.figure import Figure
 
@@ -24,7 +26,9 @@ def here(slope: float) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_files_are_those_of_render(beside):
+def test_files_are_those_of_render(beside, monkeypatch):
+    # The other process imports what draws, which is this module.
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
     with paper_style():
         wanted = [here(slope) for slope in (1, 2, 3)]
         with Renderer(beside=beside) as renderer:

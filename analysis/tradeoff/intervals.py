@@ -227,5 +227,7 @@ class _Search:
         variance, degrees = self.noise.variance(score)
         error = np.sqrt(variance) + 1e-15
         limit = stats.t.ppf((1 + self.level) / 2, degrees)
-        straight = limit * error / ((score**2).sum(axis=1) * scale[:, 0])
+        with np.errstate(divide="ignore", over="ignore"):
+            # Infinite where the quantity has no effect at all.
+            straight = limit * error / ((score**2).sum(axis=1) * scale[:, 0])
         return theta, total / error - limit, straight

@@ -59,7 +59,7 @@ def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_graces")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
     """Law 6: whatever happens to a run, the others are run and every end has its reason."""
     expected = {

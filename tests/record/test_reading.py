@@ -76,7 +76,7 @@ def rows_by_pandas(sweep, table):
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.slow)])
 def processes(request, monkeypatch):
     """Read with one process, and with three, though the runs are few."""
     monkeypatch.setattr(reading_pool, "_RUNS_A_PROCESS", 1)

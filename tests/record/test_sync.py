@@ -102,6 +102,7 @@ def test_what_changed_since_and_what_was_written_offline(
     assert before.id == after.id
 
 
+@pytest.mark.slow
 def test_without_a_key_nothing_is_marked(sweep, three_runs, silent_server, capsys) -> None:
     code, said = sync(sweep, capsys)
     assert code == 2
@@ -130,6 +131,7 @@ def test_without_a_network_nothing_is_marked(sweep, monkeypatch, capsys) -> None
 
 
 @pytest.mark.usefixtures("three_runs")
+@pytest.mark.slow
 def test_a_key_that_the_server_does_not_know(sweep, server, capsys) -> None:
     server.known_key = "another"
     code, said = sync(sweep, capsys)
@@ -299,6 +301,7 @@ def test_a_timeout_is_a_positive_number(text, capsys) -> None:
     assert "--timeout" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("server")
 def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
     path = three_runs[0].folder.config

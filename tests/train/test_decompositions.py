@@ -54,7 +54,9 @@ MLP = {"model": {"name": "mlp", "hidden_sizes": [16]}}
 
 
 @pytest.mark.parametrize(
-    ("data", "model"), [(PACKED, {}), (PADDED, {}), (DIGITS, MLP)], ids=["packed", "padded", "mlp"]
+    ("data", "model"),
+    [(PACKED, {}), pytest.param(PADDED, {}, marks=pytest.mark.slow), (DIGITS, MLP)],
+    ids=["packed", "padded", "mlp"],
 )
 def test_float64_curves_agree(curves, data, model):
     tables = curves("float64", data, **model)

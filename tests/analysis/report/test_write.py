@@ -142,6 +142,7 @@ def test_only_diverged_runs(build: Any) -> None:
     assert report.comparison["final_loss_mean"].isna().all()
 
 
+@pytest.mark.slow
 def test_classification_counts_samples(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
@@ -236,6 +237,7 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
+@pytest.mark.slow
 def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     here, there, task = build("here"), build("there", "other"), build("task", "digits")
     for seed in (0, 1):
@@ -255,6 +257,7 @@ def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     assert report.files[0].read_text().startswith("# fixed\\_global\\_batch and other and digits")
 
 
+@pytest.mark.slow
 def test_a_folder_named_twice_and_a_copy_change_nothing(build: Any, tmp_path: Path) -> None:
     sweep = build().fork()
     copy = tmp_path / "copy"
@@ -296,6 +299,7 @@ def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) ->
     assert any("more than one sweep folder" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_an_earlier_report_leaves_nothing_behind(build: Any) -> None:
     sweep = build().fork(seeds=(0,))
     first = write_report([sweep.path], figures=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,9 @@ MOST_ROWS = 40
 """Decompositions in one figure at most; those with the largest differences are drawn."""
 MOST_PANELS = 6
 """Families in one figure at most."""
+
+_NAME_WIDTH = 48
+"""Letters of a line of a name; names longer than half of it need the width of a page."""
 
 _COLOURS = {"equivalent": "#009E73", "different": "#D55E00", "not identified": "#56B4E9"}
 _GREY = "#777777"
@@ -44,8 +48,11 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
     pairs = pairs[pairs["cell"].isin(table["cell"]) & np.isfinite(pairs["difference"])]
     if pairs.empty or table.empty:
         return None
-    names = _names(cells, table["cell"])
-    figure = Figure(figsize=(COLUMN_IN, 1.35 + 0.19 * len(table)), layout="constrained")
+    names = [fill(name, _NAME_WIDTH) for name in _names(cells, table["cell"])]
+    lines = 1 + max(name.count("\n") for name in names)
+    width = COLUMN_IN if max(map(len, names)) <= _NAME_WIDTH / 2 else PAGE_IN
+    height = 1.35 + 0.19 * len(table) * max(1, 0.75 * lines)
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
     floor = _floor(pairs["difference"].abs(), table)

@@ -157,7 +157,7 @@ def rows_of(spec: RunSpec, cell: Cell, points: int) -> dict[str, pd.DataFrame]:
         points //= 2
         step, loss = step[:points], loss[:points]
         loss[-1] = np.nan
-    steps = _steps(spec, cell, step, loss, shared, own)
+    steps = _steps(spec, cell, step=step, loss=loss, shared=shared, own=own)
     when = np.unique(np.linspace(0, points, EVALUATIONS + 1).astype(int))
     evals = _typed(
         "evals",
@@ -189,9 +189,10 @@ def rows_of(spec: RunSpec, cell: Cell, points: int) -> dict[str, pd.DataFrame]:
     return {"steps": steps, "evals": evals, "ranks": ranks}
 
 
-def _steps(  # noqa: PLR0917
+def _steps(
     spec: RunSpec,
     cell: Cell,
+    *,
     step: np.ndarray,
     loss: np.ndarray,
     shared: np.random.Generator,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
 from batchscape.analysis.comparing.power import ALPHA, POWER, detectable_effects
 from batchscape.analysis.comparing.sides import Sides, compare_sweeps
 from batchscape.analysis.estimates import LEVEL
@@ -98,7 +98,7 @@ def _of_sides(sides: Sides) -> Iterator[str]:
 
 def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
     for quantity, own in detectable.groupby("quantity", sort=False):
-        effects = [_size(row) for row in own.sort_values("detectable").itertuples()]
+        effects = [_size(row) for row in own.sort_values("detectable").to_dict("records")]
         span = effects[0] if len(own) == 1 else f"{effects[0]} to {effects[-1]}"
         seeds = sorted(own["n"].unique())
         several = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -111,18 +111,18 @@ def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
 
 def _sides_grid(sides: Sides) -> Grid:
     rows = []
-    for row in sides.table.itertuples():
-        ends = f" [{significant(row.low, 3)}, {significant(row.high, 3)}]" if row.n > 1 else ""  # type: ignore[arg-type,operator]
-        effect = significant(row.effect, 3) + ends  # type: ignore[arg-type]
-        unit = " nats" if row.kind == "difference" else ""
+    for row in sides.table.to_dict("records"):
+        effect = significant(row["effect"], 3)
+        if row["n"] > 1:
+            effect += f" [{significant(row['low'], 3)}, {significant(row['high'], 3)}]"
         rows.append(
             [
-                TIMES.join(map(str, row[1:4])),
-                str(row.settings) or MISSING,
-                f"{row.side} / {row.reference}",
-                _WORDS[str(row.quantity)],
-                effect + unit,
-                str(row.n),
+                TIMES.join(str(row[name]) for name in GEOMETRY[:3]),
+                str(row["settings"]) or MISSING,
+                f"{row['side']} / {row['reference']}",
+                _WORDS[str(row["quantity"])],
+                effect + (" nats" if row["kind"] == "difference" else ""),
+                str(row["n"]),
                 _size(row),
             ]
         )
@@ -144,13 +144,13 @@ def _sides_grid(sides: Sides) -> Grid:
 def _power_grid(detectable: pd.DataFrame) -> Grid:
     rows = [
         [
-            str(row.context) or MISSING,
-            _WORDS[str(row.quantity)],
-            "paired" if row.paired else "unpaired",
-            str(row.n),
+            str(row["context"]) or MISSING,
+            _WORDS[str(row["quantity"])],
+            "paired" if row["paired"] else "unpaired",
+            str(row["n"]),
             _size(row),
         ]
-        for row in detectable.itertuples()
+        for row in detectable.to_dict("records")
     ]
     return Grid(
         headers=["settings", "figure", "comparison", "n", "smallest detectable"],
@@ -172,8 +172,9 @@ _POWER_NOTE = (
 )
 
 
-def _size(row: Any) -> str:  # noqa: ANN401  (a named row of either table)
-    if row.n < 2:
+def _size(row: Mapping[Hashable, Any]) -> str:
+    """Write the smallest detectable effect of a row of either table."""
+    if row["n"] < 2:
         return MISSING
-    unit = getattr(row, "unit", None) or ("nats" if row.kind == "difference" else "%")
-    return f"{significant(float(row.detectable), 2)} {unit}"
+    unit = row.get("unit") or ("nats" if row["kind"] == "difference" else "%")
+    return f"{significant(float(row['detectable']), 2)} {unit}"

@@ -143,11 +143,14 @@ def estimate_of(
     found: Combination, model: CostFit, definition: str, why: str | None, level: float
 ) -> Estimate:
     """Turn a combination of coefficients, none of which is negative, into an estimate."""
-    n = len(model.cells)
-    common = {"n": n, "unit": model.unit, "method": model.method, "definition": definition}
+
+    def estimate(value: float, low: float, high: float, note: str | None) -> Estimate:
+        n = len(model.cells)
+        return Estimate(value, low, high, n, model.unit, model.method, definition, note)
+
     if not math.isfinite(found.value):
-        reason = f"{NOT_IDENTIFIED}: {why or 'the measured cells do not determine it'}"
-        return Estimate(math.nan, math.nan, math.nan, note=reason, **common)  # type: ignore[arg-type]
+        reason = why or "the measured cells do not determine it"
+        return estimate(math.nan, math.nan, math.nan, f"{NOT_IDENTIFIED}: {reason}")
     low, high = found.interval(level)
     note = None
     if math.isnan(low):
@@ -157,17 +160,16 @@ def estimate_of(
     tiny = -1e-9 * float(model.cells["measured"].abs().max())
     if high < tiny:
         # Cut off at zero, the interval would be the point 0: a certainty that nothing supports.
-        ends_text = f"{found.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}"
         reason = (
-            f"{NOT_IDENTIFIED}: the fit gives {ends_text}, below zero, so its form does not hold"
+            f"the fit gives {found.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}, below zero, so "
+            "its form does not hold"
         )
-        return Estimate(math.nan, math.nan, math.nan, note=reason, **common)  # type: ignore[arg-type]
+        return estimate(math.nan, math.nan, math.nan, f"{NOT_IDENTIFIED}: {reason}")
     if found.value < tiny:
         note = f"the fit alone gives {found.value:.3g} {model.unit}, and it cannot be negative"
-    ends = (found.value, low, high)
     # A NaN stays one, and what only rounding tells from zero is zero.
-    value, low, high = (0.0 if end < -tiny else end for end in ends)
-    return Estimate(value, low, high, note=note, **common)  # type: ignore[arg-type]
+    value, low, high = (0.0 if end < -tiny else end for end in (found.value, low, high))
+    return estimate(value, low, high, note)
 
 
 def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) -> list[str]:

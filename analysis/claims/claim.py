@@ -10,7 +10,7 @@ from batchscape.analysis.claims.contrasts import OPEN, Answer, Contrast, effect,
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.estimates import Estimate
 
-__all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing"]
+__all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing", "undecided"]
 
 ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is no interval"
 """Why a difference that was seen decides nothing."""
@@ -197,3 +197,8 @@ def nothing(
     estimate = Estimate(missing, missing, missing, 0, "", "none", definition, note)
     ids = tuple(sorted(set(run_ids)))
     return Finding(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))
+
+
+def undecided(contrasts: Sequence[Contrast], definition: str, reason: str = ONE_SEED) -> Finding:
+    """Return the finding of contrasts that decide nothing; as `nothing`."""
+    return nothing(reason, definition, run_ids_of(contrasts), contrasts)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import Finding, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
     Answer,
     Contrast,
     all_above,
-    all_within,
-    both,
     pair,
-    run_ids_of,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
+from batchscape.analysis.claims.follows import Followed, follows
 
 __all__ = ["PHASES", "accumulation_costs_memory", "memory_follows_micro", "rank0_costs_memory"]
 
@@ -46,22 +44,17 @@ def memory_follows_micro(context: Context) -> Finding | None:
     along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
     across = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
     across += pair(figures, "value", _DEVICES, [_MICRO, _STEPS])
-    if not along and not across:
-        return None
-    definition = "ratio of peak allocated memory"
-    grows, equal = all_above(along, _MARGIN), all_within(across, _MARGIN)
-    if grows is None or equal is None:
-        missing = "micro-batch" if grows is None else "global batch at one micro-batch"
-        reason = f"the {missing} does not vary over two runs of different seeds, all else equal"
-        return nothing(reason, definition, run_ids_of(along + across), along + across)
-    answer = both(grows.answer, equal.answer)
-    deciding = grows if grows.answer == CONTRADICTED else equal
-    explanation = (
-        f"Along the micro-batch: {said(grows.deciding, 'ratio')}; along the global batch at a "
-        f"fixed micro-batch, worst of {len(across)}: {said(equal.deciding, 'ratio')}. Equal "
-        f"means within 5 %. {_phases(context)}"
+    return follows(
+        Followed(along, across, ("micro-batch", "global batch at one micro-batch")),
+        _MARGIN,
+        "ratio of peak allocated memory",
+        lambda grows, equal: (
+            f"Along the micro-batch: {grows}; along the global batch at a fixed micro-batch, worst "
+            f"of {len(across)}: {equal}. Equal means within 5 %. {_phases(context)}"
+        ),
+        lacking="runs of different seeds, all else equal",
+        reported="across",
     )
-    return found(answer, deciding.deciding, along + across, explanation, definition, ratio=True)
 
 
 def accumulation_costs_memory(context: Context) -> Finding | None:
@@ -73,7 +66,7 @@ def accumulation_costs_memory(context: Context) -> Finding | None:
     definition = "ratio of peak allocated memory"
     decision = all_above(contrasts, _LEAST)
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
     explanation = (
         f"Least of {len(contrasts)}: {said(decision.deciding, 'ratio')}; a cost is more than "
         f"0.5 %. {_in_models(context)}{_phases(context)}"
@@ -93,7 +86,7 @@ def rank0_costs_memory(context: Context) -> Finding | None:
     definition = f"ratio of {name.removesuffix('_gib').replace('_', ' ')}, rank 0 to the others"
     decision = all_above(contrasts, np.log(1.01))
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
     answer, whose = decision.answer, "of the device, as its driver tells"
     if name == _PEAK:
         whose = "that the allocator of each process handed out"

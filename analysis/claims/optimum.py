@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
     SUPPORTED,
     Contrast,
     all_above,
-    run_ids_of,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
@@ -89,7 +88,7 @@ def large_batch_less_variance(context: Context) -> Finding | None:
     contrast = Contrast(name, slopes, ids)
     decision = all_above([Contrast(name, -slopes, ids)], _LEAST)
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of([contrast]), [contrast])
+        return undecided([contrast], definition)
     low, high = contrast.interval(LEVEL)
     inside = "" if low <= -1 <= high else "not "
     explanation = (

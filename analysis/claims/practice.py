@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import Finding, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -15,7 +15,6 @@ from batchscape.analysis.claims.contrasts import (
     Answer,
     Contrast,
     all_above,
-    run_ids_of,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
@@ -53,7 +52,7 @@ def accumulation_4_or_8(context: Context) -> Finding | None:
     if not looked_at:
         return None
     if not judged:
-        return nothing(ONE_SEED, definition, run_ids_of(looked_at), looked_at)
+        return undecided(looked_at, definition)
     answers = [answer for answer, _ in judged]
     answer = next((a for a in (CONTRADICTED, OPEN) if a in answers), SUPPORTED)
     deciding = next(contrast for a, contrast in judged if a == answer)
@@ -114,7 +113,7 @@ def musev_224(context: Context) -> Finding | None:
         contrasts.append(time)
         answers.append(_dominates(time, memory, level_count))
     if all(len(contrast.values) < 2 for contrast in contrasts):
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
     answer = next((a for a in (CONTRADICTED, OPEN) if a in answers), SUPPORTED)
     deciding = contrasts[answers.index(answer)]
     explanation = (

@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import Finding, found, undecided
 from batchscape.analysis.claims.contrasts import (
-    CONTRADICTED,
     Contrast,
     all_above,
     all_within,
-    both,
     pair,
-    run_ids_of,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
+from batchscape.analysis.claims.follows import Followed, follows
 
 __all__ = [
     "devices_scale_batch_linearly",
@@ -44,27 +42,17 @@ def microstep_time_follows_micro(context: Context) -> Finding | None:
     figures = context.logs(figures["forward_backward_s"] / figures[_STEPS])
     along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
     across = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
-    if not along and not across:
-        return None
-    definition = "ratio of forward and backward time of a micro-step"
-    grows, equal = all_above(along, _SAME), all_within(across, _SAME)
-    if grows is None or equal is None:
-        missing = "micro-batch" if grows is None else "accumulation at one micro-batch"
-        reason = f"the {missing} does not vary over two timed runs of different seeds or repeats"
-        return nothing(reason, definition, run_ids_of(along + across), along + across)
-    explanation = (
-        f"Along the micro-batch: {said(grows.deciding, 'ratio')}; along accumulation, worst of "
-        f"{len(across)}: {said(equal.deciding, 'ratio')}. Mainly means growth of more than "
-        "10 % along the one and equality within 10 % along the other."
-    )
-    deciding = equal if equal.answer == CONTRADICTED else grows
-    return found(
-        both(grows.answer, equal.answer),
-        deciding.deciding,
-        along + across,
-        explanation,
-        definition,
-        ratio=True,
+    return follows(
+        Followed(along, across, ("micro-batch", "accumulation at one micro-batch")),
+        _SAME,
+        "ratio of forward and backward time of a micro-step",
+        lambda grows, equal: (
+            f"Along the micro-batch: {grows}; along accumulation, worst of {len(across)}: {equal}. "
+            "Mainly means growth of more than 10 % along the one and equality within 10 % along "
+            "the other."
+        ),
+        lacking="timed runs of different seeds or repeats",
+        reported="along",
     )
 
 
@@ -78,7 +66,7 @@ def global_batch_is_free_per_iteration(context: Context) -> Finding | None:
     definition = "ratio of the time of an iteration (step time over accumulation)"
     decision = all_within(contrasts, _SAME)
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
     explanation = (
         f"Worst of {len(contrasts)}: {said(decision.deciding, 'ratio')}; alone means within "
         "10 %. An update comes once in a step, so that its share falls as accumulation grows."
@@ -95,7 +83,7 @@ def micro_before_accumulation(context: Context) -> Finding | None:
     definition = "ratio of the step time at a fixed global batch"
     decision = all_above(contrasts, _FASTER)
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
     explanation = (
         f"Least of {len(contrasts)}: {said(decision.deciding, 'ratio')}; slower means by more "
         "than 2 %."
@@ -118,7 +106,7 @@ def devices_scale_batch_linearly(context: Context) -> Finding | None:
     decision = all_above(shares, _EXPOSED)
     if decision is None:
         reason = "no two timed runs on several devices, of different seeds or repeats"
-        return nothing(reason, definition, run_ids_of(shares), shares)
+        return undecided(shares, definition, reason)
     slower = pair(figures, "value", _DEVICES, [_MICRO, _STEPS])
     worst = [said(contrast, "ratio") for contrast in sorted(slower, key=lambda c: -c.mean)[:1]]
     weak = f" Step time at a fixed micro-batch and accumulation: {worst[0]}." if worst else ""

@@ -9,14 +9,13 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
     SUPPORTED,
     Contrast,
     any_above,
-    run_ids_of,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
@@ -66,7 +65,7 @@ def too_small_unstable(context: Context) -> Finding | None:
         return _diverges(diverged, ends, p, counts, runs["run_id"])
     if decision is None:
         reason = f"{ONE_SEED}; diverged: {counts}"
-        return nothing(reason, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition, reason)
     answer = decision.answer
     if p < _FISHER:
         answer = SUPPORTED

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing
+from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     OPEN,
     SUPPORTED,
@@ -60,7 +60,7 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
     decision = any_above(contrasts, _SLOWER)
     if decision is None:
         reason = ONE_SEED if contrasts else f"the loss of {target:.4g} was hardly reached"
-        return nothing(reason, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition, reason)
     bound = (
         " Some runs did not reach it and count as lower bounds."
         if (decision.deciding.bounds_below)
@@ -86,32 +86,17 @@ def decompositions_are_equivalent(context: Context) -> Finding | None:
     """All cuts of one global batch end at the same loss, run by run, within the margin."""
     figures, left_out = _losses(context)
     contrasts = _cuts(figures, [])
-    definition = "difference of final loss between two cuts of one trajectory"
-    if not contrasts:
-        return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
-    if context.margin is None:
-        return nothing(context.no_margin, definition, run_ids_of(contrasts), contrasts)
-    decision = all_within(contrasts, context.margin)
-    if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
     cuts = figures[figures["run_id"].isin(run_ids_of(contrasts))][_CUT].drop_duplicates()
     fork = {(1, 1, 32), (4, 1, 8), (2, 2, 8), (1, 4, 8)}
     present = len(fork & set(cuts.itertuples(index=False, name=None)))
-    explanation = (
-        f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; alike means that "
-        f"every 90 % interval lies within {context.margin:g} nats. Of the four cuts of 32 in the "
-        f"claim's table, {present} took part. {_costs(context, contrasts)}"
-        f"{_also(left_out)}"
-    )
-    answer, alone = _unless_one_diverged(decision.answer, context, [])
-    return found(
-        answer,
-        decision.deciding,
+    return _alike(
+        context,
         contrasts,
-        explanation + alone,
-        definition,
-        ratio=False,
-        unit="nats",
+        "difference of final loss between two cuts of one trajectory",
+        within=[],
+        left_out=left_out,
+        more=f" Of the four cuts of 32 in the claim's table, {present} took part. "
+        f"{_costs(context, contrasts)}",
     )
 
 
@@ -119,25 +104,42 @@ def accumulation_equals_large_batch(context: Context) -> Finding | None:
     """Accumulation over A micro-batches ends at the loss of one that is A times larger."""
     figures, left_out = _losses(context)
     least = figures.groupby([_BATCH, "data_parallel_size"])["gradient_accumulation_steps"]
-    contrasts = _cuts(figures[least.transform("min").eq(1)], ["data_parallel_size"])
-    definition = "difference of final loss between accumulation and one large micro-batch"
+    return _alike(
+        context,
+        _cuts(figures[least.transform("min").eq(1)], ["data_parallel_size"]),
+        "difference of final loss between accumulation and one large micro-batch",
+        within=["data_parallel_size"],
+        left_out=left_out,
+    )
+
+
+def _alike(
+    context: Context,
+    contrasts: list[Contrast],
+    definition: str,
+    *,
+    within: list[str],
+    left_out: str,
+    more: str = "",
+) -> Finding | None:
+    """Judge whether all pairs of cuts that agree in `within` end at the same loss."""
     if not contrasts:
         return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
     if context.margin is None:
-        return nothing(context.no_margin, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition, context.no_margin)
     decision = all_within(contrasts, context.margin)
     if decision is None:
-        return nothing(ONE_SEED, definition, run_ids_of(contrasts), contrasts)
+        return undecided(contrasts, definition)
+    answer, alone = _unless_one_diverged(decision.answer, context, within)
     explanation = (
-        f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; equal means that "
-        f"every 90 % interval lies within {context.margin:g} nats.{_also(left_out)}"
+        f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; alike means that "
+        f"every 90 % interval lies within {context.margin:g} nats.{more}{_also(left_out)}{alone}"
     )
-    answer, alone = _unless_one_diverged(decision.answer, context, ["data_parallel_size"])
     return found(
         answer,
         decision.deciding,
         contrasts,
-        explanation + alone,
+        explanation,
         definition,
         ratio=False,
         unit="nats",

@@ -2,6 +2,8 @@
 # make test   the tests, from nothing
 # make check  lint, format, types
 # make slow   the long CPU tier
+# make systems  the training systems and programs of others, two ranks on the CPU; LitGPT has an
+#             environment of its own (.venv-litgpt)
 # make gpu    the tests and benchmarks that need a CUDA device; says so where there is none.
 #             It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
 # make bench  the benchmarks, one after the other
@@ -10,20 +12,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PINS := .ci/constraints.txt
+LITGPT := .venv-litgpt
+LITGPT_PINS := .ci/constraints-litgpt.txt
 JOBS ?= 2
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 # Other modules may need packages that an environment without a network lacks.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
-.PHONY: demo test check slow gpu bench clean
+.PHONY: demo test check slow systems gpu bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch
 	$(BIN)/batchscape report outputs/fixed_global_batch
 
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu and not systems"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -31,7 +35,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not gpu"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not gpu and not systems"
+
+systems: export BATCHSCAPE_REQUIRE_SYSTEMS := 1
+systems: $(VENV)/.installed-systems $(LITGPT)/.installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "systems and not gpu"
 
 gpu: export PYTHONPATH := $(CURDIR)/src
 gpu:
@@ -59,5 +67,18 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[test,check,bench,hf]'
 	touch $@
 
+$(VENV)/.installed-systems: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[accelerate,deepspeed,fabric]'
+	touch $@
+
+# LitGPT wants an older huggingface-hub than the transformers of the other environment. Without
+# `requests`, which it does not name, its command does not start.
+$(LITGPT)/.installed: $(LITGPT_PINS)
+	$(PYTHON) -m venv $(LITGPT)
+	$(LITGPT)/bin/python -m pip install --quiet --upgrade pip
+	$(LITGPT)/bin/python -m pip install --quiet --constraint $(LITGPT_PINS) torch
+	$(LITGPT)/bin/python -m pip install --quiet --constraint $(LITGPT_PINS) litgpt requests
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LITGPT) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

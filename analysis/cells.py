@@ -81,6 +81,7 @@ _NOT_SETTING_PREFIXES = (
     "environment.",
     "launch.",
     "launcher.",
+    "observed.",
     "planned_",
     "tracker.",
 )
@@ -204,7 +205,7 @@ def plain_texts(column: pd.Series[Any]) -> pd.Series[str]:
     return column.map(repr).map(values)
 
 
-def _text(value: Any) -> str:  # noqa: ANN401  (any value of a setting)
+def _text(value: Any) -> str:  # noqa: ANN401  (any scalar that `pd.isna` takes, or a list)
     if isinstance(value, (list, tuple, dict)):
         return json.dumps(value)
     if value is None or pd.isna(value):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,19 +87,18 @@ def compare(cells: Cells) -> pd.DataFrame:
         timing_note=cells.runs["timing_note"].where(done),
         not_invariant=cells.runs.reindex(columns=["not_invariant"])["not_invariant"],
     )
-    groups = runs.groupby("cell")
+    counts = pd.crosstab(runs["cell"], runs["status"])
     head = pd.DataFrame(
         {
-            "status": groups["status"].agg(_statuses),
-            "n": groups.size(),
-            "n_completed": groups["status"].agg(lambda status: int(status.eq("completed").sum())),
-            "reason": groups["reason"].agg(_distinct, " | "),
-            "timing_note": groups["timing_note"].agg(_distinct, " | "),
-            "not_invariant": groups["not_invariant"].agg(_distinct, " | "),
+            "status": _statuses(counts),
+            "n": counts.sum(axis=1),
+            "n_completed": counts.get("completed", pd.Series(0, counts.index)),
+            "reason": _distinct(runs, "reason", " | "),
+            "timing_note": _distinct(runs, "timing_note", " | "),
+            "not_invariant": _distinct(runs, "not_invariant", " | "),
         }
     )
-    tail = pd.DataFrame({"run_ids": groups["run_id"].agg(_distinct)})
-    tail["sweep_dirs"] = groups["sweep_dir"].agg(_distinct)
+    tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
         head[["status"]],
@@ -201,15 +199,22 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 
 
-def _statuses(status: pd.Series[str]) -> str:
-    counts = status.value_counts()
-    if len(counts) == 1:
-        return str(counts.index[0])
+def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
     # What went well comes first, the rest by name.
-    names = sorted(counts.index, key=lambda name: (name != "completed", name))
-    return ", ".join(f"{name} {counts[name]}" for name in names)
+    names = sorted(counts.columns, key=lambda name: (name != "completed", name))
+    texts = {}
+    for cell, found in zip(counts.index, counts[names].to_numpy(), strict=True):
+        there = [(name, n) for name, n in zip(names, found, strict=True) if n]
+        alone = len(there) == 1
+        texts[cell] = there[0][0] if alone else ", ".join(f"{name} {n}" for name, n in there)
+    return pd.Series(texts, dtype=object)
 
 
-def _distinct(texts: Iterable[object], separator: str = ";") -> str | None:
-    found = sorted({text for text in texts if isinstance(text, str) and text})
-    return separator.join(found) or None
+def _distinct(runs: pd.DataFrame, name: str, separator: str = ";") -> pd.Series[str]:
+    """Join the different texts of each cell; None where there is none."""
+    found: dict[int, set[str]] = {cell: set() for cell in runs["cell"].unique()}
+    for cell, text in zip(runs["cell"], runs[name].to_numpy(dtype=object), strict=True):
+        if isinstance(text, str) and text:
+            found[cell].add(text)
+    joined = {cell: separator.join(sorted(texts)) or None for cell, texts in found.items()}
+    return pd.Series(joined, dtype=object)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["chunks_of", "rows_of"]
+__all__ = ["chunks_of", "positions_of", "rows_of"]
 
 _KEYS = ["sweep_dir", "run_id"]
 
@@ -70,23 +70,56 @@ def chunks_of(
         yield _selected(rows, columns, starts[here], lengths[here], run[here])
 
 
+def positions_of(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the position in `runs` of the run of every row, -1 where it is none of these.
+
+    Parameters
+    ----------
+    runs, rows
+        As for `rows_of`.
+
+    Returns
+    -------
+    ndarray of int, shape (rows,)
+    """
+    _, lengths, run = _all_stretches(runs, rows)
+    return np.repeat(run, lengths)
+
+
 def _stretches(
     runs: pd.DataFrame, rows: pd.DataFrame
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """First row, length and position in `runs` of each stretch of rows of these runs."""
-    changes = np.zeros(len(rows), dtype=bool)
-    for name in _KEYS:
-        column = rows[name]
-        codes = column.cat.codes if isinstance(column.dtype, pd.CategoricalDtype) else column
-        changes |= (codes != codes.shift()).to_numpy(dtype=bool)
-    starts = np.flatnonzero(changes)
-    lengths = np.diff(starts, append=len(rows))
-    numbered = runs[_KEYS].assign(run=np.arange(len(runs)))
-    keys = rows[_KEYS].iloc[starts].astype(object)
-    found = keys.merge(numbered.astype(dict.fromkeys(_KEYS, object)), on=_KEYS, how="left")
-    run = found["run"].fillna(-1).to_numpy(dtype=np.int64)
+    starts, lengths, run = _all_stretches(runs, rows)
     known = run >= 0
     return starts[known], lengths[known], run[known]
+
+
+def _all_stretches(
+    runs: pd.DataFrame, rows: pd.DataFrame
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the same of all stretches; the position is -1 where it is none of these runs."""
+    changes = np.ones(len(rows), dtype=bool)
+    changes[1:] = False
+    for name in _KEYS:
+        codes = _codes(rows[name])
+        changes[1:] |= codes[1:] != codes[:-1]
+    starts = np.flatnonzero(changes)
+    place = {key: position for position, key in enumerate(_keys(runs))}
+    run = np.array([place.get(key, -1) for key in _keys(rows.iloc[starts])], dtype=np.int64)
+    return starts, np.diff(starts, append=len(rows)), run
+
+
+def _codes(column: pd.Series[str]) -> NDArray[np.integer]:
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.cat.codes.to_numpy()
+    codes, _ = pd.factorize(column)
+    return codes
+
+
+def _keys(table: pd.DataFrame) -> Iterator[tuple[object, ...]]:
+    # Plain objects: taking texts one by one out of a column of texts takes many times longer.
+    return zip(*(table[name].to_numpy(dtype=object) for name in _KEYS), strict=True)
 
 
 def _selected(

@@ -81,11 +81,11 @@ def main() -> None:
                 began = time.perf_counter()
                 if recording:
                     clock.begin()
-                loss_sum, targets = training._accumulate(k)
+                accumulated = training._accumulate(k)
                 training._engine.optimizer_step(spec.config.optimizer, 1.0)
                 if recording:
                     clock.end()
-                    timed.after(k, loss_sum, targets)
+                    timed.after(k, accumulated.loss_sum, accumulated.targets)
                 times.append(time.perf_counter() - began)
                 k += 1
             if block >= 0:

@@ -208,6 +208,7 @@ def test_a_run_that_others_stopped_is_code_1() -> None:
     assert f"  log: {run.log}" in printed
 
 
+@pytest.mark.slow
 def test_as_a_module_from_another_folder() -> None:
     def call(*argv: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "batchscape", *argv]

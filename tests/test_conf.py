@@ -20,6 +20,8 @@ OPTIONS = sorted(
 COMPANIONS = {
     "data/digits": ["model=mlp"],
     "model/mlp": ["data=digits"],
+    "data/external": ["engine=command", "engine.argv=[python]"],
+    "model/external": ["engine=command", "engine.argv=[python]"],
 }
 GIVEN = {
     # What an option leaves to its user (`???`).
@@ -29,6 +31,7 @@ GIVEN = {
     "data/custom": {"_target_": "my_data.Data"},
     "model/hf": {"path": "some/folder"},
     "model/custom": {"_target_": "my_models.Model"},
+    "engine/command": {"argv": ["python", "train.py"]},
 }
 SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")
 
@@ -36,7 +39,10 @@ SETTING = re.compile(r"^(\w+): (?:[^#]*\S)?\s*(?:# (.*))?$")
 def content_of(option: str) -> dict[str, Any]:
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{option}.yaml"))
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    # An option may choose those of other groups that belong to it.
+    return {
+        str(key): value for key, value in plain.items() if option == "config" or key != "defaults"
+    }
 
 
 def composed(*arguments: str) -> RunConfig:
@@ -79,7 +85,7 @@ def test_every_setting_is_visible_with_its_scope(option: str) -> None:
     owner = dataclass_of(option.partition("/")[0], content_of(option))
     seen = {}
     for line in text.splitlines():
-        if line and not line.startswith("#"):
+        if line and not line.startswith(("#", "defaults:", "  - override ")):
             match = SETTING.fullmatch(line)
             assert match, line
             seen[match[1]] = match[2]

@@ -14,12 +14,13 @@ import batchscape
 
 ROOT = Path(batchscape.__file__).parent
 
-# errors, geometry <- config <- record, measure, models, data <- engines <- train <- plan, launch
-# <- doctor <- cli. A part imports from lower layers, and from its own one only where it is listed.
+# errors, geometry <- config, interop <- record, measure, models, data <- engines <- train
+# <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
+# where it is listed.
 LAYERS = (
     {"errors", "geometry", "targets"},
-    {"config"},
-    {"record", "measure", "models", "data"},
+    {"config", "interop", "recorder"},
+    {"record", "measure", "models", "data", "transformers_callback"},
     {"engines"},
     {"train"},
     {"plan", "launch"},
@@ -123,6 +124,11 @@ def test_a_worker_imports_no_hydra() -> None:
     loaded = modules_after("import batchscape.train.worker")
     assert "torch" in loaded
     assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib"}
+
+
+def test_the_recorder_is_light_for_other_peoples_scripts() -> None:
+    loaded = modules_after("import batchscape.recorder")
+    assert not loaded & {"torch", "numpy", "pandas", "pydantic", "rich", "wandb", "hydra"}
 
 
 def test_the_sweeper_is_light_for_other_applications() -> None:

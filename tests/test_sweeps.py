@@ -50,6 +50,7 @@ def test_the_studies() -> None:
         "activation_checkpointing",
         "batch_ramp",
         "device_scaling",
+        "engines",
         "equivalence",
         "fixed_global_batch",
         "learning_rate",
@@ -145,6 +146,19 @@ def test_every_trajectory_of_fixed_global_batch_has_four_decompositions() -> Non
         by_seed[spec.config.seed].add(spec.trajectory_id)
     assert all(len(trajectories) == 1 for trajectories in by_seed.values())
     assert len(set.union(*by_seed.values())) == 3
+
+
+def test_engines_share_cuts_and_names_differ() -> None:
+    specs = plan_of("engines").specs
+    cuts = {name: set[tuple[int, int, int]]() for name in ("ddp", "fsdp", "accelerate")}
+    cuts |= {name: set() for name in ("deepspeed", "fabric")}
+    for spec in specs:
+        geometry = spec.geometry
+        cut = (geometry.data_parallel_size, geometry.micro_batch_size)
+        cuts[spec.config.engine.name].add((*cut, geometry.gradient_accumulation_steps))
+    assert all(found == {(1, 32, 1), (1, 8, 4), (2, 8, 2)} for found in cuts.values())
+    # What an engine computes is not taken on trust: each has a trajectory of its own.
+    assert len({spec.trajectory_id for spec in specs}) == 5 * 2
 
 
 def test_musev_asks_for_every_cut_of_224() -> None:

@@ -97,14 +97,14 @@ class Claim:
         contexts = evidence.contexts(self.view)
         judged = [(context, self.decide(context)) for context in contexts]
         verdicts = [
-            self._verdict(context.label, finding, self.settle_on(context.runs["data.name"]))
+            self._verdict(context.label, finding, self.settle_on(context.data))
             for context, finding in judged
             if finding
         ]
         if verdicts:
             return verdicts
         missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
-        names = [name for context in contexts for name in context.runs["data.name"]]
+        names = [name for context in contexts for name in context.data]
         return [self._verdict("", missing, self.settle_on(names))]
 
     def settle_on(self, data: Iterable[str]) -> str:
@@ -113,7 +113,7 @@ class Claim:
         Parameters
         ----------
         data : iterable of str
-            Name of the data of each run.
+            Names of the data.
 
         Returns
         -------

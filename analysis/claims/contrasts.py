@@ -125,7 +125,12 @@ def pair(
     list of Contrast
         In the order of `fixed` and of the levels. Empty where the factor does not vary.
     """
-    known = figures[np.isfinite(figures[value].to_numpy(dtype=float))]
+    known = figures.loc[
+        np.isfinite(figures[value].to_numpy(dtype=float)),
+        list(dict.fromkeys(["block", "run_id", value, axis, *fixed])),
+    ]
+    # Plain objects: taking texts one by one out of a column of texts takes many times longer.
+    known = known.astype({"block": object, "run_id": object})
     known = known.sort_values(["block", "run_id"], kind="stable")
     contrasts = []
     for key, own in known.groupby(list(fixed), sort=True):

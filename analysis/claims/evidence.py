@@ -14,6 +14,7 @@ from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGINS, QUANTITIES
+from batchscape.analysis.joins import positions_of
 from batchscape.errors import AnalysisError
 
 __all__ = ["Context", "Evidence", "View"]
@@ -84,6 +85,11 @@ class Context:
         return self.evidence.rows(table, runs, columns)
 
     @property
+    def data(self) -> list[str]:
+        """Names of the data that the runs are on."""
+        return list(self.runs["data.name"].unique())
+
+    @property
     def margin(self) -> float | None:
         """The margin; None where the runs state several, of which none was fixed for all."""
         return self.margins[0] if len(self.margins) == 1 else None
@@ -146,7 +152,9 @@ class Evidence:
                 columns=["run", *columns]
             )
         if table not in self._numbers:
-            self._numbers[table] = _run_of_rows(self.cells.runs, rows)
+            position = positions_of(self.cells.runs, rows)
+            numbers = self.cells.runs.index.to_numpy()[position]
+            self._numbers[table] = np.where(position >= 0, numbers, -1)
         number = self._numbers[table]
         kept = np.flatnonzero(np.isin(number, runs.index.to_numpy()))
         present = [name for name in columns if name in rows]
@@ -214,22 +222,6 @@ class Evidence:
         replaced = [name for name in own if name not in keys]
         reaches = self.reaches.drop(columns=replaced, errors="ignore")
         return reaches.merge(own, on=keys, how="inner")
-
-
-def _run_of_rows(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the index of the run of every row, -1 where it is none of these.
-
-    Rows of one run lie together, so only the first of each stretch is looked up by its keys.
-    """
-    keys = ["sweep_dir", "run_id"]
-    starts = np.zeros(len(rows), dtype=bool)
-    for name in keys:
-        starts |= (rows[name] != rows[name].shift()).to_numpy(dtype=bool)
-    numbered = runs[keys].assign(run=runs.index.to_numpy())
-    found = rows.loc[starts, keys].merge(numbered, on=keys, how="left")["run"]
-    numbers: NDArray[np.int64] = found.fillna(-1).to_numpy(dtype=np.int64)
-    repeated: NDArray[np.int64] = numbers[np.cumsum(starts) - 1]
-    return repeated
 
 
 def _margins(runs: pd.DataFrame) -> tuple[float, ...]:

@@ -262,7 +262,10 @@ def _also(left_out: str) -> str:
 
 def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:
     """Pair every cut with the first of its global batch, on the same trajectories."""
-    known = figures.dropna(subset=["value", "trajectory_id"])
+    columns = [_BATCH, *fixed, *_CUT, "trajectory_id", "run_id", "value"]
+    known = figures[list(dict.fromkeys(columns))].dropna(subset=["value", "trajectory_id"])
+    known = known.astype({"trajectory_id": object, "run_id": object})
+    known["cut"] = list(zip(*(known[name] for name in _CUT), strict=True))
     contrasts = []
     for key, own in known.groupby([_BATCH, *fixed]):
         cuts = own[_CUT].drop_duplicates().sort_values(_CUT).itertuples(index=False, name=None)
@@ -273,7 +276,7 @@ def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:
             if differences.empty:
                 continue
             used = own[own["trajectory_id"].isin(differences.index)]
-            ids = used.loc[used[_CUT].apply(tuple, axis=1).isin([cut, first]), "run_id"]
+            ids = used.loc[used["cut"].isin([cut, first]), "run_id"]
             contrasts.append(
                 Contrast(
                     f"{_name(cut)} against {_name(first)} (global batch {key[0]})",

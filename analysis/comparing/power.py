@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 from batchscape.analysis.cells import SEEDS, Cells
@@ -156,20 +157,17 @@ def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, o
     values = own[quantity].astype(float)
     is_ratio = quantity in _RATIOS
     values = logarithm(values) if is_ratio else values
-    known = own.assign(value=values).dropna(subset=["value"])
-    wide = known.groupby([block, unit])["value"].mean().unstack(unit)
-    whole = wide.dropna()
+    whole = _whole_blocks(values, own[block], own[unit])
     n, count = whole.shape
     if n < 2:
         return None
     paired = count > 1
     if paired:
-        table = whole.to_numpy(dtype=np.float64)
-        rows, columns = table.mean(axis=1, keepdims=True), table.mean(axis=0, keepdims=True)
-        residuals = table - rows - columns + table.mean()
+        rows, columns = whole.mean(axis=1, keepdims=True), whole.mean(axis=0, keepdims=True)
+        residuals = whole - rows - columns + whole.mean()
         sd = math.sqrt(2 * float((residuals**2).sum()) / ((n - 1) * (count - 1)))
     else:
-        sd = float(whole.iloc[:, 0].std())
+        sd = float(whole[:, 0].std(ddof=1))
     effect = smallest_detectable_effect(sd, n, paired=paired)
     return {
         "n": n,
@@ -179,6 +177,21 @@ def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, o
         "detectable": 100 * math.expm1(effect) if is_ratio else effect,
         "unit": "%" if is_ratio else "nats",
     }
+
+
+def _whole_blocks(
+    values: pd.Series[float], blocks: pd.Series[str], units: pd.Series[str]
+) -> NDArray[np.float64]:
+    """Return the mean of each block and unit, shape (blocks, units), of blocks with every unit."""
+    known = values.notna() & blocks.notna() & units.notna()
+    row, rows = pd.factorize(blocks[known], sort=True)
+    column, columns = pd.factorize(units[known], sort=True)
+    sums, counts = np.zeros((2, len(rows), len(columns)))
+    np.add.at(sums, (row, column), values[known].to_numpy(dtype=np.float64))
+    np.add.at(counts, (row, column), 1)
+    whole = counts.all(axis=1)
+    table: NDArray[np.float64] = sums[whole] / counts[whole]
+    return table
 
 
 @cache

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from batchscape.analysis.cost.memory import MemoryModel
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import MEMORY_PHASES
-from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.analysis.figures.style import COLUMN_IN, name_group
 from batchscape.analysis.numbers import TIMES, memory_scale, time_scale
 
 __all__ = ["draw_memory_model", "draw_step_time_model"]
@@ -20,12 +20,14 @@ _MARKERS = "osD^vPX"
 _MAX_CELLS = 24
 
 
-def draw_memory_model(model: MemoryModel) -> Figure | None:
+def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
     """Draw memory against the micro-batch by phase, with the fitted lines of one device.
 
     Parameters
     ----------
     model : MemoryModel
+    label : str
+        Which group of runs it is of, where there are several.
 
     Returns
     -------
@@ -53,6 +55,7 @@ def draw_memory_model(model: MemoryModel) -> Figure | None:
                 marker=_MARKERS[index % 7],
                 markersize=4,
                 markerfacecolor=fill,
+                clip_on=False,
                 **style,
             )
         line = [phase.at(1, float(m), 1).value * scale.factor for m in grid]
@@ -62,15 +65,18 @@ def draw_memory_model(model: MemoryModel) -> Figure | None:
     axes.set_ylabel(f"memory ({scale.unit})")
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=2)
+    name_group(figure, label)
     return figure
 
 
-def draw_step_time_model(model: StepTimeModel) -> Figure:
+def draw_step_time_model(model: StepTimeModel, label: str = "") -> Figure:
     """Draw the time of an optimizer step over its samples, cell by cell, measured and fitted.
 
     Parameters
     ----------
     model : StepTimeModel
+    label : str
+        Which group of runs it is of, where there are several.
 
     Returns
     -------
@@ -90,6 +96,7 @@ def draw_step_time_model(model: StepTimeModel) -> Figure:
             markersize=size,
             markeredgewidth=width,
             color=colour,
+            clip_on=False,
             label=name,
         )
     axes.plot(
@@ -99,14 +106,18 @@ def draw_step_time_model(model: StepTimeModel) -> Figure:
         marker="x",
         markersize=4,
         color=_COLOURS[2],
+        clip_on=False,
         label="from the other cells",
     )
     names = cells[["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]]
     labels = [TIMES.join(map(str, row)) for row in names.to_numpy()]
     axes.set_yticks(cells.index, labels)
     axes.set_ylim(-0.7, len(cells) - 0.3)
-    axes.set_xlim(left=0)
+    # No marker lies on the right edge.
+    drawn = cells[["measured", "fitted", "left_out"]].to_numpy(dtype=float) * scale.factor
+    axes.set_xlim(0, 1.08 * np.nanmax(drawn))
     axes.set_xlabel(f"time of an optimizer step ({scale.unit})")
     axes.set_title(f"devices {TIMES} micro {TIMES} accumulation", loc="left", fontsize=7)
     figure.legend(loc="outside lower center", ncols=3, handletextpad=0.3, columnspacing=1.0)
+    name_group(figure, label)
     return figure

@@ -14,7 +14,7 @@ from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, time_scale
-from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.grids import Grid, lettered
 from batchscape.analysis.report.section import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 
@@ -125,9 +125,13 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         phase = memory.phases[memory.limiting[-1]]
         slope = phase.estimates["per_sample_gib"]
         fixed = phase.estimates["fixed_gib"]
-        if slope.is_identified:
+        when = MEMORY_PHASES[memory.limiting[-1]]
+        if slope.value > 0 and not slope.low <= 0:
             text = f"A device needs {_with_unit(fixed)} and {_with_unit(slope)} a sample of the "
-            yield text + f"micro-batch ({MEMORY_PHASES[memory.limiting[-1]]})."
+            yield f"{text}micro-batch ({when})."
+        elif slope.is_identified:
+            text = f"Memory was not found to grow with the micro-batch ({when}): "
+            yield f"{text}{_with_unit(slope)} a sample."
         for name, what in (
             ("accumulation_gib", "Accumulation"),
             ("devices_gib", "More than one device"),
@@ -142,7 +146,8 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
     if start.is_identified and slope.is_identified:
         yield f"A micro-step takes {_with_unit(start)} and {_with_unit(slope)} a sample."
     else:
-        yield f"How the time of a micro-step grows is {start.note or slope.note}."
+        unknown = start if slope.is_identified else slope
+        yield f"How the time of a micro-step grows with its samples is {unknown.note}."
     error = times.cells["left_out_error_pct"].abs().max()
     if pd.notna(error):
         yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
@@ -161,15 +166,15 @@ def _text(found: Estimate, scale: Scale) -> str:
 
 def _models(table: pd.DataFrame) -> TableView:
     labelled = table["group"].ne("").any()
-    rows = []
+    rows, notes = [], []
     for _, row in table.iterrows():
         if row["phase"] == MEMORY_PHASES["peak_allocated_gib"]:
             continue
         found = Estimate(row["value"], row["low"], row["high"], row["cells"], "", "", "")
         scale = (memory_scale if row["unit"] == "GiB" else time_scale)([row["value"]])
         head = [row["group"]] if labelled else []
-        note = row["note"] if isinstance(row["note"], str) else ""
-        note = note.removeprefix(f"{NOT_IDENTIFIED}: ")
+        note = row["note"]
+        notes.append([note.removeprefix(f"{NOT_IDENTIFIED}: ")] if isinstance(note, str) else [])
         unit = scale.unit if found.is_identified else ""
         rows.append(
             [
@@ -179,9 +184,9 @@ def _models(table: pd.DataFrame) -> TableView:
                 _text(found, scale),
                 unit,
                 str(row["cells"]),
-                note,
             ]
         )
+    marks, footnotes = lettered(notes)
     grid = Grid(
         headers=[
             *(["group"] if labelled else []),
@@ -190,11 +195,12 @@ def _models(table: pd.DataFrame) -> TableView:
             "estimate [95 %]",
             "unit",
             "cells",
-            "note",
         ],
         rows=rows,
         short_first="group" if labelled else "phase",
         n_left=3 if labelled else 2,
+        marks=marks,
+        footnotes=footnotes,
         notes=[
             "Memory = fixed + slope x micro-batch + a term each for accumulation above 1 and for "
             "more than one device. Step time = accumulation x (micro-step + slope x micro-batch) + "
@@ -245,7 +251,7 @@ def _pictures(
 ) -> list[Picture]:
     about = f" {label}." if label else ""
     pictures = []
-    drawn = draw_memory_model(memory) if memory is not None else None
+    drawn = draw_memory_model(memory, label) if memory is not None else None
     if drawn is not None:
         caption = (
             "Memory of the fullest device by phase. Lines: fit for one device without "
@@ -257,5 +263,7 @@ def _pictures(
             "Time of an optimizer step as measured, as fitted, and as predicted from the other "
             f"cells {MISSING} the last only where they determine it.{about}"
         )
-        pictures.append(Picture(f"step_time_model{suffix}", caption, draw_step_time_model(times)))
+        pictures.append(
+            Picture(f"step_time_model{suffix}", caption, draw_step_time_model(times, label))
+        )
     return pictures

@@ -6,26 +6,31 @@ import math
 
 import numpy as np
 import pandas as pd
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator, StrMethodFormatter
 
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.analysis.figures.style import COLUMN_IN, name_group
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["draw_pareto"]
 
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MAX_LABELS = 8
+_NARROW = 5
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
-def draw_pareto(candidates: pd.DataFrame) -> Figure | None:
+def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
     """Draw device-hours against time to the target: a point a measured geometry.
 
     Parameters
     ----------
     candidates : DataFrame
         As `candidates_of` returns it.
+    label : str
+        Which group of runs it is of, where there are several.
 
     Returns
     -------
@@ -79,13 +84,30 @@ def draw_pareto(candidates: pd.DataFrame) -> Figure | None:
             fontsize=6,
         )
     axes.margins(0.15)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    ends = [rows["time_low_s"], rows["time_s"], rows["time_high_s"]]
+    if _is_wide(pd.concat(ends)):
+        axes.set_xscale("log")
+    if _is_wide(rows["device_hours"]):
+        axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_tick_params(which="both", labelsize=7, length=3, pad=3)
-        axis.set_major_formatter(LogFormatter())
-        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
-    axes.set_xlabel(f"time to target ({unit})")
-    axes.set_ylabel(f"{cost_unit} to target")
+        _label(axis)
+    axes.set_xlabel(f"time to the target ({unit})")
+    axes.set_ylabel(f"cost of the target ({cost_unit})")
     figure.legend(loc="outside lower center", ncols=min(len(counts), 4))
+    name_group(figure, label)
     return figure
+
+
+def _is_wide(values: pd.Series[float]) -> bool:
+    known = values[np.isfinite(values) & (values > 0)]
+    return bool(known.max() > _NARROW * known.min())
+
+
+def _label(axis: Axis) -> None:
+    """Write numbers in full; on a narrow range a logarithmic axis would have hardly one."""
+    axis.set_tick_params(which="both", labelsize=7, length=3, pad=3)
+    if axis.get_scale() == "log":
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+    else:
+        axis.set_major_locator(MaxNLocator(5))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.analysis.cost.memory import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     LARGEST_SEARCHED,
@@ -162,20 +163,39 @@ def _micro_batch(
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
     whose = "given" if memory_given else "the machine's, shared by its ranks"
     text += f" of {_memory(memory_gib)} ({whose})."
-    model = evidence.memory
-    if model is None:
+    if evidence.memory is None:
         return text
+    return f"{text} {_largest(evidence, evidence.memory, devices, memory_gib)}".rstrip()
+
+
+def _largest(evidence: Evidence, model: MemoryModel, devices: int, memory_gib: float) -> str:
+    """Say which micro-batch is the largest that fits, where the memory model tells."""
+    if not _memory_grows(model):
+        sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
+        if len(sizes) == 1:
+            return f"Only micro-batch {sizes[0]} was measured, so no largest one is known."
+        return (
+            f"From micro-batch {sizes[0]} to {sizes[-1]} memory was not found to grow, so no "
+            "largest one is known."
+        )
     largest = largest_micro_batch(model, devices, memory_gib)
     counted = failures_that_count(evidence, memory_gib)
     failed = min((m for d, m, _ in counted if d <= devices), default=math.inf)
     if failed <= largest:
-        return f"{text} By the memory model {largest} would fit, but {failed} ran out of memory."
-    if largest > 0:
-        beyond = model.beyond(devices, largest, 1)
-        more = " or more" if largest == LARGEST_SEARCHED else ""
-        text += f" The largest that fits, by the memory model, is {largest}{more}"
-        text += f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
-    return text
+        return f"By the memory model {largest} would fit, but {failed} ran out of memory."
+    if largest == 0:
+        return ""
+    beyond = model.beyond(devices, largest, 1)
+    more = " or more" if largest == LARGEST_SEARCHED else ""
+    flag = f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
+    return f"The largest that fits, by the memory model, is {largest}{more}{flag}"
+
+
+def _memory_grows(model: MemoryModel) -> bool:
+    """Tell whether a phase that limits was found to take more for a larger micro-batch."""
+    slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
+    # Without an interval, which is NaN, the value alone tells.
+    return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
 
 
 def _memory_source(evidence: Evidence, chosen: pd.Series[Any]) -> str:
@@ -188,43 +208,59 @@ def _memory_source(evidence: Evidence, chosen: pd.Series[Any]) -> str:
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     devices = int(chosen["data_parallel_size"])
     text = f"Devices {devices}"
-    fewer = candidates[
-        (candidates["data_parallel_size"] < devices)
-        & (candidates["global_batch_size"] == chosen["global_batch_size"])
-        & (candidates["source"] == "measured")
-        & candidates["fits"]
-    ]
     if chosen["source"] != "measured":
-        return f"{text}: their step time is {chosen['source']}, not measured."
-    if fewer.empty:
-        return f"{text}: no cut of this batch on fewer devices was timed."
-    best = fewer.sort_values("time_log").iloc[0]
-    ratio = math.exp(best["time_log"] - chosen["time_log"])
-    return (
-        f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-        f"{int(best['data_parallel_size'])} ({_cut(best)}), an efficiency of "
-        f"{ratio * best['data_parallel_size'] / devices:.0%}."
-    )
+        return f"{text}: the step time of this cut is {chosen['source']}, not measured."
+    others = _timed(candidates, chosen["global_batch_size"])
+    fewer = others[others["data_parallel_size"] < devices]
+    if len(fewer):
+        best, ratio = _fastest(fewer, chosen)
+        return (
+            f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
+            f"{int(best['data_parallel_size'])} ({_cut(best)}), an efficiency of "
+            f"{ratio * best['data_parallel_size'] / devices:.0%}."
+        )
+    more = others[others["data_parallel_size"] > devices]
+    if len(more):
+        best, ratio = _fastest(more, chosen)
+        return (
+            f"{text}: the best measured cut of this batch on more devices, {_cut(best)}, takes "
+            f"{ratio:.3g} times as long."
+        )
+    return f"{text}: cuts of this batch were timed on no other number of devices."
+
+
+def _fastest(rows: pd.DataFrame, chosen: pd.Series[Any]) -> tuple[pd.Series[Any], float]:
+    """Return the row that takes least time, and its time over that of the chosen one."""
+    best = rows.sort_values("time_log").iloc[0]
+    return best, math.exp(best["time_log"] - chosen["time_log"])
 
 
 def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     steps = int(chosen["gradient_accumulation_steps"])
     batch = int(chosen["global_batch_size"])
-    text = f"Accumulation {steps}, to reach a global batch of {batch}"
+    text = f"Accumulation {steps}"
+    if steps == 1:
+        return f"{text}: devices x micro-batch is the global batch of {batch} already."
+    text += f" makes the global batch {batch}"
     if chosen["source"] != "measured":
-        return f"{text}: the time of this cut is {chosen['source']}, not measured."
-    others = candidates[
-        (candidates["data_parallel_size"] == chosen["data_parallel_size"])
-        & (candidates["global_batch_size"] == batch)
-        & (candidates["micro_batch_size"] > chosen["micro_batch_size"])
-        & (candidates["source"] == "measured")
-        & candidates["fits"]
+        return f"{text}; the step time of this cut is {chosen['source']}, not measured."
+    devices = int(chosen["data_parallel_size"])
+    others = _timed(candidates, batch)
+    others = others[
+        (others["data_parallel_size"] == devices)
+        & (others["micro_batch_size"] > chosen["micro_batch_size"])
     ]
     if others.empty:
-        return f"{text}: no larger micro-batch that fits was measured on so many devices."
-    best = others.sort_values("time_log").iloc[0]
-    ratio = math.exp(best["time_log"] - chosen["time_log"])
-    return f"{text}: less accumulation, {_cut(best)}, takes {ratio:.3g} times as long here."
+        on = "one device" if devices == 1 else f"{devices} devices"
+        return f"{text}; on {on}, no cut with less accumulation that fits was timed."
+    best, ratio = _fastest(others, chosen)
+    return f"{text}; with less of it, {_cut(best)} takes {ratio:.3g} times as long."
+
+
+def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
+    """Choose the measured cuts of one global batch that fit."""
+    own = candidates["global_batch_size"] == batch
+    return candidates[own & (candidates["source"] == "measured") & candidates["fits"]]
 
 
 def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
@@ -257,7 +293,8 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
         return f"Time: {show_duration(chosen['time_s'])} an optimizer step; to a target: unknown."
     target = float(evidence.reaches["target_loss"].iloc[0])
     where = f"to a held-out loss of {significant(target, 4)}"
-    seeds = f"{int(chosen['n_reached'])} of {int(chosen['n_seeds'])} seeds reached it"
+    reached, n = int(chosen["n_reached"]), int(chosen["n_seeds"])
+    seeds = f"{reached} of {n} seed{'s' if n > 1 else ''} reached it"
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
     ends = ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.table import FACTORS
@@ -27,6 +28,9 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["Needs", "Recommendation", "recommend"]
+
+_MOST_NAMED = 3
+"""Geometries named in a headline."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,19 @@ class Recommendation:
         devices, micro, accumulation = (int(self.chosen[name]) for name in FACTORS)
         return devices, micro, accumulation
 
+    @property
+    def headline(self) -> str:
+        """Which geometry to use, and which of those measured are not told from it."""
+        if self.geometry is None:
+            return f"Which geometry to use is {self.why_not}"
+        devices, micro, accumulation = self.geometry
+        text = (
+            f"Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
+            "(devices x micro-batch x accumulation = global batch)"
+        )
+        doubt = _doubt(self.candidates, self.geometry)
+        return f"{text}{doubt}."
+
     def as_mapping(self) -> dict[str, Any]:
         """Give the same in values that JSON can carry; what is unknown or infinite is null."""
         shown = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
@@ -94,6 +111,7 @@ class Recommendation:
         row: Mapping[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
             "label": self.label,
+            "headline": self.headline,
             "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
             "not_identified": self.why_not,
             **{name: _plain(row.get(name)) for name in shown if name not in FACTORS},
@@ -313,6 +331,32 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     return lines
 
 
+def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
+    """Say which measured geometries are, for all that was measured, as fast as the chosen one."""
+    same = (compared[list(FACTORS)] == list(geometry)).all(axis=1)
+    if compared.loc[same, "source"].ne("measured").any():
+        return ", of which no time was measured"
+    rivals = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
+    rivals = rivals[rivals["time_s"].map(math.isfinite)]
+    if rivals.empty:
+        return "; no other geometry that fits was measured"
+    told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
+    alike = rivals[~told].sort_values("times_slower")
+    if alike.empty:
+        return ""
+    if len(alike) == len(rivals) > 1:
+        return f"; these runs do not tell its time from any of the {len(rivals)} others measured"
+    cuts = [_cut(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
+    if len(alike) > _MOST_NAMED:
+        cuts.append(f"{len(alike) - _MOST_NAMED} more")
+    return f"; these runs do not tell its time from that of {_joined(cuts)}"
+
+
+def _joined(texts: list[str]) -> str:
+    *head, last = texts
+    return f"{', '.join(head)} and {last}" if head else last
+
+
 def _best_rival(others: pd.DataFrame) -> str:
     rival = others.sort_values("times_slower_low").iloc[0]
     lost = 100 * (1 - rival["times_slower_low"])
@@ -339,7 +383,6 @@ def _cut(row: pd.Series[Any]) -> str:
     return " x ".join(str(int(row[name])) for name in FACTORS)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of a table)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.item() if hasattr(value, "item") else value
+def _plain(value: object) -> object:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(plain, float) and not math.isfinite(plain) else plain

@@ -32,12 +32,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     if found.geometry is None:
         _show_what_is_known(console, found)
         return
-    devices, micro, accumulation = found.geometry
-    batch = devices * micro * accumulation
-    console.print(
-        f"Use {devices} x {micro} x {accumulation} = {batch} "
-        "(devices x micro-batch x accumulation = global batch)."
-    )
+    console.print(found.headline)
     for warning in found.warnings:
         console.print(f"Warning: {warning}")
     console.print("\nWhy")

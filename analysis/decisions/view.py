@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
@@ -72,17 +72,16 @@ def decision_section(
         if grid.rows:
             name = f"time_to_target{suffix}"
             views.append(TableView(name, f"Geometries to choose from{title}", _full(found), grid))
-        for growth, estimate in _break_even(found, evidence):
-            headlines[f"break_even_batch_{growth}{suffix}"] = estimate
-            what = f"Break-even global batch, growing by {growth}"
-            value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
-            answer.append(f"{what}: {value}.")
+        even = dict(_break_even(found, evidence))
+        answer += _break_even_answer(even)
+        headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}
         headlines |= _headlines(found, evidence, suffix)
-        figure = draw_pareto(found.candidates)
+        figure = draw_pareto(found.candidates, evidence.label)
         if figure is not None:
+            own = f"{evidence.label}: " if evidence.label else ""
             caption = (
-                "Device-hours against time to the target, with 95 % intervals of the time. Line: "
-                f"the front, the geometries that none beats in both{title}."
+                f"{own}Device-hours against time to the target, with 95 % intervals of the time. "
+                "Line: the front, the geometries that none beats in both."
             )
             pictures.append(Picture(f"pareto{suffix}", caption, figure))
     if not answer:
@@ -92,15 +91,7 @@ def decision_section(
 
 def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
     label = f"For {evidence.label}: " if evidence.label else ""
-    if found.geometry is None:
-        yield f"{label}Which geometry: {found.why_not}."
-        yield from found.reasons
-        return
-    devices, micro, accumulation = found.geometry
-    yield (
-        f"{label}Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
-        "(devices x micro-batch x accumulation = global batch)."
-    )
+    yield f"{label}{found.headline}"
     yield from found.reasons
     yield from found.regret
 
@@ -115,6 +106,17 @@ def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str
         break_even_batch(evidence.critical, model, devices=devices, micro_batch_size=micro),
     )
     yield "micro", break_even_batch(evidence.critical, model, devices=devices, growth="micro")
+
+
+def _break_even_answer(found: Mapping[str, Estimate]) -> Iterable[str]:
+    notes = {estimate.note for estimate in found.values() if not estimate.is_identified}
+    if len(notes) == 1 and not any(estimate.is_identified for estimate in found.values()):
+        yield f"Break-even global batch: {notes.pop()}."
+        return
+    growing = {"accumulation": "more accumulation", "micro": "a larger micro-batch"}
+    for growth, estimate in found.items():
+        value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
+        yield f"Break-even global batch, made by {growing[growth]}: {value}."
 
 
 def _headlines(found: Recommendation, evidence: Evidence, suffix: str) -> dict[str, Estimate]:

@@ -141,9 +141,9 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
         }
     )
     reference = groups["reference"].first()
-    by_reference = spread.groupby("reference")
-    table["seed_sd"] = reference.map(by_reference["sd"].agg(lambda sd: _rms(sd.dropna())))
-    table["n_seeds"] = reference.map(by_reference["n"].max())
+    variance = (spread["sd"] ** 2).groupby(spread["reference"]).mean()
+    table["seed_sd"] = reference.map(variance**0.5)
+    table["n_seeds"] = reference.map(spread.groupby("reference")["n"].max())
     table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
     first = cells.runs.drop_duplicates("cell").set_index("cell")
     table["note"] = _notes(first).reindex(table.index)
@@ -221,7 +221,3 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
 def _notes(first: pd.DataFrame) -> pd.Series[str]:
     why = first.reindex(columns=["not_invariant"])["not_invariant"]
     return why.map(lambda text: f"not decomposition-invariant: {text}", na_action="ignore")
-
-
-def _rms(values: pd.Series[float]) -> float:
-    return float(np.sqrt((values**2).mean()))

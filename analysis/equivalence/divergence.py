@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.stats import t
 
 from batchscape.analysis.estimates import LEVEL
@@ -79,14 +81,19 @@ def _rms(square: pd.Series[float], cell: pd.Series[int]) -> pd.Series[float]:
 
 def _slopes(rows: pd.DataFrame, step: pd.Series[float], size: pd.Series[float]) -> pd.Series[float]:
     """Fit log |difference| by a line, for each cell and trajectory; NaN for a single point."""
-    kept = np.isfinite(size) & (size > 0)
-    keys = [rows["cell"].where(kept), rows["trajectory"]]
-    x, y = step[kept], np.log(size[kept])
-    x = x - x.groupby([key[kept] for key in keys]).transform("mean")
-    sums = pd.DataFrame({"xy": x * y, "xx": x * x}).groupby([key[kept] for key in keys]).sum()
+    number = rows.groupby(["cell", "trajectory"], sort=False).ngroup().to_numpy()
     every = pd.MultiIndex.from_frame(rows[["cell", "trajectory"]].drop_duplicates())
-    sums = sums.reindex(every)
-    return (sums["xy"] / sums["xx"]).where(sums["xx"] > 0)
+    steps, sizes = step.to_numpy(), size.to_numpy()
+    kept = np.isfinite(sizes) & (sizes > 0)
+    curve, x, y = number[kept], steps[kept], np.log(sizes[kept])
+
+    def sums(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        return np.bincount(curve, weights=values, minlength=len(every)).astype(float)
+
+    x = x - (sums(x) / np.maximum(np.bincount(curve, minlength=len(every)), 1))[curve]
+    xy, xx = sums(x * y), sums(x * x)
+    slopes = np.divide(xy, xx, out=np.full(len(every), math.nan), where=xx > 0)
+    return pd.Series(slopes, index=every)
 
 
 def _growth(slopes: pd.Series[float]) -> pd.DataFrame:

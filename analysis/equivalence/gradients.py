@@ -182,12 +182,9 @@ def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
 
 
 def _read(members: pd.DataFrame, read: Callable[[str, str], Sketch | None]) -> dict[object, Sketch]:
-    found: dict[object, Sketch] = {}
-    for row in members.itertuples():
-        sketch = read(str(row.sweep_dir), str(row.run_id))
-        if sketch is not None:
-            found[row.Index] = sketch
-    return found
+    columns = (members[name].astype(str).tolist() for name in ("sweep_dir", "run_id"))
+    sketches = zip(members.index, map(read, *columns), strict=True)
+    return {row: sketch for row, sketch in sketches if sketch is not None}
 
 
 def _from_folder(sweep_dir: str, run_id: str) -> Sketch | None:

@@ -17,6 +17,10 @@ __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_c
 MAX_POINTS = 200
 """Points of a curve; a longer one is averaged over windows of equal numbers of steps."""
 
+_LEAST_POINTS, _POINTS_A_FIGURE = 40, 10_000
+"""A figure of hundreds of curves has small panels: more points would be seen by nobody, and take
+most of the time of drawing it."""
+
 PROGRESS = ("optimizer_step", "samples", "train_time_s")
 """Columns that a loss is drawn against."""
 
@@ -77,29 +81,32 @@ def loss_curves(
     -------
     LossCurves
     """
+    points = _points(cells, timed=timed)
     # Times differ between decompositions, so that only steps can be paired.
     rows = steps.iloc[:0] if timed else steps
     pairs = loss_differences(cells, rows).dropna(subset=["difference"])
     pairs["largest"] = pairs["difference"].abs()
     spread = seed_spread(cells, rows).rename(columns={"reference": "cell"}).dropna(subset=["sd"])
     return LossCurves(
-        steps=mean_curves(cells, steps, "loss", timed=timed),
-        evals=mean_curves(cells, evals, "eval_loss", timed=timed),
+        steps=mean_curves(cells, steps, "loss", timed=timed, points=points),
+        evals=mean_curves(cells, evals, "eval_loss", timed=timed, points=points),
         diverged=diverged_curves(cells, steps, timed=timed),
-        differences=_windowed(pairs, ["cell"])
+        differences=_windowed(pairs, points)
         .groupby(["cell", "window"], as_index=False)
         .agg(
             reference=("reference", "first"),
             optimizer_step=("optimizer_step", "mean"),
             largest=("largest", "max"),
         ),
-        spread=_windowed(spread, ["cell"])
+        spread=_windowed(spread, points)
         .groupby(["cell", "window"], as_index=False)
         .agg(optimizer_step=("optimizer_step", "mean"), sd=("sd", "mean")),
     )
 
 
-def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) -> pd.DataFrame:
+def mean_curves(
+    cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool, points: int = MAX_POINTS
+) -> pd.DataFrame:
     """Average curves over the completed runs of each cell.
 
     Parameters
@@ -111,6 +118,8 @@ def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) ->
         The column to average.
     timed : bool
         Use only runs whose times are valid.
+    points : int
+        Of a curve, at most.
 
     Returns
     -------
@@ -120,13 +129,13 @@ def mean_curves(cells: Cells, rows: pd.DataFrame, value: str, *, timed: bool) ->
         `mean`, `low` and `high` (over runs), in order.
     """
     runs = _chosen(cells, "completed", timed=timed)
-    parts = [_averaged(runs, part, value) for part in _parts(runs, rows, value)]
+    parts = [_averaged(runs, part, value, points) for part in _parts(runs, rows, value)]
     return pd.concat(parts, ignore_index=True)
 
 
-def _averaged(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
+def _averaged(runs: pd.DataFrame, rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     """Average the curves of whole cells."""
-    joined = _windowed(rows.dropna(subset=[value]), ["cell"])
+    joined = _windowed(rows.dropna(subset=[value]), points)
     by_run = joined.groupby(["cell", "run", "window"])[[*PROGRESS, value]].mean()
     curves = by_run.groupby(["cell", "window"]).agg(
         **{name: (name, "mean") for name in PROGRESS},
@@ -170,8 +179,14 @@ def _parts(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> Iterator[pd.Da
         yield part.assign(cell=runs["cell"].to_numpy()[part["run"]])
 
 
-def _windowed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Number windows of optimizer steps, so that no curve has more than `MAX_POINTS`."""
-    longest = rows.groupby(by)["optimizer_step"].transform("max")
-    length = np.ceil(longest / MAX_POINTS).clip(lower=1)
+def _points(cells: Cells, *, timed: bool) -> int:
+    """Return how many points each curve of a figure may have."""
+    curves = _chosen(cells, "completed", timed=timed)["cell"].nunique()
+    return min(MAX_POINTS, max(_LEAST_POINTS, _POINTS_A_FIGURE // max(curves, 1)))
+
+
+def _windowed(rows: pd.DataFrame, points: int) -> pd.DataFrame:
+    """Number windows of optimizer steps, so that no curve has more points."""
+    longest = rows.groupby("cell")["optimizer_step"].transform("max")
+    length = np.ceil(longest / points).clip(lower=1)
     return rows.assign(window=(rows["optimizer_step"] - 1) // length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +20,8 @@ from batchscape.analysis.figures.style import COLUMN_IN, Look
 
 __all__ = ["MAX_PANELS", "draw_loss"]
 
-MAX_PANELS = 12
-"""Panels of a figure; further settings are left to the tables."""
+MAX_PANELS = 6
+"""Panels of a figure, which fit on a page; further settings are left to the tables."""
 
 _AXES = {
     "optimizer_step": "optimizer steps",
@@ -76,6 +76,9 @@ def draw_loss(
         drawing = {cell: look[labels[cell]] for cell in members}
         limits = _limits(curves, drawn if alike else members)
         beyond |= _draw_curves(top, curves, against, drawing, limits)
+        place = top.get_subplotspec()
+        if alike and limits and place is not None and not place.is_first_col():
+            top.tick_params(labelleft=False)  # those of the first column hold for all
         if len(contexts) > 1:
             top.set_title(context_title(cells, members[0]))
         last = top
@@ -117,9 +120,11 @@ def _draw_curves(
     limits: tuple[float, float] | None,
 ) -> bool:
     """Draw one panel, and tell whether a completed curve leaves it."""
+    lines, marks, lost = (
+        _by_cell(table, members) for table in (curves.steps, curves.evals, curves.diverged)
+    )
     for cell, look in members.items():
-        line = curves.steps[curves.steps["cell"] == cell]
-        held_out = curves.evals[curves.evals["cell"] == cell]
+        line, held_out = lines[cell], marks[cell]
         axes.fill_between(
             line[against], line["low"], line["high"], color=look.colour, alpha=0.15, linewidth=0
         )
@@ -143,14 +148,20 @@ def _draw_curves(
     if limits:
         axes.set_ylim(limits)
     for cell, look in members.items():
-        _draw_diverged(axes, curves.diverged[curves.diverged["cell"] == cell], against, look)
+        _draw_diverged(axes, lost[cell], against, look)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
     left = [
-        _mark_beyond(axes, table[table["cell"] == cell], against, look)
-        for table in (curves.steps, curves.evals)
+        _mark_beyond(axes, tables[cell], against, look)
+        for tables in (lines, marks)
         for cell, look in members.items()
     ]
     return any(left)
+
+
+def _by_cell(table: pd.DataFrame, cells: Iterable[int]) -> dict[int, pd.DataFrame]:
+    """Part a table; looking for one cell after the other would go through all of it each time."""
+    parts = {int(str(cell)): rows for cell, rows in table.groupby("cell")}
+    return {cell: parts.get(cell, table.iloc[:0]) for cell in cells}
 
 
 def _mark_beyond(axes: Axes, curve: pd.DataFrame, against: str, look: Look) -> bool:

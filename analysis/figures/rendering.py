@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 from matplotlib.figure import Figure
 
@@ -34,7 +34,7 @@ _START = (
 
 class _Job(NamedTuple):
     draw: Callable[..., Figure | None]
-    inputs: tuple[Any, ...]
+    inputs: tuple[object, ...]
     pickled: bytes | None
     """None where it cannot be sent."""
     files: Future[dict[str, bytes]]
@@ -83,7 +83,7 @@ class Renderer:
     def draw(
         self,
         draw: Callable[..., Figure | None],
-        *inputs: Any,  # noqa: ANN401  (whatever it draws)
+        *inputs: object,
     ) -> Future[dict[str, bytes]]:
         """Have a figure drawn and rendered; nothing may be changed in the inputs from then on.
 
@@ -178,7 +178,7 @@ def _render_here(job: _Job) -> None:
         job.files.set_result(_rendered(job.draw, job.inputs))
 
 
-def _rendered(draw: Callable[..., Figure | None], inputs: tuple[Any, ...]) -> dict[str, bytes]:
+def _rendered(draw: Callable[..., Figure | None], inputs: tuple[object, ...]) -> dict[str, bytes]:
     figure = draw(*inputs)
     return {} if figure is None else render(figure)
 

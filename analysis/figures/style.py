@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -18,7 +19,9 @@ __all__ = [
     "COLUMN_IN",
     "PAGE_IN",
     "Look",
+    "colour_of",
     "looks",
+    "name_group",
     "paper_style",
     "render",
     "save",
@@ -32,6 +35,8 @@ PAGE_IN = 7.0
 """Width of its page, in inches."""
 
 _DPI = 200
+_LETTERS_AN_INCH = 15
+"""Of a title, in the size of `name_group`."""
 # Okabe and Ito's palette for every kind of colour vision, without its yellow, which is too pale
 # for lines (https://jfly.uni-koeln.de/color/).
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -86,12 +91,26 @@ def looks(cells: Cells) -> Mapping[str, Look]:
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
     return {
         geometry: Look(
-            colour=_colour(index, len(batches)),
+            colour=colour_of(index, len(batches)),
             marker=_MARKERS[index % len(_MARKERS)],
             **_line(members[batch].index(geometry), len(members[batch])),
         )
         for index, (geometry, batch) in enumerate(batches.items())
     }
+
+
+def name_group(figure: Figure, label: str) -> None:
+    """Write above a figure of which group of runs it is, where there are several.
+
+    Parameters
+    ----------
+    figure : Figure
+    label : str
+        Empty where there is one group, and nothing is written.
+    """
+    if label:
+        letters = int(figure.get_figwidth() * _LETTERS_AN_INCH)
+        figure.suptitle(fill(label, letters), fontsize=7, x=0.01, ha="left")
 
 
 @contextmanager
@@ -152,7 +171,8 @@ def render(figure: Figure) -> dict[str, bytes]:
     return {"png": png.getvalue(), "pdf": pdf.getvalue()}
 
 
-def _colour(index: int, total: int) -> str:
+def colour_of(index: int, total: int) -> str:
+    """Choose the colour of one of several things that a figure tells apart."""
     if total <= len(_PALETTE):
         return _PALETTE[index]
     # Many geometries are ordered, and an ordered map that is even in lightness serves better.

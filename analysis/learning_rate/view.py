@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figure import draw_learning_rates
@@ -103,7 +104,10 @@ def _section(
         own, rows = best[best["group"] == group], costs[costs["group"] == group]
         name = f"learning_rates{f'_{group}' if several else ''}"
         figure = draw_learning_rates(rows, own, law, value)
-        pictures.append(Picture(name, _caption(value), figure))
+        label = groups.get(group, f"group {group}") if several else ""
+        name_group(figure, label)
+        caption = f"{label}: {_caption(value)}" if label else _caption(value)
+        pictures.append(Picture(name, caption, figure))
     return Section(_TITLE, answer, tables, pictures, warnings, headlines)
 
 

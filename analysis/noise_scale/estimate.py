@@ -92,20 +92,6 @@ class _Sampled(NamedTuple):
     b_small: NDArray[np.int64]
     b_big: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, table: pd.DataFrame) -> _Sampled:
-        """Take the columns out of a table of sampled steps."""
-        run = table["run"].to_numpy(dtype=np.int64)
-        order = np.argsort(run, kind="stable")
-        plain = [
-            table[name].to_numpy(dtype=np.float64, na_value=np.nan)
-            for name in ("samples", "tokens")
-        ]
-        sizes = [table[name].to_numpy(dtype=np.int64) for name in ("b_small", "b_big")]
-        parts = np.asfortranarray(table[_PARTS].to_numpy(dtype=np.float64)[order])
-        run, samples, tokens, b_small, b_big = (c[order] for c in (run, *plain, *sizes))
-        return cls(run, samples, tokens, parts, b_small, b_big)
-
     def where(self, chosen: NDArray[np.bool_]) -> _Sampled:
         """Keep some of the steps."""
         run, samples, tokens, parts, b_small, b_big = self
@@ -115,6 +101,26 @@ class _Sampled(NamedTuple):
     def starts(self) -> NDArray[np.intp]:
         """Return the first row of each run."""
         return np.flatnonzero(np.diff(self.run, prepend=-1))
+
+
+def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
+    """Part a table of sampled steps; thousands of small tables would take many times longer."""
+    groups, run = (samples[name].to_numpy(dtype=np.int64) for name in (key, "run"))
+    order = np.lexsort((run, groups))
+    groups, run = groups[order], run[order]
+    samples_seen, tokens = (
+        samples[name].to_numpy(dtype=np.float64, na_value=np.nan)[order]
+        for name in ("samples", "tokens")
+    )
+    sizes = [samples[name].to_numpy(dtype=np.int64)[order] for name in ("b_small", "b_big")]
+    parts = np.asfortranarray(samples[_PARTS].to_numpy(dtype=np.float64)[order])
+    whole = run, samples_seen, tokens, parts, *sizes
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    ends = np.append(starts, len(groups))[1:]
+    return {
+        int(groups[begin]): _Sampled(*(column[begin:end] for column in whole))
+        for begin, end in zip(starts, ends, strict=True)
+    }
 
 
 class _Units(NamedTuple):
@@ -140,7 +146,7 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
     """
     samples = _samples(runs, steps)
-    found = {run: _Sampled.of(own) for run, own in samples.groupby("run")}
+    found = _sampled_by(samples, "run")
     rows = {run: _row(_Units(own.parts, np.ones(len(own.run))), own) for run, own in found.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
@@ -166,7 +172,7 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `low_tokens`, `high_tokens`, and `note`.
     """
     samples = _cell_samples(cells, steps)
-    found = {cell: _Sampled.of(own) for cell, own in samples.groupby("cell")}
+    found = _sampled_by(samples, "cell")
     rows = {cell: _cell_row(own, np.ones(len(own.run))) for cell, own in found.items()}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
     return table.astype(_COLUMNS).rename_axis("cell")
@@ -192,8 +198,7 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """
     samples = _cell_samples(cells, steps)
     curves = []
-    for cell, table in samples.groupby("cell"):
-        own = _Sampled.of(table)
+    for cell, own in _sampled_by(samples, "cell").items():
         starts = own.starts()
         points = min(max(len(own.run) // len(starts) // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS)
         lasts = np.maximum.reduceat(own.samples, starts)

@@ -111,7 +111,9 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     for index, line in enumerate(lines):
         styles = ["bold" if (index, c) in grid.bold else "" for c in range(len(line))]
         table.add_row(*(Text(text, style) for text, style in zip(line, styles, strict=True)))
-    console.print(escape(f"{title} ({grid.short_first}: {grid.headers[0]})"), highlight=False)
+    in_full = grid.headers[0]
+    explained = title if grid.short_first == in_full else f"{title} ({grid.short_first}: {in_full})"
+    console.print(escape(explained), highlight=False)
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=sum(widths) + len(headers))
     console.print(Segments(console.render(table, options)), crop=False, soft_wrap=True, end="")

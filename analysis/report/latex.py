@@ -2,13 +2,14 @@ r"""A table as LaTeX: booktabs rules, and no wider than the text of a page.
 
 The text of an article at 10 pt is 345 pt wide. A table that is wider is set in a smaller font,
 then with broken lines of text, then as several tables one under the other that repeat the first
-columns. The font is never smaller than `\scriptsize`.
+columns. The font is never smaller than `\scriptsize`. Footnotes that would fill the page are cut.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import NamedTuple
@@ -100,6 +101,11 @@ _TEXT_PT = 130.0
 _READABLE_PT = 80.0
 """What broken lines should not be narrower than, where there is a choice."""
 _LONG_WORD = 14
+_FOOTNOTE_LINES = 24
+"""What all footnotes of a table may take: less than half of a page."""
+_FOOTNOTE_SCALE = 0.86
+"""Width of the letters of footnotes over those of 10 pt."""
+_IN_FULL = "Footnotes that end in … are in full in the Markdown file of this table."
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,10 @@ def to_latex(grid: Grid) -> str:
         lines += [r"\par\medskip"] if index else []
         lines += _tabular(grid, part)
     lines += [r"\par\endgroup"]
-    feet = [rf"\textsuperscript{{{mark}}}~{_long(text)}" for mark, text in grid.footnotes.items()]
+    footnotes = _shortened(grid.footnotes)
+    feet = [rf"\textsuperscript{{{mark}}}~{_long(text)}" for mark, text in footnotes.items()]
+    if footnotes != grid.footnotes:
+        feet.append(_long(_IN_FULL))
     feet += [_long(note) for note in grid.notes]
     if feet:
         lines += [r"\smallskip{\footnotesize\raggedright", *[rf"\noindent {f}\par" for f in feet]]
@@ -145,12 +154,45 @@ def escape_latex(text: str) -> str:
     A character outside ASCII that has no plain command is written as its code point, as in
     `[U+4E2D]`: it always compiles, and nothing is lost.
     """
-    signed = re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", " ".join(text.split()))
-    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", signed)
+    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _signed(" ".join(text.split())))
     return "".join(
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_letter, piece))
         for index, piece in enumerate(pieces)
     )
+
+
+def _signed(text: str) -> str:
+    """Set a minus, which is wider than a hyphen, before numbers."""
+    return re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", text)
+
+
+def _shortened(footnotes: Mapping[str, str]) -> dict[str, str]:
+    """Cut the longest footnotes at a word, so that all take no more than a part of the page."""
+    words = {mark: text.split() for mark, text in footnotes.items()}
+    lengths = [_width(text) for text in footnotes.values()]
+    for lines in range(_FOOTNOTE_LINES, 0, -1):
+        room = lines * _ROOM_PT / _FOOTNOTE_SCALE
+        needed = sum(
+            math.ceil(min(length, room) * _FOOTNOTE_SCALE / _ROOM_PT) for length in lengths
+        )
+        if needed <= _FOOTNOTE_LINES:
+            break
+    return {
+        mark: text if _width(text) <= room else _begin(words[mark], room)
+        for mark, text in footnotes.items()
+    }
+
+
+def _begin(words: Sequence[str], room: float) -> str:
+    """Keep the first words that have room, and dots; of a single long one, its begin."""
+    kept: list[str] = []
+    width = _width(" …")
+    for word in words:
+        width += _width(f"{word} ")
+        if width > room:
+            break
+        kept.append(word)
+    return f"{' '.join(kept)} …" if kept else f"{words[0][:_LONG_WORD]} …"
 
 
 def _letter(letter: str) -> str:
@@ -238,7 +280,7 @@ def _widths(grid: Grid, column: int, scale: float) -> _Widths:
 
 
 def _width(text: str) -> float:
-    return sum(map(_letter_width, text))
+    return sum(map(_letter_width, _signed(text)))
 
 
 def _letter_width(letter: str) -> float:

@@ -90,8 +90,8 @@ def page(
         lines += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
-            f"Curves of more than {MAX_POINTS} optimizer steps are averaged over windows of equal "
-            "length. Every figure is also there as PDF."
+            f"Curves of more than {MAX_POINTS} optimizer steps, or fewer where a figure has many, "
+            "are averaged over windows of equal length. Every figure is also there as PDF."
         )
     lines += [line for section in sections for line in section_lines(section, figures=drawn)]
     lines.append("## Left out, and to be kept in mind")

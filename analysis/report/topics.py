@@ -12,6 +12,7 @@ from batchscape.analysis.claims.section import claims_section
 from batchscape.analysis.comparing.section import comparing_section
 from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.engines.section import engines_section
 from batchscape.analysis.equivalence.section import equivalence_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
@@ -74,6 +75,7 @@ def _sections(
     yield from reached
     yield noise_scale_section(cells, tables.steps, noise)
     yield _section("Decompositions", lambda: equivalence_section(cells, tables, reaches))
+    yield _section("Engines side by side", lambda: engines_section(cells, tables))
     yield _section("What a step costs", lambda: cost_section(cells))
     yield _section("Which geometry to use", lambda: decision_section(cells, tables, reaches))
     yield _section("Side by side", lambda: comparing_section(cells, reaches))

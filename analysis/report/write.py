@@ -28,17 +28,11 @@ from batchscape.analysis.report.tables import comparison_grid, write_table
 from batchscape.analysis.report.topics import find_sections
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
-from batchscape.record.noise_scale import SAMPLED
+from batchscape.record.index import INDEXED
 from batchscape.record.tables import Tables, load
 
 __all__ = ["Report", "write_report"]
 
-
-_COLUMNS = {
-    "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
-    "ranks": ("memory_method",),
-}
-"""What is read of the large tables; ten thousand runs take gigabytes in whole."""
 
 _RUNS_A_PROCESS = 1000
 """Runs whose figures are worth the start of a process that renders them."""
@@ -125,7 +119,7 @@ def write_report(
     if not sweep_dirs:
         msg = "a report needs at least one sweep folder"
         raise RecordError(msg)
-    tables = load(*sweep_dirs, columns=_COLUMNS)
+    tables = load(*sweep_dirs, columns=INDEXED)
     if tables.runs.empty:
         lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
         raise RecordError("\n".join(["no run folder could be read:", *lines]))

@@ -193,7 +193,9 @@ def _interpolated(
     values = {}
     for name, progress in TO_TARGET.items():
         column = curves[progress].to_numpy(dtype=float)
-        values[name] = column[lower] + weight * (column[upper] - column[lower])
+        between = column[lower] + weight * (column[upper] - column[lower])
+        # A rounding beyond the bracket would contradict it.
+        values[name] = np.clip(between, column[lower], column[upper])
     return values
 
 

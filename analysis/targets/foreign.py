@@ -26,6 +26,9 @@ _ENDINGS = {
     ".jsonl": "lines",
     ".ndjson": "lines",
 }
+_SEPARATORS = (";", "\t", ",", "|")
+_SHOWN = 60
+"""Characters of a line that a message quotes."""
 _CURVE_NUMBERS = ("optimizer_step", "samples", "tokens", "train_time_s", "loss")
 _REACH_NUMBERS = (*TO_TARGET, "target_loss")
 _MAY_BE_MISSING = {*TO_TARGET, "loss", "tokens", "train_time_s"}
@@ -132,6 +135,7 @@ def _read(path: Path) -> pd.DataFrame:
         msg = f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}"
         raise AnalysisError(msg)
     try:
+        _refuse_separator(path, kind)
         if kind == "parquet":
             return pd.read_parquet(path)
         if kind == "lines":
@@ -145,6 +149,26 @@ def _read(path: Path) -> pd.DataFrame:
         reason = " ".join(str(error).split()) or type(error).__name__
         msg = f"{path} cannot be read as {kind}: {reason}"
         raise AnalysisError(msg) from None
+
+
+def _refuse_separator(path: Path, kind: str) -> None:
+    """Refuse a text whose first line is one name by its ending's separator, several by another."""
+    separator = {"csv": ",", "tsv": "\t"}.get(kind)
+    if separator is None:
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline().strip()
+    likely = max(_SEPARATORS, key=first.count)
+    if separator in first or not first.count(likely):
+        return
+    names = {",": "','", "\t": "a tab"}
+    msg = (
+        f"{path}: a {path.suffix} file is read with {names[separator]} between its columns, and "
+        f"its first line, {first[:_SHOWN]!r}, has none; the separator looks like "
+        f"{names.get(likely, repr(likely))}. Write it with {names[separator]}, and numbers with a "
+        "decimal point"
+    )
+    raise AnalysisError(msg)
 
 
 def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], NDArray[np.int64]]:

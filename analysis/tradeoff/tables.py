@@ -50,8 +50,11 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
     -------
     list of TableView
         Critical batch sizes by target; then, at the target that is spoken of, steps and their fit,
-        all forms, and fits without one batch size. Those without rows are left out.
+        all forms, and fits without one batch size, where that of all is identified. Those without
+        rows are left out.
     """
+    # Without one of its batch sizes, a fit that is not identified tells even less.
+    identified = [group for group in found if group.fit.critical_batch_size.is_identified]
     views = [
         _critical(found),
         _view(
@@ -74,7 +77,7 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
             "infinite where there are too few.",
         ),
         _view(
-            found,
+            identified,
             lambda fit: fit.leave_one_out,
             ["left out", "critical batch (samples)", "fewest steps", "fewest samples"],
             _without_row,
@@ -152,8 +155,8 @@ def _view(
     note: str,
 ) -> TableView:
     """Put tables of the fits that are spoken of under each other."""
-    several = len(found) > 1
-    tables, rows = [], []
+    several = any(group.label for group in found)
+    tables, rows = [pd.DataFrame()], []
     for group in found:
         own = table_of(group.fit)
         # What was not fitted has its batch sizes alone.

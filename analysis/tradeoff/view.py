@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.section import Picture, Section
 from batchscape.analysis.tradeoff.draw import draw_critical_batches, draw_tradeoff
@@ -219,6 +220,7 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
     for group in found:
         figure = draw_tradeoff(group.fit)
         if figure is not None:
+            name_group(figure, group.label)
             name = f"tradeoff_{group.number}" if len(found) > 1 else "tradeoff"
             target = "" if math.isinf(group.target) else f" to a loss of {group.target:g}"
             caption = (

@@ -21,6 +21,7 @@ from rich.progress import track
 
 from batchscape.config import AdamW, Ddp, Gpt
 from batchscape.engines.ddp import DdpEngine
+from batchscape.geometry import BatchGeometry
 from batchscape.measure.clock import CudaClock, NoMarks
 from batchscape.models import LossModule
 from batchscape.models.gpt import GptModel
@@ -37,7 +38,8 @@ class Steps:
 
     def __init__(self, device: torch.device, folder: RunFolder) -> None:
         model = LossModule(GptModel(MODEL, CLASSES, LENGTH)).to(device)
-        self._engine = DdpEngine(model, Ddp(name="ddp"), SETTINGS, "bfloat16", 1)
+        alone = BatchGeometry(1, 1, SAMPLES, 1)
+        self._engine = DdpEngine(model, Ddp(name="ddp"), SETTINGS, "bfloat16", alone)
         self._tokens = torch.randint(CLASSES, (2, SAMPLES, LENGTH), device=device)
         self._clock = CudaClock()
         self._recorder = StepRecorder(

@@ -34,6 +34,8 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape recommend  which geometry to use, why, and what a wrong choice costs
   batchscape sync     upload runs that Weights & Biases does not have yet
   batchscape doctor   what this machine has, what is missing, and how to repair it
+  batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
+  batchscape configs  write such files from one geometry
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
 batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
@@ -384,6 +386,83 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if examination.is_fit else 1
 
 
+def _check_config(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape check-config",
+        usage="batchscape check-config [FILE ...] [--devices N] [--json] [-- COMMAND ...]",
+        description="Say whether files that are used together agree on devices, micro-batch, "
+        "accumulation and global batch, what really runs, and how to mend what disagrees. FILE is "
+        "a DeepSpeed JSON, an accelerate config, TrainingArguments or a LitGPT config (.json, "
+        ".yaml), or a script with a launch command; files that a command names are read too. Exit "
+        "code: 0; 1 if they disagree; 2 if one cannot be read.",
+        epilog="Example: batchscape check-config ds.json -- torchrun --nproc_per_node 8 train.py "
+        "--per_device_train_batch_size 2 --deepspeed ds.json",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="*", type=Path)
+    parser.add_argument(
+        "--devices", metavar="N", type=int, help="processes in all, where no file tells"
+    )
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    # What follows -- is a command with options of its own.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    parsed = parser.parse_args(arguments[:end])
+    from batchscape.interop.check import check_configs
+
+    checked = check_configs(parsed.files, arguments[end + 1 :], devices=parsed.devices)
+    if parsed.json:
+        sys.stdout.write(checked.as_json() + "\n")
+    else:
+        _console().print(checked.as_table(), soft_wrap=True)
+    return 0 if checked.is_consistent else 1
+
+
+def _configs(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape configs",
+        description="Write a DeepSpeed JSON, accelerate configs, TrainingArguments, a LitGPT "
+        "config and a torchrun command that all say the same geometry. Any values that determine "
+        "the rest are enough.",
+        epilog="Example: batchscape configs --devices 8 --micro 2 --global 64 --out configs",
+    )
+    parser.add_argument("--devices", metavar="D", type=int, help="data-parallel ranks in all")
+    parser.add_argument("--nodes", metavar="N", type=int, help="machines; default: 1")
+    parser.add_argument("--micro", metavar="M", type=int, help="samples per rank and micro-step")
+    parser.add_argument(
+        "--accumulation", metavar="A", type=int, help="micro-steps per optimizer step"
+    )
+    parser.add_argument(
+        "--global", metavar="B", type=int, dest="total", help="samples per optimizer step"
+    )
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--clip", metavar="NORM", type=float, default=1.0, help="default: 1.0; 0: not clipped"
+    )
+    parser.add_argument("--zero", type=int, choices=range(4), default=1, help="ZeRO stage")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder to write to")
+    parsed = parser.parse_args(arguments)
+    from batchscape.geometry import solve
+    from batchscape.interop.write import write_configs
+
+    geometry = solve(
+        nodes=parsed.nodes,
+        data_parallel_size=parsed.devices,
+        micro_batch_size=parsed.micro,
+        gradient_accumulation_steps=parsed.accumulation,
+        global_batch_size=parsed.total,
+    )
+    written = write_configs(
+        geometry,
+        parsed.out,
+        precision=parsed.precision,
+        gradient_clip_norm=parsed.clip or None,
+        zero_stage=parsed.zero,
+    )
+    _console().print(f"devices x micro-batch x accumulation = {geometry}")
+    for path in written:
+        _console().print(f"  {path}", soft_wrap=True)
+    return 0
+
+
 def _pair(text: str) -> tuple[str, str]:
     """Read NAME=COLUMN; argparse turns the ValueError into its own message."""
     name, equals, column = text.partition("=")
@@ -410,6 +489,8 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "recommend": _recommend,
     "sync": _sync,
     "doctor": _doctor,
+    "check-config": _check_config,
+    "configs": _configs,
 }
 
 

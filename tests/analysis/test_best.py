@@ -63,6 +63,7 @@ def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) ->
         assert wrong / 1000 > 0.03
 
 
+@pytest.mark.slow
 def test_a_clear_best_is_marked_and_a_close_one_is_not(build: Any) -> None:
     clear = marks_of(train(build("clear"), CLEAR))
     assert clear.loc[clear["final_loss_best"], "global_batch_size"].tolist() == [8]

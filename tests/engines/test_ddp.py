@@ -14,13 +14,15 @@ from batchscape.config import AdamW, Ddp
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.optimizers import build_optimizer
 from batchscape.errors import BatchscapeError
+from batchscape.geometry import BatchGeometry
 from batchscape.models import build_model
 
 
 def engine_of(spec, world_size=1):
     module = build_model(spec.config, spec.data, spec.precision)
     config = spec.config
-    return DdpEngine(module, config.engine, config.optimizer, spec.precision, world_size)
+    geometry = BatchGeometry(1, world_size, 8, 1)
+    return DdpEngine(module, config.engine, config.optimizer, spec.precision, geometry)
 
 
 SETTINGS = AdamW(name="adamw", learning_rate=0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from batchscape.engines import ddp
+from batchscape.engines import plain
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.train import loop, worker
 
@@ -22,13 +22,13 @@ def forgotten_count(run_dir: str, rank: int) -> int:
 
 def after_clipping(run_dir: str, rank: int) -> int:
     """Record the norm of the gradient as it is after clipping."""
-    real = ddp.clip_gradients
+    real = plain.clip_gradients
 
     def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tensor:
         real(module, largest_norm)
         return real(module, None)
 
-    ddp.clip_gradients = clip_gradients  # type: ignore[attr-defined]  # a planted fault
+    plain.clip_gradients = clip_gradients  # type: ignore[attr-defined]  # a planted fault
     return worker.main(run_dir, rank)
 
 

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from batchscape.config import AdamW
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.precision import autocast
+from batchscape.geometry import BatchGeometry
 from batchscape.measure.clock import CudaClock
 from batchscape.models import build_model
 
@@ -29,7 +30,8 @@ def device():
 def engine_of(spec, device, world_size=1):
     module = build_model(spec.config, spec.data, spec.precision).to(device)
     config = spec.config
-    return DdpEngine(module, config.engine, config.optimizer, spec.precision, world_size)
+    geometry = BatchGeometry(1, world_size, 8, 1)
+    return DdpEngine(module, config.engine, config.optimizer, spec.precision, geometry)
 
 
 def batch(device, count=8, length=32):

@@ -96,6 +96,7 @@ def test_one_signal_asks_the_ranks_to_stop(
     resume(launcher, "polite-d2", "completes-later")
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
     """The ranks ignore SIGTERM; the launcher would wait for them."""
     launcher = launch("spawn", "stubborn-d2")

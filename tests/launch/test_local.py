@@ -423,6 +423,7 @@ def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
     assert sweep.status("completes").status is Status.COMPLETED
 
 
+@pytest.mark.slow
 def test_the_mirror_comes_after_the_last_run(sweep: Sweep) -> None:
     """With the real mirror, offline."""
     tracker = {"name": "wandb", "mode": "offline"}

@@ -108,6 +108,7 @@ def test_times_beside_another_launcher_are_not_valid(tmp_path: Path) -> None:
     assert launched(tmp_path / "two", "completes")["timing_valid"]
 
 
+@pytest.mark.slow
 def test_one_that_comes_in_the_middle_is_noticed(tmp_path: Path) -> None:
     """Neither the start nor the end of the run would show it."""
     # Its own sweep waits for the run to begin, and ends before it.

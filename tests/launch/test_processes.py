@@ -165,6 +165,7 @@ class TestForked:
         forked.close()
         assert not any(map(is_alive, pids.values()))
 
+    @pytest.mark.slow
     def test_threads_make_forking_unsafe(self) -> None:
         instead = open_processes("threads_at_import:main", (), lambda: False, None)
         assert isinstance(instead, Spawned)

@@ -69,6 +69,7 @@ def test_an_mlp_does_six_operations_a_parameter(config_of):
     assert model_flops(module, torch.zeros(5, 64), torch.zeros(5, dtype=torch.long)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_transformers_own_gpt2_follows_the_formula(config_of, attention):
     pytest.importorskip("transformers")

@@ -115,6 +115,7 @@ def test_norms_are_unbiased_with_the_stated_spread(concentrated):
     assert concentrated or np.std(errors) > 0.85 * spread
 
 
+@pytest.mark.slow
 def test_real_errors_of_rounding_against_exact_distances(spec_of):
     """Gradients of one model in float32, whole and in parts, against the same in float64."""
     spec = spec_of()

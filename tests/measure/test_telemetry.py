@@ -301,6 +301,7 @@ def test_a_system_that_tells_no_clock_leaves_it_missing(monkeypatch, error):
     assert CpuTelemetry().totals().clock_mhz is None
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_carry_the_clock_where_the_system_tells_it(trainer, steps, tmp_path):
     spec = trainer.make_spec((2, 8, 2), budget__optimizer_steps=4)
     folder = trainer.train(spec, tmp_path)

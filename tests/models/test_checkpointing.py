@@ -99,6 +99,7 @@ def test_lists_within_blocks_are_left_alone():
     assert recomputing == ["first.0", "second.0"]
 
 
+@pytest.mark.slow
 def test_peak_memory_falls(config_of, text):
     """A deep narrow model: what is kept falls from whole blocks to their inputs."""
 

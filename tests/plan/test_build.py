@@ -125,6 +125,7 @@ def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
     batch = "batch.global_batch_size=64"
     (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
     assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
+    assert "launcher.max_ranks_per_core=4 would let ranks share cores" in rejected.reason
     assert rejected.geometry is not None
     large = plan("batch.data_parallel_size=1,8", batch, machine=Machine(8, "eight cores"))
     assert rejected.run_id in {spec.run_id for spec in large.specs}

@@ -7,20 +7,26 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from batchscape.config import (
+    Accelerate,
     AdamW,
     Batch,
     Budget,
     Checkpoint,
+    Command,
     Constant,
     Cosine,
     CustomModel,
     Ddp,
+    DeepSpeed,
     Evaluation,
+    ExternalModel,
+    Fabric,
+    Fsdp,
     Gpt,
     Llama,
     Loader,
@@ -66,6 +72,12 @@ BASE: Settings = {
     "tracker": {"name": "none"},
 }
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.2}
+ENGINE = {
+    "precision": "bfloat16",
+    "float32_matmul": "high",
+    "compile": True,
+    "activation_checkpointing": True,
+}
 RATE = {"learning_rate": 0.002, "gradient_clip_norm": 0.5}
 
 CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
@@ -197,6 +209,18 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "bucket_cap_mb": 1.0,
         },
     ),
+    Fsdp: (
+        "engine",
+        {"name": "fsdp"},
+        {**ENGINE, "reshard_after_forward": False, "exchange_every_micro_step": True},
+    ),
+    Accelerate: ("engine", {"name": "accelerate"}, ENGINE),
+    DeepSpeed: (
+        "engine",
+        {"name": "deepspeed"},
+        {**{name: value for name, value in ENGINE.items() if name != "compile"}, "zero_stage": 3},
+    ),
+    Fabric: ("engine", {"name": "fabric"}, ENGINE),
     Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
     Checkpoint: ("checkpoint", {}, {"every_s": 1.0, "keep_last": 7}),
     Measure: (
@@ -248,16 +272,28 @@ GROUPS = {name for name in get_type_hints(RunConfig) if name in BASE}
 
 
 def owners(owner: type = RunConfig) -> Iterator[type]:
-    """Yield every dataclass that settings are made of; what data hold is named by their content."""
+    """Yield every dataclass that settings are made of; what data hold is named by their content.
+
+    Those of commands are tried in `tests/command/test_scopes.py`.
+    """
     yield owner
     for name, hint in get_type_hints(owner).items():
         for member in (hint, *get_args(hint)):
-            if name != "data" and isinstance(member, type) and is_dataclass(member):
+            if member in {Command, ExternalModel} or name == "data":
+                continue
+            if isinstance(member, type) and is_dataclass(member):
                 yield from owners(member)
 
 
 def settings_of(owner: type) -> list[str]:
-    return [field.name for field in fields(owner) if field.name not in {"name", *GROUPS}]
+    hints = get_type_hints(owner)
+    return [
+        field.name
+        for field in fields(owner)
+        if field.name not in {"name", *GROUPS}
+        # What can have one value only names nothing.
+        and not (get_origin(hints[field.name]) is Literal and len(get_args(hints[field.name])) == 1)
+    ]
 
 
 def merged(group: str, chosen: Settings, more: Settings) -> RunConfig:

@@ -130,6 +130,7 @@ def test_sweeps_mix_runs_with_and_without_a_ramp(plan: MakePlan) -> None:
     assert {spec.samples for spec in found.specs} == {3840}
 
 
+@pytest.mark.slow
 def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) -> None:
     plain = plan().specs[0]
     same = "batch.ramp=[{samples:640,global_batch_size:32}]"

@@ -106,3 +106,15 @@ def test_nan_is_no_loss(sweep: SweepFolder, add: Callable[..., RunFolder]) -> No
     lines.close()
     (row,) = sweep_progress(sweep)
     assert row.loss is None
+
+
+def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path: Path) -> None:
+    for name in ("fixed-3c831f9d", "fixed-aa", "else"):
+        (tmp_path / name / "runs").mkdir(parents=True)
+    (tmp_path / "fixed-no_sweep").mkdir()
+    with pytest.raises(RecordError) as caught:
+        sweep_progress(SweepFolder(tmp_path / "fixed"))
+    offered = f"did you mean {tmp_path / 'fixed-3c831f9d'} or {tmp_path / 'fixed-aa'}?"
+    assert str(caught.value).endswith(offered)
+    with pytest.raises(RecordError, match=r"with some in it$"):
+        sweep_progress(SweepFolder(tmp_path / "nothing" / "alike"))

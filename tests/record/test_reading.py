@@ -151,7 +151,8 @@ def test_a_process_that_dies_while_it_hands_over_is_an_error(sweep, monkeypatch)
     start = (
         "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
         "from batchscape.record import reading_pool; "
-        "reading_pool.GrowingColumn.values = lambda self: []; reading_pool.serve()"
+        "from batchscape.record.growing import GrowingColumn; "
+        "GrowingColumn.values = lambda self: []; reading_pool.serve()"
     )
     monkeypatch.setattr(reading_pool, "_RUNS_A_PROCESS", 1)
     monkeypatch.setattr(reading_pool, "_cores", lambda: 2)

@@ -68,6 +68,7 @@ def test_float64_curves_agree(curves, data, model):
     np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], (3, 60)), rtol=1e-9, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "model"), [(PACKED, {}), (PADDED, {}), (DIGITS, MLP)], ids=["packed", "padded", "mlp"]
 )

@@ -147,6 +147,7 @@ def settings(workers, **more):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", [(1, 16, 2), (2, 8, 2)], ids=str)
 def test_runs_are_the_same_bit_for_bit_with_workers_and_after_a_kill(
     trainer, steps, tmp_path, geometry
@@ -215,6 +216,7 @@ def alive(process):
         return False
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_is_the_ranks_to_answer(trainer, outcome, steps, tmp_path):
     """The signal goes to the whole process group: workers must not die of it."""
     more = {"checkpoint__every_s": None, "budget__optimizer_steps": 120}

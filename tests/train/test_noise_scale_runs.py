@@ -176,6 +176,7 @@ def test_low_precision_samples_unscaled_gradients(
 PADDED = {"name": "stdlib", "sequence_length": 16, "layout": "padded"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 8, 2), (1, 16, 1)], ids=str)
 def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometry):
     tables = []

@@ -48,6 +48,7 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     assert (ranks["uss_gib"] <= ranks["rss_gib"]).all()
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_geometry(trainer, tmp_path):
     losses = []
     for geometry in [(1, 32, 1), (2, 4, 4), (4, 8, 1)]:
@@ -117,6 +118,7 @@ def test_a_last_step_that_ruins_the_model_is_divergence(trainer, outcome, tmp_pa
     assert outcome(folder)["reason"] == "the held-out loss after optimizer step 1 is not finite"
 
 
+@pytest.mark.slow
 def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
     """A long evaluation is in `evaluation_s` alone."""
     spec = trainer.make_spec((1, 32, 1), evaluation__samples=4096, budget__optimizer_steps=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -41,8 +43,10 @@ def test_an_evaluation_without_targets_is_refused(spec_of, monkeypatch):
         def forward(self, inputs, _targets):
             return inputs.new_zeros(()), inputs.new_zeros(())
 
+    silent = Silent()
+    engine = SimpleNamespace(module=silent, forward=silent, state_is_whole=True)
     with pytest.raises(BatchscapeError, match="the evaluation has no target that bears a loss"):
-        evaluator.evaluate(Silent(), None)
+        evaluator.evaluate(engine, None)
 
 
 @pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)

@@ -104,6 +104,7 @@ def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     )
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
     """With an average of the weights, which the checkpoint holds too."""
     plain = trainer.make_spec(

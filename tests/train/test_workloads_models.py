@@ -106,6 +106,7 @@ def assert_alike(losses, ranks, tolerance=1e-9):
         assert table["peak_source"].str.startswith("measured").all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [LLAMA, own("Bigram", width=8)],
@@ -150,6 +151,7 @@ def test_recomputed_activations_train_alike(train):
     assert one == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -15,6 +15,11 @@ from batchscape.config.batch import (
     Evaluation,
     RampStage,
 )
+from batchscape.config.command import (
+    Command,
+    ExternalData,
+    ExternalModel,
+)
 from batchscape.config.data import (
     CustomData,
     Data,
@@ -24,10 +29,17 @@ from batchscape.config.data import (
     TextFiles,
     TokenFiles,
 )
+from batchscape.config.engine import (
+    Accelerate,
+    Ddp,
+    DeepSpeed,
+    Engine,
+    Fabric,
+    Fsdp,
+    InProcess,
+)
 from batchscape.config.execution import (
     Checkpoint,
-    Ddp,
-    Engine,
     Launcher,
     Loader,
     Local,
@@ -35,6 +47,14 @@ from batchscape.config.execution import (
     NoTracker,
     Tracker,
     WandbTracker,
+)
+from batchscape.config.metrics import (
+    JsonlMetrics,
+    LitGptCsvMetrics,
+    Metrics,
+    RecorderMetrics,
+    RegexMetrics,
+    TrainerStateMetrics,
 )
 from batchscape.config.model import (
     CustomModel,
@@ -60,32 +80,45 @@ from batchscape.config.run import (
 )
 
 __all__ = [
+    "Accelerate",
     "AdamW",
     "Batch",
     "Budget",
     "Checkpoint",
+    "Command",
     "Constant",
     "Cosine",
     "CustomData",
     "CustomModel",
     "Data",
     "Ddp",
+    "DeepSpeed",
     "Digits",
     "Documents",
     "Engine",
     "Evaluation",
+    "ExternalData",
+    "ExternalModel",
+    "Fabric",
+    "Fsdp",
     "Gpt",
+    "InProcess",
+    "JsonlMetrics",
     "Launcher",
+    "LitGptCsvMetrics",
     "Llama",
     "Loader",
     "Local",
     "Measure",
+    "Metrics",
     "Mlp",
     "Model",
     "Muon",
     "NoTracker",
     "Optimizer",
     "RampStage",
+    "RecorderMetrics",
+    "RegexMetrics",
     "RunConfig",
     "Scaling",
     "Schedule",
@@ -94,6 +127,7 @@ __all__ = [
     "TextFiles",
     "TokenFiles",
     "Tracker",
+    "TrainerStateMetrics",
     "Transformers",
     "WandbTracker",
     "WarmupStableDecay",

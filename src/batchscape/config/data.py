@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from batchscape.config.command import ExternalData
 from batchscape.config.types import STRICT, Count, Percent
 
 __all__ = [
@@ -139,6 +140,6 @@ class CustomData:
 
 
 Data = Annotated[
-    StandardLibrary | TextFiles | TokenFiles | Documents | Digits | CustomData,
+    StandardLibrary | TextFiles | TokenFiles | Documents | Digits | CustomData | ExternalData,
     Field(discriminator="name"),
 ]

@@ -1,4 +1,4 @@
-"""How a run is executed, measured, launched and mirrored."""
+"""How a run is fed, measured, launched and mirrored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from batchscape.config.types import STRICT, Count, NonNegative, Positive, Seed
 
 __all__ = [
     "Checkpoint",
-    "Ddp",
-    "Engine",
     "Launcher",
     "Loader",
     "Local",
@@ -21,29 +19,6 @@ __all__ = [
     "Tracker",
     "WandbTracker",
 ]
-
-
-@dataclass(frozen=True, config=STRICT)
-class Ddp:
-    """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
-
-    name: Literal["ddp"]
-    precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Arithmetic: `bfloat16` and `float16` are autocast over float32 parameters, `float16` with a
-    scaled loss; `auto` is bfloat16 where the accelerator computes it natively and float32
-    elsewhere. Scope: trajectory."""
-    float32_matmul: Literal["highest", "high"] = "highest"
-    """Products of float32 matrices: in float32, or `high`: in TF32 where the device has it.
-    Scope: trajectory."""
-    compile: bool = False
-    """Compile the model; the time it takes is recorded apart. Scope: trajectory."""
-    activation_checkpointing: bool = False
-    """Keep only the inputs of each block and compute the rest anew in the backward. Scope: run."""
-    bucket_cap_mb: Positive = 25.0
-    """Size of a gradient bucket, in MiB. Scope: run."""
-
-
-Engine = Ddp
 
 
 @dataclass(frozen=True, config=STRICT)

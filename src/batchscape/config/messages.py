@@ -70,7 +70,8 @@ def _written(owner: type) -> list[str]:
 
 
 def _tags(member: type) -> tuple[object, ...]:
-    return get_args(get_type_hints(member).get("name"))
+    hints = get_type_hints(member)
+    return get_args(hints.get("name", hints.get("kind")))
 
 
 def _suggest(key: str, known: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from batchscape.config.command import ExternalModel
 from batchscape.config.types import STRICT, Count, Fraction, Positive
 
 __all__ = [
@@ -146,4 +147,6 @@ class Mlp:
     """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
 
 
-Model = Annotated[Gpt | Llama | Mlp | Transformers | CustomModel, Field(discriminator="name")]
+Model = Annotated[
+    Gpt | Llama | Mlp | Transformers | CustomModel | ExternalModel, Field(discriminator="name")
+]

@@ -10,8 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.batch import Batch, Budget, Evaluation
+from batchscape.config.command import Command, ExternalData, ExternalModel
 from batchscape.config.data import CustomData, Data, Digits, Documents, StandardLibrary, TextFiles
-from batchscape.config.execution import Checkpoint, Engine, Launcher, Loader, Measure, Tracker
+from batchscape.config.engine import Engine, InProcess
+from batchscape.config.engine_rules import engine_cannot
+from batchscape.config.execution import Checkpoint, Launcher, Loader, Measure, Tracker
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Optimizer, Scaling, Schedule
@@ -54,7 +57,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check the rules between groups."""
+        if problem := _not_all_external(self.engine, self.model, self.data):
+            raise ValueError(problem)
         if problem := _mismatch(self.model, self.data):
+            raise ValueError(problem)
+        if problem := engine_cannot(self.engine, self.optimizer, self.batch, self.evaluation):
             raise ValueError(problem)
         if self.budget.tokens is not None and not self.is_packed:
             msg = (
@@ -111,6 +118,14 @@ class RunConfig:
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
+    def in_process(self) -> InProcess:
+        """The engine of a run that our own loop trains."""
+        if isinstance(self.engine, Command):
+            msg = "engine=command trains by a program, not in our own loop"
+            raise AssertionError(msg)
+        return self.engine
+
+    @property
     def sequence_length(self) -> int | None:
         """Tokens a sample at most; None where samples are not sequences."""
         return None if isinstance(self.data, Digits) else self.data.sequence_length
@@ -123,9 +138,25 @@ class RunConfig:
         return self.sequence_length is not None
 
 
+def _not_all_external(engine: Engine, model: Model, data: Data) -> str | None:
+    """Say which part of a command is missing; None where there is none, or all."""
+    chosen = {
+        "engine=command": isinstance(engine, Command),
+        "model=external": isinstance(model, ExternalModel),
+        "data=external": isinstance(data, ExternalData),
+    }
+    missing = [option for option, is_so in chosen.items() if not is_so]
+    if len(missing) in {0, len(chosen)}:
+        return None
+    return (
+        "a program of your own has model and data of its own, so engine=command, model=external "
+        f"and data=external go together; add {' '.join(missing)}, or choose none of them"
+    )
+
+
 def _mismatch(model: Model, data: Data) -> str | None:
     """Say why data cannot feed a model; None where they can, or where only a run can tell."""
-    if isinstance(model, CustomModel) or isinstance(data, CustomData):
+    if isinstance(model, CustomModel | ExternalModel) or isinstance(data, CustomData):
         return None
     if isinstance(data, Digits):
         fits, wanted = isinstance(model, Mlp), "model=mlp"

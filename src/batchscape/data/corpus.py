@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from batchscape.config import CustomData, Data, Digits, Documents, TokenFiles
+from batchscape.config import CustomData, Data, Digits, Documents, ExternalData, TokenFiles
 from batchscape.data.custom import prepare_custom
 from batchscape.data.documents import prepare_documents
+from batchscape.data.external import prepare_external
 from batchscape.data.images import prepare_digits
 from batchscape.data.text import prepare_text
 from batchscape.data.tokens import prepare_tokens
@@ -48,4 +49,6 @@ def _prepare(config: Data) -> DataIdentity:
         return prepare_documents(config)
     if isinstance(config, CustomData):
         return prepare_custom(config)
+    if isinstance(config, ExternalData):
+        return prepare_external(config)
     return prepare_text(config)

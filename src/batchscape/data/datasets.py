@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from batchscape.config import CustomData, Digits, Documents, RunConfig, TokenFiles
+from batchscape.config import CustomData, Digits, Documents, ExternalData, RunConfig, TokenFiles
 from batchscape.data.custom import make_custom
 from batchscape.data.store import load_array
 from batchscape.data.tokens import segments
@@ -184,6 +184,9 @@ def open_dataset(config: RunConfig, identity: DataIdentity, part: Part) -> Datas
         return ImageDataset(folder, part)
     if isinstance(data, TokenFiles):
         return TokenDataset(folder, part, data.sequence_length)
+    if isinstance(data, ExternalData):
+        msg = "data=external are read by a program, not by our own loop"
+        raise AssertionError(msg)
     kind: Kind = "bytes" if data.tokenizer is None else "tokens"
     if isinstance(data, Documents) and data.label_field is not None:
         return LabelledDataset(folder, part, data.sequence_length, kind)

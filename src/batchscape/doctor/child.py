@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 __all__ = ["QUESTIONS", "main"]
@@ -68,7 +69,7 @@ def torch_build() -> dict[str, Any]:
     return answer
 
 
-def _cuda(torch: Any) -> dict[str, Any]:  # noqa: ANN401  (the module, imported late)
+def _cuda(torch: ModuleType) -> dict[str, Any]:
     try:
         torch.cuda.init()
     except Exception as error:  # noqa: BLE001  (drivers fail in many ways)

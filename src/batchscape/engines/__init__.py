@@ -1,6 +1,29 @@
-"""Engines: how one optimizer step is executed."""
+"""Engines: how one optimizer step is executed.
 
-from batchscape.engines.base import Engine
-from batchscape.engines.build import build_engine
+Importing this package is light: what watches a program of the user's own passes through it and
+needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchscape.engines.base import Engine
+    from batchscape.engines.build import build_engine
 
 __all__ = ["Engine", "build_engine"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
+    """Import what trains when it is first asked for."""
+    if name == "Engine":
+        from batchscape.engines.base import Engine
+
+        return Engine
+    if name == "build_engine":
+        from batchscape.engines.build import build_engine
+
+        return build_engine
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

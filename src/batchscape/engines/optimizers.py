@@ -13,6 +13,7 @@ from batchscape.config import AdamW as AdamWConfig
 from batchscape.config import Muon as MuonConfig
 from batchscape.config import Optimizer as OptimizerConfig
 from batchscape.config import Sgd as SgdConfig
+from batchscape.engines.shards import whole
 from batchscape.errors import ConfigError
 
 __all__ = ["build_optimizer", "clip_gradients", "hidden_matrices", "set_hyperparameters"]
@@ -100,7 +101,8 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
 def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tensor:
     """Scale the gradient down to `largest_norm` where it is longer; return its norm before."""
     parameters = [p for p in module.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    # Of gradients that are cut over ranks, this is the norm of the whole ones.
+    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if largest_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
     return norm
@@ -129,7 +131,8 @@ class _MuonAndAdamW(Optimizer):
         super().__init__([group for part in self._each() for group in part.param_groups], {})
         self._share_groups()
 
-    def step(self) -> None:  # type: ignore[override]  # no closure: two would call it twice
+    # No closure, as two would call it twice; a wrapper of the optimizer may say so.
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Update the parameters of both."""
         for part in self._each():
             part.step()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from batchscape.config import Command
 from batchscape.errors import RecordError
 from batchscape.launch.child import RankExit
 from batchscape.launch.launch_record import invalidate_times
@@ -64,9 +65,14 @@ class ActiveRun:
     _spoiled: bool = False
 
     @property
+    def processes_of_run(self) -> int:
+        """One a rank; one in all where it starts a program, which starts the ranks."""
+        return 1 if isinstance(self.spec.config.engine, Command) else self.lease.ranks
+
+    @property
     def has_ended(self) -> bool:
         """Whether no rank is left."""
-        return len(self.exits) == self.lease.ranks
+        return len(self.exits) == self.processes_of_run
 
     @property
     def stop_grace_s(self) -> float:
@@ -113,10 +119,10 @@ class ActiveRun:
         timeout_s = self.spec.config.launcher.timeout_s
         if timeout_s is not None and now - self.began > timeout_s:
             self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
-        if all(self.folder.outcome(rank).exists() for rank in range(self.lease.ranks)):
+        if all(self.folder.outcome(rank).exists() for rank in range(self.processes_of_run)):
             self._kill_within(PEER_GRACE_S)
         elif self._end_is_overdue(now):
-            late = sorted(set(range(self.lease.ranks)) - set(self.exits))
+            late = sorted(set(range(self.processes_of_run)) - set(self.exits))
             reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
             self.stop = Stop(Status.FAILED, reason, time.time())
             self.kill()
@@ -170,11 +176,11 @@ class ActiveRun:
     def _verdict(self) -> Verdict:
         outcomes = {
             rank: Outcome.read(self.folder.outcome(rank))
-            for rank in range(self.lease.ranks)
+            for rank in range(self.processes_of_run)
             if self.folder.outcome(rank).exists()
         }
         last_words = _last_line(self.folder.log, self.log_offset)
-        return decide(self.lease.ranks, outcomes, self.exits, self.stop, last_words)
+        return decide(self.processes_of_run, outcomes, self.exits, self.stop, last_words)
 
     def _fill_in(self, verdict: Verdict) -> None:
         self.status.status = verdict.status

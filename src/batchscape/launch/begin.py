@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from batchscape.config import Command
 from batchscape.errors import LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.child import Start
@@ -58,7 +59,7 @@ def begin(
         If the folder cannot be written to.
     """
     status = RunStatus.read(folder.status)
-    if _has_checkpoint(folder):
+    if _goes_on(spec, folder):
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
         launch = with_times_of(before, launch)
@@ -74,6 +75,7 @@ def begin(
     write_json(folder.environment, environment)
     launch = {"attempt": attempt, **launch}
     write_json(folder.launch, launch)
+    _set_log_aside(spec, folder, attempt)
     status.status, status.stop_reason, status.reason, status.rank = Status.RUNNING, None, None, None
     status.attempts.append(Attempt(started_at=time.time(), from_optimizer_step=0))
     status.write(folder.status)
@@ -90,7 +92,7 @@ def begin(
         run=spec.run_id,
         run_dir=str(folder.path.absolute()),
         log=str(folder.log.absolute()),
-        ranks=lease.ranks,
+        ranks=active.processes_of_run,
         target=target,
         environment=variables,
     )
@@ -102,8 +104,17 @@ def begin(
     return active
 
 
-def _has_checkpoint(folder: RunFolder) -> bool:
+def _set_log_aside(spec: RunSpec, folder: RunFolder, attempt: int) -> None:
+    """Give a program that begins again an empty log: its losses may be read from it."""
+    engine = spec.config.engine
+    if isinstance(engine, Command) and not engine.resumable and folder.log.exists() and attempt:
+        folder.log.rename(folder.log.with_name(f"log-{attempt - 1}.txt"))
+
+
+def _goes_on(spec: RunSpec, folder: RunFolder) -> bool:
     """Whether the run goes on; without a checkpoint ranks drop the rows, and begin again."""
+    if isinstance(spec.config.engine, Command):
+        return spec.config.engine.resumable and folder.launch.exists()
     return folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
 
 

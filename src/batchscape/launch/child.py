@@ -24,6 +24,7 @@ from typing import IO, NoReturn
 
 __all__ = [
     "ALSO_PRELOADED",
+    "COMMAND_WORKER",
     "WORKER",
     "WORKER_ENVIRONMENT",
     "RankExit",
@@ -36,6 +37,9 @@ __all__ = [
 
 WORKER = "batchscape.train.worker:main"
 """What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
+
+COMMAND_WORKER = "batchscape.engines.command.worker:main"
+"""The same for `engine=command`, where one process watches all that the program starts."""
 
 ALSO_PRELOADED = "BATCHSCAPE_PRELOAD"
 """Environment variable of a fork server: a slow module that the models of a sweep need."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from collections import deque
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from batchscape.config import Transformers
-from batchscape.errors import LaunchError, RecordError
-from batchscape.launch.child import WORKER
+from batchscape.config import Command, Transformers
+from batchscape.errors import BatchscapeError, LaunchError, RecordError
+from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.mirroring import Mirroring, may_mirror_live
@@ -24,9 +25,10 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.session import Session
 from batchscape.record.folder import SweepFolder
+from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import verify_seal
+from batchscape.record.tables import load, verify_seal
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -57,7 +59,7 @@ def run_sweep(
     machine : Machine
         Devices that the runs may take.
     target : str
-        What every rank calls, `module:function` of a run folder and a rank.
+        What every rank of our own loop calls, `module:function` of a run folder and a rank.
     method : str, optional
         `fork` or `spawn`; by default processes are forked where that is safe.
     console : Console, optional
@@ -93,7 +95,11 @@ def run_sweep(
         if queue:
             stack.enter_context(presence)
             processes = open_processes(
-                target, (lock,), lambda: interrupts.count > 0, method, _slow_import(queue)
+                _preloaded(queue, target),
+                (lock,),
+                lambda: interrupts.count > 0,
+                method,
+                _slow_import(queue),
             )
         if processes is not None:
             stack.callback(processes.close)
@@ -112,6 +118,11 @@ def run_sweep(
             )
             with progress:
                 done |= session.run(queue)
+            if not interrupts.count and index_is_stale(sweep):
+                progress.note("Writing the index of this sweep, which its reports read ...")
+                # The runs are done: whatever the matter is with their files, a report will say it.
+                with contextlib.suppress(BatchscapeError, OSError):
+                    load(sweep.path, columns=INDEXED)
     interrupted = interrupts.count > 0
     note = mirror.finish(len(specs), interrupted=interrupted)
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
@@ -140,6 +151,13 @@ def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:
         return (config.timing_repeat, *seeds, digest)
 
     return sorted(specs, key=key)
+
+
+def _preloaded(specs: Iterable[RunSpec], target: str) -> str:
+    """Name what most processes of a sweep call."""
+    if all(isinstance(spec.config.engine, Command) for spec in specs):
+        return COMMAND_WORKER
+    return target
 
 
 def _slow_import(specs: Iterable[RunSpec]) -> str:

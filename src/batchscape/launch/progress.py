@@ -131,7 +131,7 @@ class Progress:
         self, now: float, active: Sequence[ActiveRun], rows: Sequence[dict[str, Any] | None]
     ) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        done = self._samples_done + sum(row["samples"] for row in rows if row)
+        done = self._samples_done + sum(row["samples"] or 0 for row in rows if row)
         left = ""
         if done:
             # By samples, since runs of one sweep mostly differ in how they cut them.
@@ -190,9 +190,13 @@ def _running(run: ActiveRun, row: dict[str, Any] | None) -> str:
     if row is None:
         return f"  {run.spec.run_id}  starting"
     done = row["optimizer_step"]
-    left = _duration(row["train_time_s"] / done * (steps - done))
-    loss = row["loss"]
-    return f"  {run.spec.run_id}  optimizer step {done}/{steps}  loss {loss:.4f}  {left} left"
+    line = f"  {run.spec.run_id}  optimizer step {done}/{steps}"
+    # A program that is not ours may log neither.
+    if row["loss"] is not None:
+        line += f"  loss {row['loss']:.4f}"
+    if row["train_time_s"] is not None:
+        line += f"  {_duration(row['train_time_s'] / done * (steps - done))} left"
+    return line
 
 
 def _described(status: RunStatus, *, timed: bool) -> str:

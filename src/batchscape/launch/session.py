@@ -7,10 +7,11 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from batchscape.config import Command
 from batchscape.errors import BatchscapeError, LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.begin import begin
-from batchscape.launch.child import WORKER_ENVIRONMENT
+from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
 from batchscape.launch.pool import DevicePool, Lease
@@ -149,12 +150,13 @@ class Session:
         cuda = {device.index: device for device in self._machine.cuda_devices}
         leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
         others = self._presence.others()
+        is_command = isinstance(spec.config.engine, Command)
         return begin(
             spec,
             self._sweep.run(spec.run_id),
             lease,
             self._processes,
-            target=self._target,
+            target=COMMAND_WORKER if is_command else self._target,
             launch={
                 **launch_record(spec, lease, self._machine, others=others),
                 "start_method": self._processes.method,

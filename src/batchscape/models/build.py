@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchscape.config import CustomModel, Gpt, Mlp, RunConfig, Transformers
+from batchscape.config import CustomModel, ExternalModel, Gpt, Mlp, RunConfig, Transformers
 from batchscape.errors import ConfigError
 from batchscape.models.custom import build_custom
 from batchscape.models.gpt import GptModel
@@ -93,6 +93,9 @@ def parameter_count(module: nn.Module) -> int:
 
 def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
     model = config.model
+    if isinstance(model, ExternalModel):
+        msg = "model=external is built by a program, not by our own loop"
+        raise AssertionError(msg)
     if isinstance(model, CustomModel):
         return build_custom(model, data)
     check_classes(model.name, data)

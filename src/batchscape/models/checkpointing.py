@@ -15,14 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscape.errors import ConfigError
 
-__all__ = ["checkpoint_activations", "without_recomputation"]
+__all__ = ["blocks_of", "checkpoint_activations", "without_recomputation"]
 
 
 def checkpoint_activations(module: nn.Module) -> None:
     """Let every block of a model recompute its activations in the backward, in place.
 
-    Blocks are the children of the outermost `nn.ModuleList`s. Names of parameters stay as they
-    are; losses and gradients too, dropout included.
+    Names of parameters stay as they are; losses and gradients too, dropout included.
 
     Parameters
     ----------
@@ -33,7 +32,7 @@ def checkpoint_activations(module: nn.Module) -> None:
     ConfigError
         If the model has no blocks.
     """
-    blocks = [block for blocks in _outermost_lists(module) for block in blocks]
+    blocks = blocks_of(module)
     if not blocks:
         msg = (
             "engine.activation_checkpointing recomputes block by block, and this model keeps no "
@@ -43,6 +42,17 @@ def checkpoint_activations(module: nn.Module) -> None:
     for block in blocks:
         # An attribute of the instance: a wrapper would change the names of its parameters.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model: the children of its outermost `nn.ModuleList`s.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Lists without trained parameters are left out.
+    """
+    return [block for blocks in _outermost_lists(module) for block in blocks]
 
 
 @contextmanager

@@ -8,13 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Data, RunConfig
+from batchscape.config import Command, Data, RunConfig
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
+from batchscape.plan.command import (
+    check_commands,
+    check_varied,
+    too_wide,
+    without_unpassed,
+)
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
+from batchscape.plan.program import command_source_hash
 from batchscape.plan.resolve import (
     Rejection,
     check_multiples,
@@ -85,8 +92,9 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
         If a setting breaks a rule, settings of the whole sweep differ between cells, or no cell
         at all can be launched (a `GeometryError` where there is one cell only).
     """
-    configs = _validate(grid.cells)
+    configs = [without_unpassed(config) for config in _validate(grid.cells)]
     _check_common(configs)
+    check_commands(configs, grid.axis_keys, grid.fixed)
     sweep_name, sweep_dir = name_sweep(
         configs[0], sweep_file=grid.sweep_file, swept_keys=grid.axis_keys, fixed=grid.fixed
     )
@@ -96,11 +104,18 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
     problems = [
         str(stages)
         if isinstance(stages, GeometryError)
-        else placement_problem(stages[-1], config, machine)
+        else too_wide(stages[-1], config) or placement_problem(stages[-1], config, machine)
         for config, stages in zip(configs, geometries, strict=True)
     ]
     _refuse_empty(problems, geometries)
     _check_launched(configs, geometries, problems)
+    check_varied(
+        configs,
+        [
+            None if isinstance(stages, GeometryError) or problem else stages[-1]
+            for stages, problem in zip(geometries, problems, strict=True)
+        ],
+    )
 
     prepared: dict[str, DataIdentity] = {}
     hashed: dict[str, str | None] = {}
@@ -112,11 +127,12 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
         if isinstance(stages, GeometryError):
             outcome = reject(config, str(stages))
         else:
-            data, model = repr(config.data), repr(config.model)
+            is_command = isinstance(config.engine, Command)
+            data, model = repr(config.data), repr(config.engine if is_command else config.model)
             if data not in prepared:
                 prepared[data] = prepare(config.data)
             if model not in hashed:
-                hashed[model] = model_source_hash(config)
+                hashed[model] = _source_hash(config)
             outcome = resolve(
                 config,
                 stages,
@@ -168,6 +184,12 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
             if ours != theirs:
                 msg = f"{name} is one for the whole sweep and cannot be swept"
                 raise ConfigError(msg)
+
+
+def _source_hash(config: RunConfig) -> str | None:
+    if isinstance(config.engine, Command):
+        return command_source_hash(config.engine)
+    return model_source_hash(config)
 
 
 def _geometries(config: RunConfig) -> tuple[BatchGeometry, ...] | GeometryError:

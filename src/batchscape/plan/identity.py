@@ -10,9 +10,10 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Gpt, Llama, RunConfig
+from batchscape.config import Command, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import vocabulary_size
+from batchscape.record.placeholders import placeholder_values, used_placeholders
 from batchscape.record.spec import DataIdentity, Stage
 
 __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
@@ -21,6 +22,9 @@ _DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_na
 """Groups and settings that change neither a loss curve nor a memory or time."""
 _RUN = {"measure.memory", "measure.noise_scale_every"}
 """Settings of those groups that are part of a run: what was not measured never will be."""
+
+_ENGINE_OF_TRAJECTORY = {"name", "precision", "compile", "float32_matmul"}
+"""Settings of an engine that a trajectory is named by; the others name a run."""
 
 
 def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
@@ -63,6 +67,9 @@ def trajectory_id(
     ConfigError
         If the model has no room for the vocabulary of the data.
     """
+    if isinstance(config.engine, Command):
+        values = placeholder_values(config, stages)
+        return _command_trajectory_id(config.engine, values, data, stages, source_hash)
     settings = config.to_mapping()
     named = {**asdict(data), "folder": None}
     model, schedule = settings["model"], settings["schedule"]
@@ -91,6 +98,31 @@ def trajectory_id(
     return content_hash(content, 16)
 
 
+def _command_trajectory_id(
+    command: Command,
+    values: Mapping[str, Any],
+    data: DataIdentity,
+    stages: Sequence[Stage],
+    source_hash: str | None,
+) -> str:
+    """Name the training of a program: what it is told, and what it is.
+
+    How a program cuts its batch may change its training, so the geometry is part of the name;
+    settings that it is not told are not.
+    """
+    content = {
+        "data": data.manifest_hash,
+        "engine": command.name,
+        "argv": command.argv,
+        "environment": command.environment,
+        "values": {name: values[name] for name in used_placeholders(command) if name in values},
+        "precision": command.precision,
+        "source": source_hash,
+        "stages": [[stage.samples, astuple(stage.geometry)] for stage in stages],
+    }
+    return content_hash(content, 16)
+
+
 def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_type: str) -> str:
     """Name a run: a trajectory, on one layout of devices, measured once."""
     content = {
@@ -98,12 +130,16 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
         "geometries": [astuple(stage.geometry) for stage in stages],
         "device_type": device_type,
         "timing_repeat": config.timing_repeat,
-        "bucket_cap_mb": config.engine.bucket_cap_mb,
-        "activation_checkpointing": config.engine.activation_checkpointing,
-        "loader": asdict(config.loader),
         "measure_memory": config.measure.memory,
-        "noise_scale_every": config.measure.noise_scale_every,
     }
+    if isinstance(config.engine, Command):
+        content["metrics"] = asdict(config.engine.metrics)
+    else:
+        content |= {
+            **{k: v for k, v in asdict(config.engine).items() if k not in _ENGINE_OF_TRAJECTORY},
+            "loader": asdict(config.loader),
+            "noise_scale_every": config.measure.noise_scale_every,
+        }
     geometry = stages[-1].geometry
     return "-".join(
         (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from batchscape.config import Constant, Cosine, RunConfig
+from batchscape.config import Constant, Cosine, ExternalData, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.identity import rejected_id, run_id, trajectory_id
@@ -55,7 +55,9 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
         return None
     return (
         f"data_parallel_size may be at most {name} x launcher.{setting} = "
-        f"{devices} x {each} = {devices * each}; data_parallel_size={ranks}"
+        f"{devices} x {each} = {devices * each}; data_parallel_size={ranks}; "
+        f"launcher.{setting}={-(-ranks // devices)} would let ranks share {name}, so that no time "
+        "of theirs is valid"
     )
 
 
@@ -111,7 +113,9 @@ def resolve(
     stages = make_stages(config, geometries)
     check_evaluations(config.evaluation.every_samples, stages)
     _check_schedule(config, sum(stage.samples for stage in stages))
-    if config.evaluation.samples > data.held_out_samples:
+    # The sizes of data that a program reads for itself are not known.
+    is_known = not isinstance(config.data, ExternalData)
+    if is_known and config.evaluation.samples > data.held_out_samples:
         msg = (
             f"evaluation.samples may be at most the held-out samples; given "
             f"{config.evaluation.samples}, held out: {data.held_out_samples}"

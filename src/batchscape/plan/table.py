@@ -14,11 +14,13 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from batchscape.config import Command, RunConfig
 from batchscape.errors import RecordError
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.resolve import Rejection
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.placeholders import not_passed
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -78,8 +80,26 @@ def plan_table(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [runs]
     if len(launched) < len(rows):
         parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
+    if untold := _not_told(plan):
+        parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
+
+
+def _not_told(plan: Plan) -> list[str]:
+    """Name the settings of our own loop that no program of a plan is given; groups as one."""
+    commands = [s.config for s in plan.specs if isinstance(s.config.engine, Command)]
+    if not commands:
+        return []
+    per_command = [set(not_passed(config)) for config in commands]
+    untold = set.intersection(*per_command)
+    settings = commands[0].to_mapping()
+    found = []
+    for key in sorted(untold):
+        group = key.partition(".")[0]
+        keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
+        found.append(f"{group}.*" if "." in key and keys <= untold else key)
+    return list(dict.fromkeys(found))
 
 
 def write_plan(plan: Plan) -> None:
@@ -167,6 +187,11 @@ def _show(value: Any) -> str:  # noqa: ANN401  (any value of a plan)
     return "" if value is None else str(value)
 
 
+def _resolved(config: RunConfig) -> dict[str, list[str]] | None:
+    # What a program is never told is no setting of its cells, launched or not.
+    return {"not_passed": not_passed(config)} if isinstance(config.engine, Command) else None
+
+
 def _write_rejection(folder: RunFolder, sweep_name: str, rejection: Rejection) -> None:
     # A run that a larger machine did is a result, whatever this one can hold.
     if folder.launch.exists():
@@ -193,7 +218,7 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: Rejection) -
             "trajectory_id": None,
             "sweep_name": sweep_name,
             "geometry": geometry,
-            "resolved": None,
+            "resolved": _resolved(rejection.config),
             "data": None,
             "config": rejection.config.to_mapping(),
         },

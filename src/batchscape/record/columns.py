@@ -98,6 +98,20 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "not_invariant": Column(
             "string", "why decompositions may train unlike one another; missing where they may not"
         ),
+        "exchanges_every_micro_step": Column(
+            "boolean", "whether the engine exchanges gradients in every micro-step, not in the last"
+        ),
+        "declared_exchange_bytes": Column(
+            "Int64", "gradient bytes of one exchange, as the engine declares them; checked"
+        ),
+        "reported_data_parallel_size": Column(
+            "Int64", "ranks that the engine's library exchanges over, asked before the first step"
+        ),
+        "reported_micro_batch_size": Column(
+            "Int64", "as the engine's library has it; missing where it has no notion of it"
+        ),
+        "reported_gradient_accumulation_steps": Column("Int64", "the same of accumulation"),
+        "reported_global_batch_size": Column("Int64", "the same of the global batch"),
         "clock_mhz": Column("Float64", "clock of the device right after the last step"),
         "throttled": Column(
             "boolean", "whether heat or power held the clock down at any sample; CUDA only"

@@ -7,6 +7,8 @@
         status.json          how it stands: status, reason, attempts, summary, seal (RunStatus)
         environment.json     where it ran: versions, revision, hardware, threads
         launch.json          how its processes were started: devices, threads, concurrency
+        command.json         of engine=command: what was started, and the batch that it really used
+        program/             of engine=command: what the program wrote, `{run_dir}`
         gradient_sketch.npy  sketch of the first optimizer step's gradient, to measure distances by
         steps.jsonl          one row an optimizer step     -> steps.parquet when sealed
         evals.jsonl          one row an evaluation         -> evals.parquet
@@ -19,6 +21,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +59,16 @@ class RunFolder:
     def launch(self) -> Path:
         """How its processes were started, the latest time."""
         return self.path / "launch.json"
+
+    @property
+    def command(self) -> Path:
+        """What the program of `engine=command` was told, and the batch that it really used."""
+        return self.path / "command.json"
+
+    @property
+    def program(self) -> Path:
+        """Folder that the program of `engine=command` writes to."""
+        return self.path / "program"
 
     @property
     def log(self) -> Path:
@@ -112,6 +125,11 @@ class SweepFolder:
         return self.path / "plan.csv"
 
     @property
+    def index(self) -> Path:
+        """Folder of the index, where the sweep is large. Derived from the run folders."""
+        return self.path / "index"
+
+    @property
     def report(self) -> Path:
         """Folder of the tables, figures and the page that shows them."""
         return self.path / "report"
@@ -124,4 +142,6 @@ class SweepFolder:
         """All run folders, by name."""
         if not self.runs.is_dir():
             return []
-        return [RunFolder(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+        with os.scandir(self.runs) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+        return [self.run(name) for name in names]

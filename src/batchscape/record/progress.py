@@ -14,6 +14,7 @@ from typing import Any
 from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
 
 __all__ = ["RunProgress", "has_launcher", "sweep_progress"]
@@ -52,7 +53,7 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
     """
     folders = sweep.run_folders()
     if not folders:
-        msg = f"{sweep.path} holds no runs; a sweep folder has a 'runs' folder with some in it"
+        msg = no_runs(sweep.path)
         raise RecordError(msg)
     alive = has_launcher(sweep)
     found = []

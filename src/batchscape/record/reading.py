@@ -7,24 +7,47 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from batchscape.errors import RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import read_json_lines
-from batchscape.record.folder import RunFolder
+from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.growing import GrowingColumn, GrowingTable
 from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus, Status
 
-__all__ = ["Part", "RunRead", "Wanted", "open_rows", "read_folders"]
+__all__ = [
+    "Part",
+    "Rows",
+    "RunRead",
+    "Shape",
+    "Wanted",
+    "open_rows",
+    "read_folders",
+    "signature_of",
+]
 
 Wanted = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
+
+
+_WATCHED = (
+    "config.json",
+    "status.json",
+    "environment.json",
+    "launch.json",
+    "command.json",
+    *(f"{table}.parquet" for table in TABLES),
+    "gradient_sketch.npy",
+)
+"""Files of a run folder that its rows are made of, or that its seal names."""
 
 
 @dataclass
@@ -39,6 +62,8 @@ class RunRead:
     None where the run is open, and may go on differently."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
+    signature: str = ""
+    """State of the folder before it was read, see `signature_of`."""
     damage: str | None = None
     """Why the folder could not be read."""
 
@@ -50,6 +75,32 @@ class Part:
     runs: list[RunRead]
     columns: dict[str, dict[str, GrowingColumn]]
     """Rows of all of the runs, in their order, by table and name."""
+
+
+class Shape(NamedTuple):
+    """What is known of a column before its numbers."""
+
+    size: int
+    has_missing: bool
+    texts: list[str | None]
+
+    @classmethod
+    def of(cls, column: GrowingColumn) -> Shape:
+        """Describe a column that was read."""
+        return cls(column.size, column.has_missing, column.texts())
+
+
+class Rows(Protocol):
+    """Rows that were read, or that lie ready to be."""
+
+    runs: list[RunRead]
+    shapes: dict[tuple[str, str], Shape]
+    """By table and name of the column."""
+
+    def fill(
+        self, key: tuple[str, str], values: NDArray[Any], missing: NDArray[np.bool_] | None
+    ) -> None:
+        """Write the numbers of a column to where they belong; once, in order of the columns."""
 
 
 def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
@@ -91,6 +142,25 @@ def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
     return Part(runs, {table: growing.columns() for table, growing in tables.items()})
 
 
+def signature_of(folder: str) -> str:
+    """Name the state of a run folder by sizes and times of change.
+
+    Parameters
+    ----------
+    folder : str
+    """
+    parts = []
+    for name in _WATCHED:
+        try:
+            # Tens of thousands of files: a path object for each takes several times as long.
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116
+        except OSError:
+            parts.append("-")
+        else:
+            parts.append(f"{found.st_size}:{found.st_mtime_ns}")
+    return " ".join(parts)
+
+
 def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
     """Read the lines of a table that is not sealed.
 
@@ -111,6 +181,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
 def _read(
     folder: RunFolder, wanted: Wanted
 ) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
+    signature = signature_of(str(folder.path))
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     rows = {table: _rows(folder, table, status, names) for table, names in wanted.items()}
@@ -122,7 +193,7 @@ def _read(
         digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]
         content = row["run_id"], str(status.status), str(status.reason), *digests
     counts = {table: count for table, (count, _) in rows.items()}
-    return RunRead(str(folder.path), row, content, counts), rows
+    return RunRead(str(folder.path), row, content, counts, signature), rows
 
 
 def _rows(

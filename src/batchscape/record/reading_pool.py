@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -25,10 +25,10 @@ from pandas.api.extensions import ExtensionArray
 
 from batchscape.errors import RecordError
 from batchscape.record.columns import COLUMNS
-from batchscape.record.growing import PLAIN, GrowingColumn
-from batchscape.record.reading import Part, RunRead, Wanted, read_folders
+from batchscape.record.growing import PLAIN
+from batchscape.record.reading import Part, Rows, RunRead, Shape, Wanted, read_folders
 
-__all__ = ["read_many", "serve"]
+__all__ = ["Columns", "read_many", "serve"]
 
 _RUNS_A_PROCESS = 400
 """Run folders that are worth the start of a process, which takes about as long as to read them."""
@@ -44,7 +44,9 @@ Columns = dict[str, dict[str, ExtensionArray]]
 """Whole columns, by table and name."""
 
 
-def read_many(paths: Sequence[Path], wanted: Wanted) -> tuple[list[RunRead], Columns]:
+def read_many(
+    paths: Sequence[Path], wanted: Wanted, known: Sequence[Rows] = ()
+) -> tuple[list[RunRead], Columns]:
     """Read run folders with as many processes as are worth it.
 
     Parameters
@@ -52,6 +54,9 @@ def read_many(paths: Sequence[Path], wanted: Wanted) -> tuple[list[RunRead], Col
     paths : sequence of Path
     wanted : mapping of str to sequence of str
         Columns to read, for every table.
+    known : sequence of Rows
+        Runs that were read before; those whose folder is among the paths are not read again, and
+        rows of the others are left out.
 
     Returns
     -------
@@ -60,19 +65,40 @@ def read_many(paths: Sequence[Path], wanted: Wanted) -> tuple[list[RunRead], Col
     columns : mapping
         Rows of all of the runs, in the same order.
     """
-    count = max(min(_cores(), _MOST_PROCESSES, len(paths) // _RUNS_A_PROCESS), 1)
-    edges = [len(paths) * index // count for index in range(count + 1)]
-    own, *others = [paths[a:b] for a, b in pairwise(edges)]
+    before = {run.folder for part in known for run in part.runs}
+    left = [path for path in paths if str(path) not in before]
+    count = max(min(_cores(), _MOST_PROCESSES, len(left) // _RUNS_A_PROCESS), 1)
+    edges = [len(left) * index // count for index in range(count + 1)]
+    own, *others = [left[a:b] for a, b in pairwise(edges)]
     with ExitStack() as stack:
         helpers = [stack.enter_context(_Helper(part, wanted)) for part in others]
-        read: list[_Read] = [_Here(read_folders(own, wanted))]
+        read: list[Rows] = [*known, _Here(read_folders(own, wanted))]
         read += [helper.read() for helper in helpers]
         runs = [run for part in read for run in part.runs]
         columns = {
             table: {name: _whole(table, name, read) for name in names}
             for table, names in wanted.items()
         }
-    return runs, columns
+    return _in_order([str(path) for path in paths], runs, columns) if known else (runs, columns)
+
+
+def _in_order(
+    folders: Sequence[str], runs: list[RunRead], columns: Columns
+) -> tuple[list[RunRead], Columns]:
+    """Choose the runs of some folders, in their order, and their rows."""
+    if [run.folder for run in runs] == folders:
+        return runs, columns
+    place = {run.folder: number for number, run in enumerate(runs)}
+    chosen = np.array([place[folder] for folder in folders], dtype=np.int64)
+    for table, found in columns.items():
+        counts = np.array([run.counts.get(table, 0) for run in runs], dtype=np.int64)
+        starts, lengths = (np.cumsum(counts) - counts)[chosen], counts[chosen]
+        # Rows count on within a run, and jump between runs.
+        jumps = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        rows = np.arange(len(jumps)) + jumps
+        for name in found:
+            found[name] = found[name][rows]
+    return [runs[number] for number in chosen], columns
 
 
 def serve() -> None:
@@ -82,7 +108,7 @@ def serve() -> None:
     os.dup2(2, 1)
     paths, wanted = pickle.load(sys.stdin.buffer)  # noqa: S301  (from the process that started us)
     part = read_folders(paths, wanted)
-    shapes = {key: _Shape.of(part.columns[key[0]][key[1]]) for key in _keys(wanted)}
+    shapes = {key: Shape.of(part.columns[key[0]][key[1]]) for key in _keys(wanted)}
     pickle.dump((part.runs, shapes), out)
     for table, name in shapes:
         # Taken out of the part, so that its memory goes as it is sent.
@@ -92,30 +118,6 @@ def serve() -> None:
     out.close()
 
 
-class _Shape(NamedTuple):
-    """What is known of a column before its numbers."""
-
-    size: int
-    has_missing: bool
-    texts: list[str | None]
-
-    @classmethod
-    def of(cls, column: GrowingColumn) -> _Shape:
-        return cls(column.size, column.has_missing, column.texts())
-
-
-class _Read(Protocol):
-    """Rows that were read, here or elsewhere."""
-
-    runs: list[RunRead]
-    shapes: dict[tuple[str, str], _Shape]
-
-    def fill(
-        self, key: tuple[str, str], values: NDArray[Any], missing: NDArray[np.bool_] | None
-    ) -> None:
-        """Write the numbers of a column to where they belong; once, in order of the columns."""
-
-
 class _Here:
     """Rows read by this process."""
 
@@ -123,7 +125,7 @@ class _Here:
         self.runs = part.runs
         self._columns = part.columns
         self.shapes = {
-            (table, name): _Shape.of(column)
+            (table, name): Shape.of(column)
             for table, columns in part.columns.items()
             for name, column in columns.items()
         }
@@ -145,7 +147,7 @@ class _There:
     """Rows read by another process."""
 
     def __init__(
-        self, runs: list[RunRead], shapes: dict[tuple[str, str], _Shape], pipe: IO[bytes]
+        self, runs: list[RunRead], shapes: dict[tuple[str, str], Shape], pipe: IO[bytes]
     ) -> None:
         self.runs = runs
         self.shapes = shapes
@@ -184,7 +186,7 @@ class _Helper:
             pickle.dump(self._job, pipe)
         return self
 
-    def read(self) -> _Read:
+    def read(self) -> Rows:
         """Wait for what was read; where the process has died, read it here."""
         pipe = cast("IO[bytes]", self._process.stdout)
         try:
@@ -199,7 +201,7 @@ class _Helper:
         self._process.wait()
 
 
-def _whole(table: str, name: str, read: Sequence[_Read]) -> ExtensionArray:
+def _whole(table: str, name: str, read: Sequence[Rows]) -> ExtensionArray:
     """Join a column; its parts are copied or received one after the other."""
     dtype = COLUMNS[table][name].dtype
     shapes = [part.shapes[table, name] for part in read]

@@ -70,6 +70,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     row |= config["geometry"] or {name: settings[f"batch.{name}"] for name in _ASKED}
     resolved = dict(config["resolved"] or {})
     stages = resolved.pop("stages", [])
+    not_passed = resolved.pop("not_passed", [])
     batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
     row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
     # What a scaling rule made of the asked one, at the peak of the schedule.
@@ -88,6 +89,13 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row["task"] = config["data"]["task"]
         row["train_samples"] = config["data"].get("train_samples")
     row |= {name: status.summary.get(name) for name in SUMMARY}
+    # What a program was never told must not look as if it had applied.
+    settings |= dict.fromkeys(key for key in not_passed if "." in key)
+    if "optimizer.learning_rate" in not_passed:
+        row["learning_rate"] = None
+    if folder.command.exists():
+        observed = read_json(folder.command).get("observed", {})
+        row |= _flatten(observed, "observed.")
     # What was resolved, such as a seed or the sweep's name, stays before what was asked for.
     kept = {"sweep_dir", *row}
     return row | {name: value for name, value in settings.items() if name not in kept}

@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from batchscape.config import Optimizer, RunConfig
+from batchscape.config import Command, Optimizer, RunConfig
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
+from batchscape.record.placeholders import not_passed
 from batchscape.record.status import check_version
 
 __all__ = ["DataIdentity", "RunSpec", "Stage"]
@@ -113,6 +114,7 @@ class RunSpec:
                     "init_seed": self.config.resolved_init_seed,
                     "data_seed": self.config.resolved_data_seed,
                     "source_hash": self.source_hash,
+                    **self._not_passed(),
                     "stages": [
                         {
                             "samples": stage.samples,
@@ -126,6 +128,12 @@ class RunSpec:
                 "config": self.config.to_mapping(),
             },
         )
+
+    def _not_passed(self) -> dict[str, list[str]]:
+        """Settings that stand in the configuration and do not reach the program of a command."""
+        if isinstance(self.config.engine, Command):
+            return {"not_passed": not_passed(self.config)}
+        return {}
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:

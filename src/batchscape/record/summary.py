@@ -109,7 +109,7 @@ def summarise(
         last = evals.iloc[-1]
         figures["final_eval_loss"] = _number(last["eval_loss"])
         figures["final_eval_accuracy"] = _number(last["eval_accuracy"])
-        figures["evaluation_s"] = _number(evals["evaluation_s"].sum())
+        figures["evaluation_s"] = _number(evals["evaluation_s"].sum(min_count=1))
     if len(ranks):
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
         figures |= {name: _number(latest[name].max()) for name in _OVER_RANKS}
@@ -126,29 +126,32 @@ def summarise(
 
 def _progress(steps: pd.DataFrame) -> dict[str, Any]:
     last = steps.iloc[-1]
-    targets = steps["tokens"].diff().fillna(steps["tokens"])
+    # A program that is not ours may count samples alone; they then weigh alike.
+    counted = steps["samples" if steps["tokens"].isna().any() else "tokens"]
+    targets = counted.diff().fillna(counted)
     final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
     weighted = (steps["loss"] * targets)[final].sum(skipna=False) / targets[final].sum()
     return {
         "optimizer_steps": int(last["optimizer_step"]),
         "samples": int(last["samples"]),
-        "tokens": int(last["tokens"]),
+        "tokens": _whole(last["tokens"]),
         "train_time_s": _number(last["train_time_s"]),
         "final_loss": _number(weighted),
-        "skipped_optimizer_steps": int(steps["skipped"].sum()),
+        "skipped_optimizer_steps": _whole(steps["skipped"].sum()),
     }
 
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     # The noise scale costs a step a little, and more with some geometries than with others.
     measured = steps[~steps["warmup"].astype(bool) & steps["small_batch_size"].isna()]
-    if measured.empty:
+    if measured.empty or measured["step_time_s"].isna().all():
         return {"measured_optimizer_steps": 0}
     # Steps of another global batch take another time: a ramp's last stage names the run.
     last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]
     total_s = float(measured["step_time_s"].sum())
     increments = steps[["tokens", "samples"]].diff().fillna(steps[["tokens", "samples"]])
-    done = increments.loc[measured.index].sum()
+    done = increments.loc[measured.index].sum(skipna=False)
+    tokens = _number(done["tokens"])
     return {
         "measured_optimizer_steps": len(measured),
         "step_time_s": _number(last["step_time_s"].median()),
@@ -159,11 +162,13 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "exchange_s": _number(last["exchange_s"].median()),
         "optimizer_s": _number(last["optimizer_s"].median()),
         "exchange_span_s": _number(last["exchange_span_s"].median()),
-        "tokens_per_s": float(done["tokens"]) / total_s,
+        "tokens_per_s": None if tokens is None else tokens / total_s,
         "samples_per_s": float(done["samples"]) / total_s,
-        "tokens_per_s_per_device": float(done["tokens"]) / total_s / data_parallel_size,
+        "tokens_per_s_per_device": None
+        if tokens is None
+        else tokens / total_s / data_parallel_size,
         "exchanged_bytes": _number(last["exchanged_bytes"].median()),
-        "involuntary_switches": int(measured["involuntary_switches"].sum()),
+        "involuntary_switches": _whole(measured["involuntary_switches"].sum(min_count=1)),
         "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
     }
 
@@ -198,6 +203,11 @@ def _devices(ranks: pd.DataFrame) -> DataFrameGroupBy[Any, Any]:
     """Group ranks by device: ranks may share a CUDA device; each CPU rank is a device."""
     shared = ranks["device"].str.startswith("cuda").fillna(value=False)
     return ranks.groupby(ranks["device"].where(shared, ranks["rank"].astype("string")))
+
+
+def _whole(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
+    """Return an integer; None stands for missing."""
+    return None if pd.isna(value) else int(value)
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

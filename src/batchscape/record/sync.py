@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from batchscape.errors import RecordError
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState
+from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.sync_upload import upload
 
@@ -49,7 +50,7 @@ def pending(sweep_dir: Path) -> Pending:
     sweep_dir = sweep_dir.resolve()
     folders = SweepFolder(sweep_dir).run_folders()
     if not folders:
-        msg = f"{sweep_dir} holds no runs; a sweep folder has a 'runs' folder with some in it"
+        msg = no_runs(sweep_dir)
         raise RecordError(msg)
     found = Pending(sweep_dir)
     for folder in folders:

@@ -15,8 +15,16 @@ from batchscape.errors import RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.index import (
+    INDEXED,
+    WORTH_AN_INDEX,
+    IndexedRows,
+    read_index,
+    write_index,
+)
+from batchscape.record.neighbours import no_runs
 from batchscape.record.reading import RunRead, open_rows
-from batchscape.record.reading_pool import read_many
+from batchscape.record.reading_pool import Columns, read_many
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
@@ -168,14 +176,24 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     paths: list[Path] = []
     sweeps: list[str] = []
-    for sweep_dir in distinct.values():
-        folders = SweepFolder(sweep_dir).run_folders()
-        if not folders:
-            msg = f"{sweep_dir} holds no runs; a sweep folder has a 'runs' folder with some in it"
-            raise RecordError(msg)
-        paths += [folder.path for folder in folders]
-        sweeps += [str(sweep_dir)] * len(folders)
-    runs, read = read_many(paths, wanted)
+    known: list[IndexedRows] = []
+    try:
+        for sweep_dir in distinct.values():
+            folders = SweepFolder(sweep_dir).run_folders()
+            if not folders:
+                msg = no_runs(sweep_dir)
+                raise RecordError(msg)
+            paths += [folder.path for folder in folders]
+            sweeps += [str(sweep_dir)] * len(folders)
+            index = read_index(SweepFolder(sweep_dir), wanted)
+            if index is not None:
+                known.append(index)
+        runs, read = read_many(paths, wanted, known)
+    finally:
+        for index in known:
+            index.close()
+    if len(distinct) == 1 and wanted == INDEXED:
+        _keep_index(SweepFolder(*distinct.values()), runs, known, read)
     damaged = {run.folder: run.damage for run in runs if run.damage is not None}
     copies = _copies(runs)
     counted = [
@@ -189,6 +207,15 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
         copies=copies,
         **{table: _joined(table, read[table], runs, sweeps, copies) for table in TABLES},
     )
+
+
+def _keep_index(
+    sweep: SweepFolder, runs: Sequence[RunRead], known: Sequence[IndexedRows], columns: Columns
+) -> None:
+    """Write the index of a sweep, where enough was read that it did not hold."""
+    held = sum(bool(run.folder) for part in known for run in part.runs)
+    if sum(run.content is not None for run in runs) - held >= WORTH_AN_INDEX:
+        write_index(sweep, runs, columns)
 
 
 def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from batchscape.engines.shards import as_part_of, gathered, local, part_for
 
 __all__ = ["WeightAverage"]
 
@@ -25,16 +28,19 @@ class WeightAverage:
     Parameters
     ----------
     module : nn.Module
-        Its trained parameters are averaged, in their own type. Buffers are not: the average is
-        evaluated with those that the module has.
+        Its trained parameters are averaged, in their own type, each rank's parts of those that
+        are cut. Buffers are not: the average is evaluated with those that the module has.
     half_life_tokens : float
         Tokens of training after which a weight counts half.
     """
 
     def __init__(self, module: nn.Module, half_life_tokens: float) -> None:
         self._half_life_tokens = half_life_tokens
-        self._parameters: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-        self._average = [p.detach().clone() for p in self._parameters]
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._weights = [
+            local(p.detach()) if isinstance(p, DTensor) else p for p in self._parameters
+        ]
+        self._average = [weight.detach().clone() for weight in self._weights]
         self._mass = 0.0
 
     @torch.no_grad()
@@ -49,9 +55,10 @@ class WeightAverage:
         part = -math.expm1(-math.log(2) * tokens / self._half_life_tokens)
         self._mass += part * (1 - self._mass)
         # The new weights' share of all that counts: all of it at the first step.
-        torch._foreach_lerp_(self._average, self._parameters, part / self._mass)
+        torch._foreach_lerp_(self._average, self._weights, part / self._mass)
 
     @contextmanager
+    @torch.no_grad()
     def applied(self) -> Iterator[None]:
         """Put the average in the place of the weights; they come back untouched.
 
@@ -67,19 +74,29 @@ class WeightAverage:
             self._exchange()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the average."""
-        return {"mass": self._mass, "average": self._average}
+        """Return what a checkpoint holds of the average; on all ranks together."""
+        average = [
+            gathered(as_part_of(p, mine)) if isinstance(p, DTensor) else mine
+            for p, mine in zip(self._parameters, self._average, strict=True)
+        ]
+        return {"mass": self._mass, "average": average}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
         self._mass = state["mass"]
-        for mine, theirs in zip(self._average, state["average"], strict=True):
-            mine.copy_(theirs)
+        for p, mine, whole in zip(self._parameters, self._average, state["average"], strict=True):
+            mine.copy_(local(part_for(p, whole)))
 
     def _exchange(self) -> None:
-        """Let weights and averages change places in memory: nothing is copied or rounded."""
-        trained: list[Tensor] = []
-        for parameter, average in zip(self._parameters, self._average, strict=True):
-            trained.append(parameter.data)
-            parameter.data = average
-        self._average = trained
+        """Let weights and averages change places: nothing is rounded.
+
+        Whole ones do in memory. What gathers parts has their place in memory, so that these are
+        copied, one at a time.
+        """
+        for i, (weight, average) in enumerate(zip(self._weights, self._average, strict=True)):
+            if isinstance(weight, nn.Parameter):
+                weight.data, self._average[i] = average, weight.data
+            else:
+                trained = weight.clone()
+                weight.copy_(average)
+                average.copy_(trained)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from batchscape.config import Evaluation
 from batchscape.data.datasets import IGNORED, open_dataset
 from batchscape.data.order import SampleOrder
+from batchscape.engines import Engine
 from batchscape.engines.precision import autocast
 from batchscape.errors import BatchscapeError
 from batchscape.record.spec import RunSpec
@@ -39,7 +41,8 @@ class Evaluator:
     """Evaluates the same held-out samples every time; the batches are dealt to the ranks in turn.
 
     The samples are the first of one fixed permutation, so that they come from all held-out files.
-    Losses of a batch are summed by the model, then over batches and ranks in float64. A compiled
+    Losses of a batch are summed by the model, then over batches and ranks in float64. Where ranks
+    forward together, those without a last batch forward one that does not count. A compiled
     model is evaluated as it was written: the shapes of an evaluation must not decide what the
     training is compiled to.
 
@@ -61,26 +64,30 @@ class Evaluator:
         self._samples = spec.config.evaluation.samples
         batches = _batches(spec.config.evaluation, self._dataset.num_samples)
         self._batches = batches[rank :: self._world_size]
+        self._most_batches = math.ceil(len(batches) / self._world_size)
+        self._spare = batches[0]
 
-    def evaluate(self, module: nn.Module, average: WeightAverage | None) -> EvaluationResult:
+    def evaluate(self, engine: Engine, average: WeightAverage | None) -> EvaluationResult:
         """Evaluate the average of the weights where there is one, and the weights as well."""
-        raw = self._evaluate(module)
+        raw = self._evaluate(engine)
         if average is None:
             return raw
         with average.applied():
-            return self._evaluate(module)._replace(raw_eval_loss=raw.eval_loss)
+            return self._evaluate(engine)._replace(raw_eval_loss=raw.eval_loss)
 
-    def _evaluate(self, module: nn.Module) -> EvaluationResult:
+    def _evaluate(self, engine: Engine) -> EvaluationResult:
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        module.eval()
+        engine.module.eval()
         with torch.no_grad(), autocast(self._device.type, self._precision):
             for indices in self._batches:
                 batch = self._dataset.batch(indices)
                 count = self._count(indices, batch[1])
                 inputs, targets = to_device(batch, self._device, self._precision)
-                loss, right = module.forward(inputs, targets)
+                loss, right = engine.forward(inputs, targets)
                 sums += torch.stack([loss.double(), right.double(), sums.new_full((), count)])
-        module.train()
+            if not engine.state_is_whole:
+                self._keep_up(engine)
+        engine.module.train()
         if self._world_size > 1:
             dist.all_reduce(sums)
         loss_sum, right_sum, targets_sum = sums.tolist()
@@ -97,6 +104,12 @@ class Evaluator:
             eval_accuracy=right_sum / targets_sum if self._classifies else None,
             eval_targets=int(targets_sum),
         )
+
+    def _keep_up(self, engine: Engine) -> None:
+        """Forward as often as the rank with the most batches; what comes out does not count."""
+        for _ in range(self._most_batches - len(self._batches)):
+            batch = self._dataset.batch(self._spare)
+            engine.forward(*to_device(batch, self._device, self._precision))
 
     def _count(self, indices: NDArray[np.int64], targets: Tensor) -> int:
         """Return the targets of a batch that bear a loss, as the training is told them.

@@ -7,19 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
+from batchscape.engines.declared import check_exchanged, declaration
 from batchscape.errors import BatchscapeError, CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
+from batchscape.models import build_model
 from batchscape.models.undisturbed import undisturbed
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
@@ -32,7 +34,7 @@ from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
-from batchscape.train.random_state import gather_random_states, set_random_state
+from batchscape.train.random_state import gather_random_states, random_state, set_random_state
 from batchscape.train.recorder import StepRecorder, Verdict
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
@@ -49,6 +51,16 @@ class Outcome:
     optimizer_step: int
     stop_reason: StopReason | None = None
     reason: str | None = None
+
+
+class _Accumulated(NamedTuple):
+    """What the micro-steps of one optimizer step come to."""
+
+    loss_sum: Tensor
+    """Of this rank, a scalar."""
+    targets: int
+    """Of the global batch."""
+    micro_steps: int
 
 
 class Training:
@@ -77,6 +89,8 @@ class Training:
         self.compilations_s: list[float] = []
         self.facts = ModelFacts()
         """Of the model; rank 0 alone finds them out."""
+        self.declaration: dict[str, Any] = {}
+        """Of the engine."""
         self._stop_requested = False
         self._folder = folder
         self._rank = rank
@@ -117,7 +131,7 @@ class Training:
         phase("first_backward")
         heaviest = self._timeline.heaviest_step()
         for k in range(optimizer_steps):
-            _, targets = self._accumulate(heaviest, most_micro_steps=2)
+            targets = self._accumulate(heaviest, most_micro_steps=2).targets
             phase("first_optimizer_step" if k == 0 else "steady")
             self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
             if self._average is not None:
@@ -129,7 +143,7 @@ class Training:
 
     def compile_ahead(self) -> None:
         """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
-        if self.spec.config.engine.compile:
+        if self.spec.config.in_process.compile:
             self._build(CpuClock())
             self._compile()
             self._engine.close()
@@ -154,6 +168,7 @@ class Training:
         # What was there before a resumed run's first step says nothing of a run's first step.
         phase("after_model" if state is None else OUTSIDE)
         self._build(build_clock(self._device))
+        self.declaration = declaration(self._engine)
         self.done = self._resume(state)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
@@ -179,15 +194,24 @@ class Training:
         """Find out what the model is like, before its micro-batches are fetched."""
         if self._rank == 0:
             self.facts = examine(
-                self._engine.module, self._dataset, self._device, self.spec.precision
+                self._whole_module(), self._dataset, self._device, self.spec.precision
             )
             # Halves of a batch would have other statistics, or another draw of a dropout.
             self._stream.may_cut = self.facts.not_invariant is None
 
+    def _whole_module(self) -> nn.Module:
+        """Return the model as one rank can forward it by itself."""
+        if self._engine.state_is_whole:
+            return self._engine.module
+        drawn = random_state(self._device)
+        module = build_model(self.spec.config, self.spec.data, self.spec.precision)
+        set_random_state(self._device, drawn)
+        return module.to(self._device)
+
     def _prepare(self) -> Outcome | None:
         """Do what belongs to no optimizer step; return the outcome if there will be none."""
         outcome = self._judge(self._evaluate()) if self.done == 0 else None
-        if self.spec.config.engine.compile:
+        if self.spec.config.in_process.compile:
             self._compile()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # reserved memory is the training's, not the evaluation's
@@ -245,18 +269,21 @@ class Training:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
         began = time.perf_counter()
         indices = self._stream.step(self.done, sampling=False).indices.ravel()
+        # Where ranks work together, a backward without its exchange would leave something behind.
+        last = not self._engine.state_is_whole
         with undisturbed(self._engine.module):
             for size in self._stream.micro_batch_sizes:
                 micro_batch = self._dataset.batch(np.resize(indices, size))
                 batch = to_device(micro_batch, self._device, self.spec.precision)
-                self._engine.micro_step(*batch, 0.0, last=False)
-        self._engine.module.zero_grad(set_to_none=True)
+                self._engine.micro_step(*batch, 0.0, last=last)
+        self._engine.forget_gradients()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - began)
 
     def _build(self, clock: StepClock) -> None:
         self._engine = build_engine(self.spec, self._device)
+        self._stream.samples_noise = self._engine.micro_gradients_are_whole
         half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
         if half_life_tokens is not None:
             self._average = WeightAverage(self._engine.module, half_life_tokens)
@@ -265,16 +292,8 @@ class Training:
         # Ranks draw their own dropout; the parameters are already the same everywhere.
         torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
 
-    def _accumulate(self, k: int, most_micro_steps: int | None = None) -> tuple[Tensor, int]:
-        """Do the micro-steps of optimizer step k (from 0).
-
-        Returns
-        -------
-        Tensor, scalar
-            This rank's sum of losses.
-        int
-            Targets of the global batch.
-        """
+    def _accumulate(self, k: int, most_micro_steps: int | None = None) -> _Accumulated:
+        """Do the micro-steps of optimizer step k (from 0)."""
         began = time.perf_counter()
         step = self._loader.step(k, sampling=most_micro_steps is None)
         self._clock.add_data(time.perf_counter() - began)
@@ -293,7 +312,7 @@ class Training:
             inputs, targets = next(step.batches)
             self._clock.add_data(time.perf_counter() - began)
             loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
-        return loss_sum, step.targets
+        return _Accumulated(loss_sum, step.targets, last + 1)
 
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
@@ -306,25 +325,27 @@ class Training:
             self._phase(OUTSIDE if self._stream.is_cut(k) else "steady")
         self.recorder.begin()
         self._clock.begin()
-        loss_sum, targets, noise = self._accumulate_and_sample(k)
+        done, noise = self._accumulate_and_sample(k)
         if k == 0:
             self._sketch_gradient()
             self._phase("first_optimizer_step")
         norm = self._engine.optimizer_step(optimizer, factor)
         if self._average is not None:
-            self._average.update(targets)
+            self._average.update(done.targets)
         self._clock.end()
         if k == 0:
             self._phase("steady")
+        exchanged = self._engine.exchanged_bytes - before
+        check_exchanged(self.spec.config.engine.name, self._engine, exchanged, done.micro_steps)
         self.recorder.add(
             optimizer_step=k + 1,
             samples=planned.samples_after,
             global_batch_size=planned.stage.geometry.global_batch_size,
-            targets=targets,
-            loss_sum=loss_sum,
+            targets=done.targets,
+            loss_sum=done.loss_sum,
             gradient_norm=norm,
             learning_rate=optimizer.learning_rate * factor,
-            exchanged_bytes=self._engine.exchanged_bytes - before,
+            exchanged_bytes=exchanged,
             skipped=self._engine.skipped,
             noise=noise,
         )
@@ -344,16 +365,16 @@ class Training:
             write_sketch(self._folder, sketch.numpy())
         self._clock.resume()
 
-    def _accumulate_and_sample(self, k: int) -> tuple[Tensor, int, NoiseSample | None]:
+    def _accumulate_and_sample(self, k: int) -> tuple[_Accumulated, NoiseSample | None]:
         """Do what `_accumulate` does, and sample the noise where it is the turn of the step."""
         small = self._stream.small_batch_size(k)
         if small is None:
-            return *self._accumulate(k), None
+            return self._accumulate(k), None
         with GradientSquares(self._engine.module) as squares:
-            loss_sum, targets = self._accumulate(k)
+            done = self._accumulate(k)
         size = self._timeline.step(k).stage.geometry.global_batch_size
         total = squares.total(self._engine.gradient_scale)
-        return loss_sum, targets, NoiseSample(small, size // small, total)
+        return done, NoiseSample(small, size // small, total)
 
     @property
     def _target_loss(self) -> float:
@@ -369,7 +390,7 @@ class Training:
     def _evaluate(self) -> float:
         self.recorder.telemetry.pause()
         began = time.perf_counter()
-        result = self._evaluator.evaluate(self._engine.module, self._average)
+        result = self._evaluator.evaluate(self._engine, self._average)
         elapsed_s = time.perf_counter() - began
         self.evaluation_s += elapsed_s
         if self._evals is not None:
@@ -394,7 +415,10 @@ class Training:
     def _save(self) -> None:
         self.recorder.telemetry.pause()
         began = time.perf_counter()
+        # Ranks may have parts of the model: all of them take part, and the first one writes.
         rng = gather_random_states(self._device, self._world_size)
+        engine = self._engine.state()
+        average = None if self._average is None else self._average.state()
         if self._rank == 0:
             if self._evals is not None:
                 self._evals.flush()
@@ -404,8 +428,8 @@ class Training:
                 "tokens": self.recorder.tokens,
                 "train_time_s": self.recorder.train_time_s,
                 "rng": rng,
-                **self._engine.state(),
-                "average": None if self._average is None else self._average.state(),
+                **engine,
+                "average": average,
             }
             keep_last = self.spec.config.checkpoint.keep_last
             save_checkpoint(self._folder.checkpoints, self.done, state, keep_last)

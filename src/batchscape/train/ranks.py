@@ -34,7 +34,7 @@ def write_rank_row(
     peak = peak_flops(
         device,
         training.spec.precision,
-        config.engine.float32_matmul,
+        config.in_process.float32_matmul,
         config.measure.peak_tflops,
     )
     row: dict[str, Any] = {
@@ -48,6 +48,7 @@ def write_rank_row(
         "peak_rss_gib": process.peak_rss_gib,
         **recorder.telemetry.totals()._asdict(),
         **training.facts._asdict(),
+        **training.declaration,
         "peak_tflops": peak.tflops,
         "peak_source": peak.source,
         "mean_step_time_s": recorder.measured_s / measured if measured else None,

@@ -67,6 +67,8 @@ class SampleStream:
         self._rank = rank
         self.may_cut = True
         """Whether a micro-batch may be cut: not where the model would train otherwise."""
+        self.samples_noise = True
+        """Whether noise is sampled at all: not where the engine hides the gradients it needs."""
         self._noise_scale_every = noise_scale_every
         self._first = 0
         self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -94,7 +96,7 @@ class SampleStream:
         None where it is not sampled: it is not the turn of this step (counted from 0), or its only
         micro-batch cannot be cut, or must not be.
         """
-        if not is_sampled(optimizer_step, self._noise_scale_every):
+        if not self.samples_noise or not is_sampled(optimizer_step, self._noise_scale_every):
             return None
         geometry = self._timeline.step(optimizer_step).stage.geometry
         small = self._small_batch_size(geometry)
@@ -113,7 +115,7 @@ class SampleStream:
         """Every number of samples that a micro-step may have."""
         geometries = [stage.geometry for stage in self._timeline.stages]
         sizes = {geometry.micro_batch_size for geometry in geometries}
-        if self._noise_scale_every is not None:
+        if self._noise_scale_every is not None and self.samples_noise:
             sizes |= {size for g in geometries if (size := self._small_batch_size(g)) is not None}
         return sorted(sizes, reverse=True)
 

@@ -114,7 +114,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     launch = read_json(folder.launch)
     device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
-    torch.set_float32_matmul_precision(spec.config.engine.float32_matmul)
+    torch.set_float32_matmul_precision(spec.config.in_process.float32_matmul)
     with _process_group(launch, rank, device):
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training

@@ -108,6 +108,7 @@ def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[...,
     assert len(cells.table) == 1
 
 
+@pytest.mark.slow
 def test_the_same_run_in_two_folders_counts_once(build: Callable[..., Any]) -> None:
     first = build("first").fork()
     copy = build("copy")
@@ -155,6 +156,7 @@ def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) ->
     assert steps["n"].tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     section = comparing_section(two_machines(build))
     assert section is not None

@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import find_cells
+from batchscape.analysis.cost.figures import draw_step_time_model
 from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence, gather
+from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.view import decision_section
@@ -278,6 +280,7 @@ def test_every_config_file_gives_the_same_global_batch():
     assert solved.global_batch_size == 64
 
 
+@pytest.mark.slow
 def test_the_verb_prints_and_writes_json(build, capsys):
     folder = build().fork().path
     assert main(["recommend", str(folder)]) == 0
@@ -312,6 +315,7 @@ def test_two_machines_get_a_recommendation_each(build):
     assert {recommend(each, Needs()).geometry for each in found} == {(1, 8, 4), (1, 32, 1)}
 
 
+@pytest.mark.slow
 def test_sections_answer_with_tables_figures_and_headlines(build):
     tables = load(build().fork().path)
     cells = find_cells(tables.runs)
@@ -332,3 +336,65 @@ def test_there_is_no_section_without_a_completed_run(build):
     cells = find_cells(tables.runs)
     assert cost_section(cells) is None
     assert decision_section(cells, tables) is None
+
+
+def test_the_headline_names_what_the_runs_do_not_tell_apart():
+    cuts = [(1, 8, 4), (1, 16, 2), (1, 32, 1)]
+    sure = recommend(evidence(cuts, noise=1e-6, steps={32: STEPS[32]}), Needs()).headline
+    assert sure == "Use 1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch)."
+    unsure = recommend(evidence(cuts, noise=0.5), Needs()).headline
+    assert "these runs do not tell its time from any of the 2 others measured" in unsure
+    two = recommend(evidence(cuts[1:], noise=0.5), Needs()).headline
+    assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
+    alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
+    assert "no other geometry that fits was measured" in alone
+
+
+def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
+    grows = recommend(evidence(), Needs(memory_gib=80.0)).reasons[0]
+    assert "The largest that fits, by the memory model, is" in grows
+    flat = evidence().table.assign(peak_allocated_gib=1.0)
+    text = recommend(evidence(table=flat), Needs(memory_gib=80.0)).reasons[0]
+    assert text.endswith("memory was not found to grow, so no largest one is known.")
+    one = evidence([(1, 8, 4), (2, 8, 2)])
+    assert "Only micro-batch 8 was measured" in recommend(one, Needs(memory_gib=80.0)).reasons[0]
+
+
+def test_one_device_and_one_micro_step_are_reasons_in_words():
+    found = recommend(evidence([(1, 32, 1), (1, 8, 4)], steps={32: STEPS[32]}), Needs())
+    assert (
+        found.reasons[1]
+        == "Devices 1: cuts of this batch were timed on no other number of devices."
+    )
+    assert found.reasons[2].startswith("Accumulation 1: devices x micro-batch is the global batch")
+    both = candidates_of(evidence(), 2, math.nan)
+    row = both[(both[["data_parallel_size", "micro_batch_size"]] == [1, 8]).all(axis=1)].iloc[0]
+    texts = reasons_for(evidence(), both, row, math.nan, memory_given=False)
+    assert "the best measured cut of this batch on more devices, 2 x" in texts[1]
+    assert "with less of it, 1 x" in texts[2]
+
+
+def test_figures_name_their_group_and_narrow_axes_are_linear():
+    rows = candidates_of(evidence(steps={32: STEPS[32]}), 2)
+    with paper_style():
+        figure = draw_pareto(rows, "engine.name fsdp")
+        assert draw_pareto(rows).get_suptitle() == ""
+    assert figure.get_suptitle() == "engine.name fsdp"
+    (axes,) = figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    assert axes.get_xlabel() == "time to the target (s)"
+    assert axes.get_ylabel() == "cost of the target (device-seconds)"
+    wide = rows.assign(time_s=np.geomspace(1, 100, len(rows)), time_low_s=1.0, time_high_s=100.0)
+    with paper_style():
+        assert draw_pareto(wide).axes[0].get_xscale() == "log"
+
+
+def test_no_marker_of_the_step_time_model_lies_on_an_edge():
+    model = evidence().step_time
+    with paper_style():
+        figure = draw_step_time_model(model, "a group")
+    (axes,) = figure.axes
+    assert figure.get_suptitle() == "a group"
+    drawn = max(float(np.nanmax(line.get_xdata())) for line in axes.lines)
+    assert axes.get_xlim()[1] > 1.05 * drawn
+    assert not any(line.get_clip_on() for line in axes.lines)

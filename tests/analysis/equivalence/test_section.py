@@ -126,6 +126,7 @@ def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_the_hardest_target_that_all_reached(build: Any) -> None:
     tables = load(build().fork().path)
     cells = find_cells(tables.runs)

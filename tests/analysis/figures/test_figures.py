@@ -181,6 +181,7 @@ def test_memory_bars_are_means_in_a_unit_that_fits(build: Any) -> None:
     assert_nothing_is_cut_or_covered(figure)
 
 
+@pytest.mark.slow
 def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     sweep = build()
     for rate in range(MAX_BARS + 3):

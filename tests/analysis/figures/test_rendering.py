@@ -25,6 +25,7 @@ def here(slope: float) -> dict[str, bytes]:
     return render(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_files_are_those_of_render(beside, monkeypatch):
     # The other process imports what draws, which is this module.

@@ -14,6 +14,7 @@ from batchscape.analysis.noise_scale.section import noise_scale_section
 from batchscape.analysis.noise_scale.view import draw_noise_scale
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_was_put_in(build: Any) -> None:
     sweep = build()
     for seed in range(3):

@@ -99,3 +99,12 @@ def test_equal_texts_share_a_letter() -> None:
     assert marks == [["a"], [], ["a", "b"]]
     assert footnotes == {"a": "x", "b": "y"}
     assert list(lettered([[str(i)] for i in range(28)])[1])[-2:] == ["aa", "ab"]
+
+
+def test_a_title_explains_a_short_header_and_no_other() -> None:
+    file = StringIO()
+    for short in ("group", "g"):
+        grid = Grid(headers=["group", "x"], rows=[["a", "1"]], short_first=short)
+        show(Console(file=file, width=80), grid, "A title")
+    titles = [line for line in file.getvalue().splitlines() if line.startswith("A title")]
+    assert titles == ["A title", "A title (g: group)"]

@@ -86,6 +86,7 @@ SENTENCE = "the larger global batch needs fewer optimizer steps and more samples
 WIDE = {
     "figures": _table(12, "2.4217 ± 0.0046"),
     "intervals": _table(7, "0.998 [0.898, 1.110]"),
+    "negative": _table(4, "-0.998 [-0.898, -0.110]", ("1x1",)),
     "powers": _table(7, f"(1.234 ± 0.012) {TIMES} 10⁻¹²"),
     "settings": _table(4, "0.1 ± 0.2", ("1x1", *["NVIDIA H200 of 141 GB, 700 W"] * 4)),
     "hashes": _table(2, "0.1 ± 0.2", ("1x1", "d41d8cd98f00b204e9800998ecf8427e" * 3, "[64, 64]")),
@@ -139,3 +140,32 @@ def test_text_is_read_back_as_it_was(latex: Callable[..., Any]) -> None:
     assert "time (ms)" in text
     for word in ("100 %", "& c#d", "[1]*", "--flag", "[U+6F22]", "10"):
         assert word in text
+
+
+def test_footnotes_that_would_fill_the_page_are_cut_at_a_word() -> None:
+    texts = {
+        letter: f"{letter} {'some words of a long reason ' * 20}finis" for letter in "abcdefgh"
+    }
+    whole = Grid(headers=["x"], rows=[["1"]], marks=[["a"]], footnotes={"a": texts["a"]})
+    assert "finis" in to_latex(whole)
+    many = Grid(headers=["x"], rows=[["1"]], marks=[list(texts)], footnotes={**texts, "z": "brief"})
+    text = to_latex(many)
+    assert "finis" not in text
+    assert text.count(r"\ldots{}\par") == len(texts)
+    assert "~brief" in text
+    assert "Markdown file of this table" in text
+
+
+def test_a_table_with_long_footnotes_stays_on_its_page(latex: Callable[..., Any]) -> None:
+    footnotes = {
+        chr(97 + i): f"reason {i} {'global_batch_size=32 and so on ' * 30}" for i in range(20)
+    }
+    grid = Grid(
+        headers=["x", "y"],
+        rows=[[str(i), "1.0"] for i in range(20)],
+        marks=[[mark] for mark in footnotes],
+        footnotes=footnotes,
+    )
+    paper = latex(r"\begin{table}\input{table}\end{table}", table=to_latex(grid))
+    assert paper.too_wide == []
+    assert "Float too large" not in paper.log

@@ -45,6 +45,7 @@ def test_a_paper_made_of_a_report(build: Any, tmp_path: Path, paper: Callable[[P
     assert "Bold: best in its column" in page
 
 
+@pytest.mark.slow
 def test_bold_in_all_formats(build: Any) -> None:
     sweep = build()
     for seed in range(4):
@@ -60,6 +61,7 @@ def test_bold_in_all_formats(build: Any) -> None:
     assert "Holm" in latex
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_the_mean(build: Any) -> None:
     report = write_report([build().fork().path], figures=False)
     row = report.comparison.iloc[0]
@@ -69,6 +71,7 @@ def test_the_interval_is_that_of_the_mean(build: Any) -> None:
     assert "means ± half-widths of their 95% t-intervals" in markdown
 
 
+@pytest.mark.slow
 def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0, stop_reason="target")

@@ -157,6 +157,7 @@ def test_classification_counts_samples(build: Any) -> None:
     assert "eval accuracy" in header
 
 
+@pytest.mark.slow
 def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     sweep = build()
     for layout in ("packed", "padded"):
@@ -325,6 +326,7 @@ def test_reasons_cannot_break_the_page(build: Any) -> None:
     assert MISSING in markdown
 
 
+@pytest.mark.slow
 def test_the_analysis_needs_no_runtime() -> None:
     code = (
         "import sys, batchscape.analysis; "

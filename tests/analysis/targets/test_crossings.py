@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -65,6 +65,7 @@ numbers = st.floats(0.1, 5.0) | st.sampled_from([1.0, 2.0, math.nan, math.inf])
 
 
 @given(st.lists(numbers, min_size=1, max_size=12), st.sampled_from(["first", "sustained"]))
+@example([1.0] * 9 + [math.nan, 1.0], "sustained")  # once one part in 10^16 beyond the bracket
 def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str) -> None:
     losses = [6.0, *losses]
     found = reach(losses, 2.0, crossing=crossing)

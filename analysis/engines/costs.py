@@ -1,0 +1,96 @@
+"""What each engine needs for the same geometry: memory, time and exchange of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.comparison import CONFIDENCE, valid_figures
+from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
+
+__all__ = ["FIGURES", "engine_costs", "exchanges"]
+
+FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
+"""Figures that are set side by side."""
+_NOT_MEASURED = "not measured"
+_FACTORS = ("data_parallel_size", "gradient_accumulation_steps", "micro_batch_size")
+
+
+def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
+    """Set the engines of each geometry side by side.
+
+    Parameters
+    ----------
+    cells : Cells
+    ranks : DataFrame
+        Rows of ranks with `sweep_dir` and `run_id`; `exchanges_every_micro_step` where the runs
+        have recorded it.
+
+    Returns
+    -------
+    DataFrame
+        A row a cell with completed runs, of all engines but programs of others: `cell`, geometry,
+        the settings that vary and are not the engine's own, `engine`, `n`; for each of `FIGURES`
+        its `_mean`, `_ci95` (half-width of the t-interval over runs) and `_n`, times only where
+        they are valid; `step_time_s_note` (where no time is: why); `exchanged_bytes` (median over
+        runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where no run has
+        recorded it), `compared` (whether another engine trained the same) and `run_ids`. Ordered
+        so that engines of one geometry lie together.
+    """
+    engine = engines_of(cells)
+    order = {name: number for number, name in enumerate(in_order(engine))}
+    figures = valid_figures(cells.runs)
+    figures = figures[figures["cell"].map(engine).notna()]
+    groups = figures.groupby("cell")
+    columns: dict[str, pd.Series[Any]] = {"n": groups.size()}
+    for name in FIGURES:
+        n = groups[name].count()
+        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, (n - 1).where(n > 1))
+        columns[f"{name}_mean"] = groups[name].mean()
+        columns[f"{name}_ci95"] = groups[name].std() * quantile / np.sqrt(n)
+        columns[f"{name}_n"] = n
+    runs = cells.runs.loc[figures.index]
+    moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])
+    columns["exchanged_bytes"] = moved.astype(float).groupby(runs["cell"]).median()
+    columns["exchanges_every_micro_step"] = exchanges(cells, ranks).reindex(columns["n"].index)
+    columns["step_time_s_note"] = _why_no_time(runs, columns["step_time_s_n"])
+    columns["run_ids"] = runs.groupby("cell")["run_id"].agg(";".join)
+    head = cells.table[[*GEOMETRY, *shared_settings(cells)]].assign(engine=engine)
+    table = head.join(pd.DataFrame(columns), how="inner")
+    table["compared"] = table.index.isin(counterparts(cells).index)
+    ranked = table.assign(place=table["engine"].map(order)).reset_index()
+    keys = ["global_batch_size", *shared_settings(cells), *_FACTORS, "place"]
+    return ranked.sort_values(keys, kind="stable", ignore_index=True).drop(columns="place")
+
+
+def _why_no_time(runs: pd.DataFrame, n: pd.Series[Any]) -> pd.Series[Any]:
+    """Give the reason why no time of a cell is valid that most of its runs have."""
+    invalid = runs[~runs["timing_valid"]]
+    reasons = invalid.groupby("cell")["timing_note"].agg(lambda notes: notes.mode().to_numpy()[0])
+    return reasons.reindex(n.index).astype(object).fillna(_NOT_MEASURED).where(n.eq(0))
+
+
+def exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:
+    """Tell of each cell whether its engine exchanges gradients in every micro-step.
+
+    Parameters
+    ----------
+    cells, ranks
+        As for `engine_costs`.
+
+    Returns
+    -------
+    Series
+        Nullable booleans, indexed by `cell`.
+    """
+    name = "exchanges_every_micro_step"
+    known = ranks.reindex(columns=["sweep_dir", "run_id", name]).dropna(subset=[name])
+    keys = ["sweep_dir", "run_id"]
+    said = known.astype(dict.fromkeys(keys, object)).groupby(keys)[name].any().reset_index()
+    merged = cells.runs[[*keys, "cell"]].merge(said, on=keys)
+    found = merged.groupby("cell")[name].any()
+    return found.reindex(cells.table.index).astype("boolean")

@@ -1,0 +1,81 @@
+"""Which cells differ in nothing but the engine, and in how it cuts the global batch."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells, setting_label
+
+__all__ = ["PROGRAMS", "counterparts", "engines_of", "in_order", "shared_settings"]
+
+PROGRAMS = "command"
+"""The engine that runs programs of others: what they do in a step is not ours to compare."""
+
+_FIRST = "ddp"
+"""The engine that others are held against, where it took part."""
+_OF_THE_LOSS = {"engine.compile", "engine.float32_matmul"}
+_NOT_OF_THE_LOSS = ("engine.", "loader.", "measure.", "observed.")
+
+
+def engines_of(cells: Cells) -> pd.Series[str]:
+    """Name the engine of each cell, and such settings of its own as vary.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    Series
+        Indexed by `cell`, as `deepspeed, zero stage 3`; missing where no run names an engine, and
+        for programs of others.
+    """
+    first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
+    name = first.reindex(columns=["engine.name"])["engine.name"]
+    label = name.mask(name.eq(PROGRAMS))
+    for setting in cells.shown:
+        if setting.startswith("engine.") and setting not in {"engine.name", *_OF_THE_LOSS}:
+            value = cells.table[setting]
+            said = ", " + setting_label(setting) + " " + value.astype(str)
+            label = label + said.where(value.notna() & value.ne("null"), "")
+    return label
+
+
+def in_order(engines: pd.Series[str]) -> list[str]:
+    """List engines, the one that others are held against first."""
+    found = engines.dropna().unique()
+    return sorted(found, key=lambda name: (name.partition(",")[0] != _FIRST, name))
+
+
+def shared_settings(cells: Cells) -> list[str]:
+    """Name the settings that vary and that a loss, or a time, depends on beside the engine."""
+    return [
+        name
+        for name in cells.settings
+        if name in _OF_THE_LOSS or not name.startswith(_NOT_OF_THE_LOSS)
+    ]
+
+
+def counterparts(cells: Cells) -> pd.DataFrame:
+    """Group the cells that must train alike although their engines differ.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        Indexed by `cell`: `engine` and `group`, a number for equal global batches and settings
+        that are not the engine's own. Only groups of two engines or more, and no programs of
+        others.
+    """
+    engine = engines_of(cells)
+    keys = ["global_batch_size", *shared_settings(cells)]
+    table = cells.table.assign(engine=engine, name=engine.str.partition(",")[0])
+    table["group"] = table.groupby(keys, dropna=False, sort=False).ngroup()
+    completed = cells.runs.loc[cells.runs["status"].eq("completed"), "cell"]
+    table = table[engine.notna() & table.index.isin(completed)]
+    # Settings of one engine are decompositions of a trajectory like others; not so two engines.
+    several = table.groupby("group")["name"].transform("nunique") > 1
+    return table.loc[several, ["engine", "group"]]

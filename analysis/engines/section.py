@@ -1,0 +1,178 @@
+"""What the report says of engines: do they train alike, and what does each of them cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.engines.costs import engine_costs
+from batchscape.analysis.engines.figures import (
+    MOST_GEOMETRIES,
+    MOST_PANELS,
+    draw_engine_costs,
+    draw_engine_losses,
+)
+from batchscape.analysis.engines.losses import EngineLosses, compare_engines
+from batchscape.analysis.engines.matching import counterparts, engines_of, in_order
+from batchscape.analysis.engines.programs import observed_batches, observed_view
+from batchscape.analysis.engines.view import costs_view, losses_view
+from batchscape.analysis.equivalence.paired import MARGINS
+from batchscape.analysis.figures.curves import mean_curves
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.record.tables import Tables
+
+__all__ = ["engines_section"]
+
+
+def engines_section(cells: Cells, tables: Tables) -> Section | None:
+    """Set training systems side by side, and programs beside what was planned for them.
+
+    Parameters
+    ----------
+    cells : Cells
+    tables : Tables
+        What the cells were found in.
+
+    Returns
+    -------
+    Section or None
+        None where all runs have one engine, and none is a program of others.
+    """
+    observed = observed_batches(cells)
+    engines = in_order(engines_of(cells))
+    several = len({name.partition(",")[0] for name in engines}) > 1
+    if observed.empty and not several:
+        return None
+    answer: list[str] = []
+    warnings: list[str] = []
+    views: list[TableView] = []
+    pictures: list[Picture] = []
+    if several:
+        costs = engine_costs(cells, tables.ranks)
+        paired = not counterparts(cells).empty
+        losses = compare_engines(cells, tables.steps) if paired else None
+        if losses is not None and len(losses.pairs):
+            answer += _differences(losses.pairs)
+            warnings += _beyond(losses.pairs, _margin(cells))
+            views.append(losses_view(losses.pairs, cells))
+        else:
+            answer.append("No two engines completed the same training, seed by seed.")
+            losses = None
+        if len(costs):
+            answer += _exchange(costs)
+            views.append(costs_view(costs, cells))
+        pictures = _pictures(cells, tables, losses, costs, engines)
+    if len(observed):
+        answer.append(_observed(observed))
+        warnings += _unobserved(observed)
+        views.append(observed_view(observed, cells))
+    return Section("Engines side by side", answer, views, pictures, warnings)
+
+
+def _differences(pairs: pd.DataFrame) -> Iterator[str]:
+    between = pairs[pairs["engine"] != pairs["other"]]
+    largest = between.nlargest(1, "max_abs_difference").iloc[0]
+    text = (
+        "At the same seed, global batch and optimizer step, the training losses of two engines "
+        f"differ by {significant(largest['max_abs_difference'], 2)} at most "
+        f"({largest['engine']} and {largest['other']})"
+    )
+    within = pairs.loc[pairs["engine"] == pairs["other"], "max_abs_difference"].max()
+    scales = [] if math.isnan(within) else [f"decompositions of one engine by {_short(within)}"]
+    if not math.isnan(sd := pairs["seed_sd"].max()):
+        scales.append(f"seeds by {_short(sd)} (sd)")
+    yield f"{text}; {', '.join(scales)}." if scales else f"{text}."
+
+
+def _beyond(pairs: pd.DataFrame, margin: float) -> Iterator[str]:
+    between = pairs[(pairs["engine"] != pairs["other"]) & pairs["max_abs_difference"].gt(margin)]
+    if len(between):
+        named = [
+            f"{row['engine']} and {row['other']} by {_short(row['max_abs_difference'])}"
+            for row in between.nlargest(3, "max_abs_difference").to_dict("records")
+        ]
+        yield (
+            f"Engines differ by more than the margin of equivalence, {margin:g}: "
+            f"{', '.join(named)}. Their losses must not be pooled."
+        )
+
+
+def _exchange(costs: pd.DataFrame) -> Iterator[str]:
+    several = costs[costs["data_parallel_size"].gt(1)]
+    said = several.dropna(subset=["exchanges_every_micro_step"])
+    every = said.groupby("engine", sort=False)["exchanges_every_micro_step"].any()
+    parts = [
+        f"{', '.join(every.index[every == wanted])}: {when}"
+        for wanted, when in ((True, "in every micro-step"), (False, "once an optimizer step"))
+        if every.eq(wanted).any()
+    ]
+    if parts:
+        yield f"Exchange of gradients: {'; '.join(parts)}."
+
+
+def _observed(observed: pd.DataFrame) -> str:
+    agrees = observed["agrees"]
+    counts = {
+        "were seen to use the planned batch": int(agrees.eq(True).sum()),
+        "were seen to use another": int(agrees.eq(False).sum()),
+        "did not let their global batch be observed": int(agrees.isna().sum()),
+    }
+    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Of {len(observed)} runs of programs, {said}."
+
+
+def _unobserved(observed: pd.DataFrame) -> Iterator[str]:
+    ended = observed["status"].isin(["completed", "diverged"])
+    if n := int((ended & observed["agrees"].isna()).sum()):
+        yield (
+            f"Nothing confirms the global batch of {n} runs: a program that ignores what it is "
+            "told would look the same. Let it tell its samples, tokens or accumulation: by the "
+            "recorder, or the geometry_pattern of the regex reader (docs/own_script.md)."
+        )
+
+
+def _pictures(
+    cells: Cells,
+    tables: Tables,
+    losses: EngineLosses | None,
+    costs: pd.DataFrame,
+    engines: Sequence[str],
+) -> list[Picture]:
+    pictures = []
+    if losses is not None:
+        curves = mean_curves(cells, tables.steps, "loss", timed=False)
+        drawn = draw_engine_losses(cells, curves, losses, engines)
+        if drawn is not None:
+            caption = (
+                "Training loss of all engines on top of each other, mean over seeds; kinds of line "
+                "are decompositions. Beneath: the largest difference over seeds and decompositions "
+                f"from the first decomposition of {engines[0]}, or of the next engine where that "
+                "did not complete; differences of exactly 0 are left out."
+            )
+            if losses.pairs["group"].nunique() > MOST_PANELS:
+                caption += f" The first {MOST_PANELS} global batches and settings are drawn."
+            pictures.append(Picture("engines_loss", caption, drawn))
+    drawn = draw_engine_costs(costs, engines) if len(costs) else None
+    if drawn is not None:
+        caption = (
+            "Peak memory and step time of each engine for the same geometry, with 95 % t-intervals "
+            "over runs; n/a: no bar, and why. "
+            f"{MOST_GEOMETRIES} geometries at most are drawn."
+        )
+        pictures.append(Picture("engines_cost", caption, drawn))
+    return pictures
+
+
+def _margin(cells: Cells) -> float:
+    """Return the margin that the runs state, the smallest of several."""
+    name = "measure.equivalence_margin"
+    stated = pd.to_numeric(cells.runs.reindex(columns=[name])[name]).dropna()
+    return float(stated.min()) if len(stated) else MARGINS[name]
+
+
+def _short(value: float) -> str:
+    return significant(value, 2)

@@ -1,0 +1,81 @@
+"""Other people's training programs: how they are called, and what of them is recorded."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.metrics import Metrics
+from batchscape.config.types import STRICT, Count
+
+__all__ = ["Command", "ExternalData", "ExternalModel", "Value"]
+
+Value = str | int | float | bool
+"""A value of the user's own that argv may name."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Command:
+    """A training program of your own, started by its command and not rewritten.
+
+    Texts of argv and environment hold placeholders in braces, `{micro_batch_size}` or `{seed}`;
+    `docs/own_script.md` lists them. Settings that no placeholder names do not reach the program.
+    """
+
+    name: Literal["command"]
+    argv: Annotated[list[str], Field(min_length=1)]
+    """The command, one text an argument; there is no shell. Scope: trajectory (and the content of
+    the files that it names)."""
+    metrics: Metrics
+    """Where the program leaves its losses and times. Scope: run."""
+    cwd: str | None = None
+    """Folder in which the program starts; null: that of batchscape. Scope: display."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables, over those of batchscape. Scope: trajectory."""
+    values: dict[str, Value] = Field(default_factory=dict)
+    """Placeholders of your own. Scope: trajectory."""
+    files: list[str] = Field(default_factory=list)
+    """Files and folders that decide the training beside those in argv, such as modules that the
+    script imports; relative to `cwd`. Scope: trajectory (their content)."""
+    precision: Literal["program", "float32", "bfloat16", "float16", "float64"] = "program"
+    """Arithmetic, as a label of tables and as `{precision}`; `program`: whatever the program does.
+    Scope: trajectory."""
+    max_devices: Count | None = None
+    """Most data-parallel ranks that the program can take; wider cells are rejected. Null: no limit.
+    Scope: display."""
+    resumable: bool = False
+    """Whether the same command goes on from what it finds in `{run_dir}`; false: a run that was cut
+    short begins again from an empty folder. Scope: display."""
+    stop_on_nan: bool = True
+    """End the program at the first loss that is not finite; the run is `diverged` either way.
+    Scope: display."""
+
+    def __post_init__(self) -> None:
+        """Check the rule that no single field can state."""
+        for name in self.values:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+                msg = f"values: {name!r} cannot be a placeholder; use letters, digits and _"
+                raise ValueError(msg)
+
+
+@dataclass(frozen=True, config=STRICT)
+class ExternalModel:
+    """The model that the program of `engine=command` builds for itself."""
+
+    name: Literal["external"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class ExternalData:
+    """The data that the program of `engine=command` reads for itself."""
+
+    name: Literal["external"]
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens a sample, where every sample is full: tokens are then counted, and `{sequence_length}`
+    is known. Null: samples alone are counted. Scope: trajectory."""
+    files: list[str] = Field(default_factory=list)
+    """Files and folders that the program reads, relative to the folder in which batchscape is
+    called. Scope: trajectory (their content)."""

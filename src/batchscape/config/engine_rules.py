@@ -1,0 +1,42 @@
+"""What an engine cannot do together with other settings."""
+
+from __future__ import annotations
+
+from batchscape.config.batch import Batch, Evaluation
+from batchscape.config.engine import Accelerate, DeepSpeed, Engine, Fsdp
+from batchscape.config.optimizer import Muon, Optimizer
+
+__all__ = ["engine_cannot"]
+
+
+def engine_cannot(
+    engine: Engine, optimizer: Optimizer, batch: Batch, evaluation: Evaluation
+) -> str | None:
+    """Say what an engine is asked for and cannot do; None where it can do all.
+
+    Parameters
+    ----------
+    engine : Engine
+    optimizer : Optimizer
+    batch : Batch
+    evaluation : Evaluation
+    """
+    stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
+    if isinstance(optimizer, Muon) and (isinstance(engine, Fsdp) or stage > 0):
+        cuts = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
+        return (
+            f"optimizer=muon needs whole matrices in every update, and {cuts} gives each rank a "
+            "part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with zero_stage=0"
+        )
+    if evaluation.ema_half_life_tokens is not None and stage == 3:
+        return (
+            "evaluation.ema_half_life_tokens averages parameters where they are, and "
+            "engine=deepspeed with zero_stage=3 keeps them apart from the model; set it to null, "
+            "or use zero_stage of at most 2, or engine=fsdp"
+        )
+    if batch.ramp and isinstance(engine, Accelerate | DeepSpeed):
+        return (
+            f"batch.ramp changes the geometry during the training, and engine={engine.name} is "
+            "given one geometry when it is built; use engine=ddp, fsdp or fabric, or no ramp"
+        )
+    return None

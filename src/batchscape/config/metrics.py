@@ -1,0 +1,220 @@
+"""How the metrics of a program that is not ours are read, for the engine `command`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.types import STRICT
+
+__all__ = [
+    "EVALUATION_COLUMNS",
+    "GEOMETRY_NAMES",
+    "STEP_COLUMNS",
+    "JsonlMetrics",
+    "LitGptCsvMetrics",
+    "LossOf",
+    "Metrics",
+    "RecorderMetrics",
+    "RegexMetrics",
+    "TimeUnit",
+    "TrainerStateMetrics",
+]
+
+PROGRESS_COLUMNS = ("optimizer_step", "samples", "tokens", "train_time_s")
+STEP_COLUMNS = (
+    *PROGRESS_COLUMNS,
+    *("loss", "learning_rate", "gradient_norm"),
+    *("step_time_s", "data_s", "forward_backward_s", "exchange_s", "optimizer_s"),
+)
+"""Columns of the table of steps that a program's log can fill."""
+EVALUATION_COLUMNS = (
+    *PROGRESS_COLUMNS,
+    *("eval_loss", "eval_accuracy", "eval_targets", "evaluation_s"),
+)
+"""Columns of the table of evaluations that it can fill."""
+GEOMETRY_NAMES = (
+    *("world_size", "micro_batch_size", "gradient_accumulation_steps"),
+    *("global_batch_size", "tokens_per_optimizer_step"),
+)
+"""What a program may log about the batch that it really uses."""
+_NAMES = tuple(dict.fromkeys(STEP_COLUMNS + EVALUATION_COLUMNS + GEOMETRY_NAMES))
+
+LossOf = Literal["global_batch", "rank", "micro_batch", "window"]
+TimeUnit = Literal["s", "ms", "us", "min", "h"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class RecorderMetrics:
+    """The program calls `batchscape.recorder` or `batchscape.transformers_callback`."""
+
+    kind: Literal["recorder"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainerStateMetrics:
+    """The `trainer_state.json` of a Hugging Face `Trainer`."""
+
+    kind: Literal["trainer_state"]
+    path: str = "."
+    """The file, or the output folder: its own file, else that of its latest checkpoint; relative
+    to the folder of the run. Scope: run."""
+
+    def __post_init__(self) -> None:
+        """Check the path."""
+        _check_path(self.path)
+
+
+@dataclass(frozen=True, config=STRICT)
+class LitGptCsvMetrics:
+    """The `metrics.csv` and `hparams.yaml` that LitGPT's CSV logger writes."""
+
+    kind: Literal["litgpt_csv"]
+    path: str = "."
+    """The file, or a folder that holds one at any depth; relative to the folder of the run.
+    Scope: run."""
+
+    def __post_init__(self) -> None:
+        """Check the path."""
+        _check_path(self.path)
+
+
+@dataclass(frozen=True, config=STRICT)
+class JsonlMetrics:
+    """A file with one JSON object a line."""
+
+    kind: Literal["jsonl"]
+    path: str
+    """The file, relative to the folder of the run. Scope: run."""
+    columns: dict[str, str]
+    """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`.
+    Scope: run."""
+    units: dict[str, TimeUnit] = Field(default_factory=dict)
+    """Unit of every time among the columns: s, ms, us, min or h. Scope: run."""
+    loss_of: LossOf | None = None
+    """What the program's loss is a mean over: `global_batch`, the micro-batches of one `rank`, one
+    `micro_batch`, or the `window` since the last line. Needed for a loss. Scope: run."""
+    first_step: int = 1
+    """Number that the program gives to its first optimizer step. Scope: run."""
+    initial_step: int = 0
+    """Number that it gives to an evaluation before the first optimizer step. Scope: run."""
+
+    def __post_init__(self) -> None:
+        """Check the rules between settings."""
+        _check_path(self.path)
+        _check_names(self.columns, "columns")
+        if "optimizer_step" not in self.columns:
+            msg = "columns must name the program's key of the optimizer_step"
+            raise ValueError(msg)
+        _check_units(self.columns, self.units)
+        _check_loss(self.columns, self.loss_of)
+
+
+@dataclass(frozen=True, config=STRICT)
+class RegexMetrics:
+    r"""Regular expressions over the text that the program prints.
+
+    The groups of a pattern are named like the columns that they fill:
+    `iter (?P<optimizer_step>\d+): loss (?P<loss>\S+), time (?P<step_time_s>\S+)ms`.
+    """
+
+    kind: Literal["regex"]
+    pattern: str
+    """Matches a line about an optimizer step; searched in every line. Scope: run."""
+    evaluation_pattern: str | None = None
+    """Matches a line about an evaluation. Scope: run."""
+    geometry_pattern: str | None = None
+    """Matches a line about the batch that the program uses, such as `world_size`. Scope: run."""
+    path: str = "log.txt"
+    """The text, relative to the folder of the run; `log.txt` is what it printed. Scope: run."""
+    units: dict[str, TimeUnit] = Field(default_factory=dict)
+    """Unit of every time among the groups: s, ms, us, min or h. Scope: run."""
+    loss_of: LossOf | None = None
+    """What the program's loss is a mean over, see `jsonl`. Needed for a loss. Scope: run."""
+    first_step: int = 1
+    """Number that the program gives to its first optimizer step. Scope: run."""
+    initial_step: int = 0
+    """Number that it gives to an evaluation before the first optimizer step. Scope: run."""
+
+    def __post_init__(self) -> None:
+        """Check the rules between settings."""
+        _check_path(self.path)
+        names: set[str] = set()
+        for setting, known, needs_step in (
+            ("pattern", STEP_COLUMNS, True),
+            ("evaluation_pattern", EVALUATION_COLUMNS, True),
+            ("geometry_pattern", GEOMETRY_NAMES, False),
+        ):
+            pattern = getattr(self, setting)
+            if pattern is not None:
+                names |= _groups_of(pattern, setting, known, needs_step=needs_step)
+        _check_units(names, self.units)
+        _check_loss(names, self.loss_of)
+
+
+def _check_path(path: str) -> None:
+    # Elsewhere it might be the log of another run, or of an earlier one.
+    if not path or PurePath(path).is_absolute() or ".." in PurePath(path).parts:
+        msg = (
+            f"path must be relative to the folder of the run and below it, got {path!r}; let the "
+            "program write to {run_dir}"
+        )
+        raise ValueError(msg)
+
+
+def _groups_of(pattern: str, setting: str, known: tuple[str, ...], *, needs_step: bool) -> set[str]:
+    try:
+        groups = set(re.compile(pattern).groupindex)
+    except (re.error, OverflowError, RecursionError) as error:
+        msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
+        raise ValueError(msg) from None
+    _check_names(groups, setting, known)
+    if needs_step and "optimizer_step" not in groups:
+        msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
+        raise ValueError(msg)
+    if not groups - {"optimizer_step"}:
+        msg = f"{setting} must have a group beside the step, such as (?P<{known[-1]}>...)"
+        raise ValueError(msg)
+    return groups
+
+
+def _check_names(
+    names: set[str] | dict[str, str], setting: str, known: tuple[str, ...] = _NAMES
+) -> None:
+    if unknown := sorted(set(names) - set(known)):
+        msg = f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(known)}"
+        raise ValueError(msg)
+
+
+def _check_units(names: set[str] | dict[str, str], units: dict[str, TimeUnit]) -> None:
+    times = sorted(name for name in names if name.endswith("_s"))
+    if missing := [name for name in times if name not in units]:
+        units_text = ", ".join(get_args(TimeUnit))
+        msg = f"units must say the unit of {', '.join(missing)}, one of {units_text}"
+        raise ValueError(msg)
+    if unknown := sorted(set(units) - set(times)):
+        msg = f"units names {', '.join(unknown)}, which is no time that is read; times: {times}"
+        raise ValueError(msg)
+
+
+def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> None:
+    if ("loss" in names) == (loss_of is not None):
+        return
+    if loss_of is not None:
+        msg = f"loss_of={loss_of} is given, but no loss is read"
+    else:
+        msg = (
+            "loss_of must say what the program's loss is a mean over: global_batch, the "
+            "micro-batches of one rank, one micro_batch, or the window since its last line"
+        )
+    raise ValueError(msg)
+
+
+Metrics = Annotated[
+    RecorderMetrics | TrainerStateMetrics | LitGptCsvMetrics | JsonlMetrics | RegexMetrics,
+    Field(discriminator="kind"),
+]

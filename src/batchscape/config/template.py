@@ -1,0 +1,65 @@
+"""Texts with placeholders in braces, as `engine.argv` has them.
+
+`{name}` stands for a value, `{{` and `}}` for braces. There is nothing else: no formats, no
+expressions, no shell. A value is put in as it is and never looked at again, so that none can add
+an argument or a placeholder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from batchscape.errors import ConfigError
+
+__all__ = ["fill", "placeholders", "written"]
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names in a template, in their order.
+
+    Raises
+    ------
+    ConfigError
+        If a brace is neither doubled nor part of `{name}`.
+    """
+    names = []
+    for part in _PART.finditer(text):
+        name = part[1]
+        if part[0] in {"{{", "}}"}:
+            continue
+        if name is None or not _NAME.fullmatch(name):
+            msg = (
+                f"{text!r}: {part[0]!r} is no placeholder; those are {{name}}, and a brace of the "
+                "text's own is doubled: {{ or }}"
+            )
+            raise ConfigError(msg)
+        names.append(name)
+    return names
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Put values in the place of placeholders.
+
+    Parameters
+    ----------
+    text : str
+        As `placeholders` accepts it.
+    values : mapping of str to str
+        With every name in the text.
+    """
+
+    def value(part: re.Match[str]) -> str:
+        return part[0][0] if part[1] is None else values[part[1]]
+
+    return _PART.sub(value, text)
+
+
+def written(value: str | float) -> str:
+    """Write a value so that a program reads the same one: floats in full, `true` and `false`."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,154 @@
+"""Hugging Face accelerate: an `Accelerator` around the model and its optimizer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import GradientAccumulationPlugin
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchscape.config import Accelerate, Optimizer
+from batchscape.engines.base import Reported
+from batchscape.engines.environment import environment
+from batchscape.engines.optimizers import clip_gradients
+from batchscape.engines.replicated import ReplicatedEngine
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+
+__all__ = ["AccelerateEngine"]
+
+_MIXED_PRECISION = {"bfloat16": "bf16", "float16": "fp16"}
+"""Accelerate's names; it leaves other precisions to the model."""
+
+_LAUNCHERS = ("ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL")
+"""Of the variables from which accelerate takes settings, or ranks before those of torchrun."""
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class AccelerateEngine(ReplicatedEngine):
+    """The calls of a script that trains with accelerate: `prepare`, `accumulate`, `backward`.
+
+    `Accelerator.backward` divides by its number of accumulation steps; the loss is multiplied by
+    the same number before.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns the sum of losses; already on the device.
+    config : Accelerate
+    optimizer : Optimizer
+    precision : str
+        `float32`, `bfloat16`, `float16` or `float64`.
+    geometry : BatchGeometry
+        A process group exists where it has more than one rank.
+
+    Raises
+    ------
+    ConfigError
+        If accelerate would train in another precision than asked for.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: Accelerate,
+        optimizer: Optimizer,
+        precision: str,
+        geometry: BatchGeometry,
+    ) -> None:
+        if config.compile:
+            module.compile(dynamic=False)
+        super().__init__(module, optimizer, precision)
+        if precision == "float16" and self._device_type == "cpu":
+            msg = (
+                "engine.precision=float16 is not for engine=accelerate on a CPU: accelerate drops "
+                "it there and trains in float32; use bfloat16 or float32, or engine=ddp"
+            )
+            raise ConfigError(msg)
+        _forget_states()
+        with environment(_ranks(self._one.device), without=_LAUNCHERS + _RANKS):
+            self._accelerator = Accelerator(
+                mixed_precision=_MIXED_PRECISION.get(precision, "no"),
+                cpu=self._device_type == "cpu",
+                gradient_accumulation_plugin=GradientAccumulationPlugin(
+                    num_steps=geometry.gradient_accumulation_steps, sync_with_dataloader=False
+                ),
+            )
+            self._prepared, self._optimizer = self._accelerator.prepare(module, self._optimizer)
+        if self._accelerator.scaler is not None:
+            self._scaler = self._accelerator.scaler
+        if isinstance(self._prepared, DistributedDataParallel):
+            self._exchange_through(self._prepared)
+
+    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+        """Do one forward and backward; exchange in the last one only."""
+        accelerator = self._accelerator
+        divisor = accelerator.gradient_accumulation_steps
+        self._begin_micro_step(inputs, targets)
+        if last:
+            # Accelerate counts micro-steps and exchanges in every `divisor`th. A step that
+            # rehearses has fewer, one that samples the noise may have more.
+            accelerator.step = divisor - 1
+        apart = nullcontext() if last else accelerator.no_sync(self._prepared)
+        with apart, accelerator.accumulate(self._prepared):
+            loss: Tensor = self._prepared(inputs, targets)[0]
+            weighted = self._reaching_all(loss * (weight * divisor), last=last)
+            accelerator.backward(weighted)
+        self._end_micro_step(loss, last=last)
+        return loss.detach()
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients of the micro-steps since the last optimizer step, and their count."""
+        super().forget_gradients()
+        self._accelerator.step = 0
+
+    def reported(self) -> Reported:
+        """Return accelerate's processes and accumulation; one rank where it wrapped no model."""
+        accelerator = self._accelerator
+        return Reported(
+            data_parallel_size=1 if self._wrapped is None else accelerator.num_processes,
+            gradient_accumulation_steps=accelerator.gradient_accumulation_steps,
+        )
+
+    def close(self) -> None:
+        """Drop the wrapped model and what accelerate keeps for the whole process."""
+        super().close()
+        del self._prepared, self._optimizer
+        self._accelerator.free_memory()
+        _forget_states()
+
+    def _clip(self, largest_norm: float | None) -> Tensor:
+        if largest_norm is None:
+            self._accelerator.unscale_gradients()
+            return clip_gradients(self.module, None)
+        norm: Tensor = self._accelerator.clip_grad_norm_(self.module.parameters(), largest_norm)
+        return norm
+
+    def _update(self) -> None:
+        self._optimizer.step()
+
+
+def _ranks(device: torch.device) -> dict[str, str]:
+    """Return the variables that tell accelerate of the process group.
+
+    It takes over a group that exists, but looks here for whether there is one, and trains alone
+    where nothing says so.
+    """
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # else it sets a number of its own
+    if not dist.is_initialized():
+        return threads
+    rank, size = dist.get_rank(), dist.get_world_size()
+    local_rank = rank if device.index is None else device.index
+    found = zip(_RANKS, (rank, size, local_rank, size), strict=True)
+    return threads | {"MASTER_ADDR": "localhost"} | {name: str(value) for name, value in found}
+
+
+def _forget_states() -> None:
+    """Forget what an accelerator before this one was set to: later ones would share it."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -1,0 +1,28 @@
+"""Buffers that every rank changes by itself, such as the running means of a normalisation."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["follow_first_rank"]
+
+
+@torch.no_grad()
+def follow_first_rank(module: nn.Module) -> None:
+    """Give every rank the buffers of the first one; on all ranks together.
+
+    DDP does so by itself before the first micro-step of an optimizer step. Where nobody did, ranks
+    would drift apart and each evaluate another model; and a checkpoint, which holds the buffers of
+    the first rank, would change the others.
+
+    Parameters
+    ----------
+    module : nn.Module
+    """
+    for buffer in module.buffers():
+        given = buffer.contiguous()
+        dist.broadcast(given, src=0)
+        if given is not buffer:
+            buffer.copy_(given)

@@ -1,0 +1,200 @@
+"""Memory of a program's processes, by data-parallel rank.
+
+A launcher such as torchrun tells its workers their rank by the variable RANK, which they and
+their own children (loaders of data) have in their environment. The topmost process with a rank
+stands for it, with everything below. A program whose processes have no RANK is one rank, with all
+of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from batchscape.measure.memory_report import GIB
+
+__all__ = ["RankMemory", "TreeMemory", "driver_memory"]
+
+_LARGEST_SHARE = 0.01
+"""Share of the time that looking may take: it takes a core from the program."""
+_LARGEST_GROWTH = 0.25
+"""Longest time to the next look, by the time since the first."""
+_SHORTEST_S, _LONGEST_S = 0.25, 30.0
+
+
+@dataclass
+class RankMemory:
+    """Memory of one data-parallel rank so far, in GiB; None: never seen."""
+
+    processes: int = 0
+    """Most processes at a time."""
+    rss_gib: float | None = None
+    """Resident at the last look, shared pages included."""
+    uss_gib: float | None = None
+    """Resident at the last look, in no other process."""
+    peak_uss_gib: float | None = None
+    """Highest of the same at any look."""
+    peak_rss_gib: float | None = None
+    """Sum over its processes of the kernel's high-water marks; where there is none, the highest
+    resident memory at any look."""
+    device_gib: float | None = None
+    """Highest memory on CUDA devices at any look, as the driver tells."""
+
+
+class TreeMemory:
+    """Looks at a program's processes, no oftener than costs a hundredth of the time.
+
+    Parameters
+    ----------
+    guard_pid : int
+        Process that the program's processes are below.
+    driver : callable or None
+        Returns bytes on CUDA devices by process id; None without CUDA.
+    """
+
+    def __init__(
+        self, guard_pid: int, driver: Callable[[], Mapping[int, int]] | None = None
+    ) -> None:
+        self._guard_pid = guard_pid
+        self._driver = driver
+        self._rank_of: dict[int, int | None] = {}
+        self._marks: dict[int, dict[int, float]] = {}
+        self._began = time.monotonic()
+        self._due = 0.0
+        self._has_ranks = False
+        self.ranks: dict[int, RankMemory] = {}
+        """By data-parallel rank."""
+        self.world_size: int | None = None
+        """Ranks in all that a launcher has told the processes, by the variable WORLD_SIZE; None
+        where they were told none."""
+
+    def look(self) -> None:
+        """Take the memory of every process, if that is due."""
+        if time.monotonic() < self._due:
+            return
+        spent = time.thread_time()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._look()
+        now = time.monotonic()
+        pause = (time.thread_time() - spent) / _LARGEST_SHARE
+        # At the start oftener: a program may be short, and its ranks come one after the other.
+        longest = min((now - self._began) * _LARGEST_GROWTH, _LONGEST_S)
+        self._due = now + max(min(pause, longest), _SHORTEST_S)
+
+    def _look(self) -> None:
+        by_rank: dict[int, list[psutil.Process]] = {}
+        told: set[int] = set()
+        for top in psutil.Process(self._guard_pid).children():
+            self._sort(top, None, by_rank, told)
+        self._has_ranks |= bool(told)
+        if self._has_ranks:
+            # What has no rank among processes that have is their launcher.
+            by_rank.pop(_UNRANKED, None)
+            self.ranks.pop(_UNRANKED, None)
+        on_devices = self._driver() if self._driver is not None else None
+        for rank, processes in by_rank.items():
+            self._add(rank, processes, on_devices)
+
+    def _sort(
+        self,
+        process: psutil.Process,
+        rank: int | None,
+        by_rank: dict[int, list[psutil.Process]],
+        told: set[int],
+    ) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            own = rank if rank is not None else self._rank(process)
+            if own is not None:
+                told.add(own)
+            by_rank.setdefault(_UNRANKED if own is None else own, []).append(process)
+            for child in process.children():
+                self._sort(child, own, by_rank, told)
+
+    def _rank(self, process: psutil.Process) -> int | None:
+        if self._rank_of.get(process.pid) is None:
+            # Asked again where there was none: a new process has its parent's at first.
+            environment = process.environ()
+            rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+            self._rank_of[process.pid] = int(rank) if rank.isdecimal() else None
+            if rank.isdecimal() and size.isdecimal():
+                self.world_size = max(int(size), self.world_size or 0)
+        return self._rank_of[process.pid]
+
+    def _add(
+        self, rank: int, processes: list[psutil.Process], on_devices: Mapping[int, int] | None
+    ) -> None:
+        rss = uss = 0.0
+        device = 0
+        counted = 0
+        marks = self._marks.setdefault(rank, {})
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                memory = process.memory_full_info()
+                rss += memory.rss / GIB
+                uss += memory.uss / GIB
+                counted += 1
+                marks[process.pid] = _high_water_gib(process.pid) or memory.rss / GIB
+                device += (on_devices or {}).get(process.pid, 0)
+        if not counted:
+            return
+        found = self.ranks.setdefault(rank, RankMemory())
+        found.processes = max(found.processes, counted)
+        found.rss_gib, found.uss_gib = rss, uss
+        found.peak_uss_gib = max(found.peak_uss_gib or 0.0, uss)
+        alive = sum(marks.get(process.pid, 0.0) for process in processes)
+        found.peak_rss_gib = max(found.peak_rss_gib or 0.0, alive)
+        if device:
+            found.device_gib = max(found.device_gib or 0.0, device / GIB)
+
+
+_UNRANKED = -1
+"""Stands for the rank of processes that were told none."""
+
+
+def _high_water_gib(pid: int) -> float | None:
+    """Return the kernel's high-water mark of resident memory, `VmHWM` of proc_pid_status(5)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return None if found is None else int(found[1]) * 1024 / GIB
+
+
+def driver_memory() -> Callable[[], Mapping[int, int]] | None:
+    """Return a function that asks NVML for the memory of processes on the visible CUDA devices.
+
+    Devices are those of `CUDA_VISIBLE_DEVICES`, by UUID. None where there are none, or the driver
+    does not tell.
+    """
+    uuids = [u for u in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if u]
+    if not uuids:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+    except pynvml.NVMLError:
+        return None
+
+    def ask() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for handle in handles:
+            try:
+                processes: list[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except pynvml.NVMLError:
+                continue
+            for process in processes:
+                found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
+        return found
+
+    return ask

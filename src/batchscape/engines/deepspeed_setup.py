@@ -1,0 +1,80 @@
+"""What DeepSpeed insists on around a model: a device, a process group, an environment."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["deepspeed_on"]
+
+_OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+"""Said of collectives that the library calls."""
+
+
+@contextmanager
+def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
+    """Yield the library, fit to build an engine on a device; what was set is undone at the end.
+
+    Parameters
+    ----------
+    device : torch.device
+        Of this rank. A process has one kind of device: the library chooses once.
+    alone : bool
+        Whether this rank has no process group. DeepSpeed wants one even then.
+
+    Notes
+    -----
+    With a CPU the library would compile a shared-memory kernel at its first use, for a minute and
+    with a C++ compiler. Only its inference uses that kernel; gradients are exchanged by PyTorch's
+    process group. So its table of compilable operations is told that this one is not.
+    """
+    before = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_SIZE")}
+    # Chosen when the library is first imported, from what the machine has: not always what the
+    # run has.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    import deepspeed
+
+    # Names that PyTorch 2.13 still has; the library will follow, and a run cannot do anything.
+    warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
+    made = alone and not dist.is_initialized()
+    try:
+        if device.type == "cpu":
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        if made:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        # Otherwise it looks for NUMA nodes in a process of its own, in every exchange of stage 3.
+        os.environ["LOCAL_SIZE"] = str(dist.get_world_size())
+        yield deepspeed
+    finally:
+        _forget_models(deepspeed)
+        if made and dist.is_initialized():
+            # The library's own, which forgets the copies that it keeps of the group.
+            deepspeed.comm.destroy_process_group()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _forget_models(deepspeed: ModuleType) -> None:
+    """Empty what stage 3 keeps for the life of the process: the last model, and its modules.
+
+    The one is a list, the other are the keys of caches around methods.
+    """
+    zero = deepspeed.runtime.zero
+    zero.parameter_offload.FWD_MODULE_STACK.clear()
+    coordinator = zero.partitioned_param_coordinator.PartitionedParameterCoordinator
+    for method in vars(coordinator).values():
+        for cell in getattr(method, "__closure__", None) or ():
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()

@@ -1,0 +1,34 @@
+"""What a library finds in the environment while it is set up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+__all__ = ["environment"]
+
+
+@contextmanager
+def environment(values: Mapping[str, str], *, without: tuple[str, ...]) -> Iterator[None]:
+    """Set variables of the environment, hide others, and put all of them back at the end.
+
+    Parameters
+    ----------
+    values : mapping
+        From name to value.
+    without : tuple of str
+        What the names of hidden variables begin with; those of `values` are set nevertheless.
+    """
+    hidden = {name for name in os.environ if name.startswith(without)}
+    before = {name: os.environ.get(name) for name in hidden | set(values)}
+    for name in hidden:
+        del os.environ[name]
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,0 +1,180 @@
+"""Lightning Fabric around the model and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision, Precision
+from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchscape.config import Fabric as FabricConfig
+from batchscape.config import Optimizer
+from batchscape.engines.base import Reported
+from batchscape.engines.environment import environment
+from batchscape.engines.optimizers import clip_gradients
+from batchscape.engines.replicated import ReplicatedEngine
+from batchscape.geometry import BatchGeometry
+
+__all__ = ["FabricEngine"]
+
+
+class FabricEngine(ReplicatedEngine):
+    """The calls of a script that trains with Fabric: `setup`, `no_backward_sync`, `backward`.
+
+    Fabric has no notion of accumulation: it divides nothing, and exchanges where it is told to.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns the sum of losses; already on the device.
+    config : Fabric
+    optimizer : Optimizer
+    precision : str
+        `float32`, `bfloat16`, `float16` or `float64`.
+    geometry : BatchGeometry
+        A process group exists where it has more than one rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: FabricConfig,
+        optimizer: Optimizer,
+        precision: str,
+        geometry: BatchGeometry,  # noqa: ARG002  (Fabric is told of the process group alone)
+    ) -> None:
+        if config.compile:
+            module.compile(dynamic=False)
+        super().__init__(module, optimizer, precision)
+        self._plugin = self._build_precision()
+        self._plain_optimizer = self._optimizer
+        # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
+        with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
+            strategy = _strategy(self._one.device, self._plugin)
+            self._fabric = Fabric(accelerator=self._device_type, strategy=strategy)
+            self._fabric.launch()
+            self._prepared, self._optimizer = self._fabric.setup(module, self._optimizer)
+        wrapped = next(
+            (m for m in self._prepared.modules() if isinstance(m, DistributedDataParallel)), None
+        )
+        if wrapped is not None:
+            self._exchange_through(wrapped)
+
+    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+        """Do one forward and backward; exchange in the last one only."""
+        self._begin_micro_step(inputs, targets)
+        with self._fabric.no_backward_sync(self._prepared, enabled=not last):
+            loss: Tensor = self._prepared(inputs, targets)[0]
+            self._fabric.backward(self._reaching_all(loss * weight, last=last))
+        self._end_micro_step(loss, last=last)
+        return loss.detach()
+
+    def reported(self) -> Reported:
+        """Return Fabric's ranks, one where it wrapped no model; it has no notion of a batch."""
+        return Reported(1 if self._wrapped is None else self._fabric.world_size)
+
+    def close(self) -> None:
+        """Drop the wrapped model, so that the process group can be ended."""
+        super().close()
+        del self._prepared, self._optimizer, self._plain_optimizer, self._fabric
+
+    def _build_precision(self) -> Precision:
+        """Return what Fabric does to the model, to what goes in and to what comes out."""
+        if self._precision == "float16":
+            return _Autocast("16-mixed", self._device_type, self._scaler)
+        if self._precision == "bfloat16":
+            return _Autocast("bf16-mixed", self._device_type)
+        # Nothing. Not so "64-true": it would round the loss, and with it the gradients, to the
+        # default type of PyTorch, which is float32.
+        return Precision()
+
+    def _clip(self, largest_norm: float | None) -> Tensor:
+        if largest_norm is None:
+            self._plugin.unscale_gradients(self._plain_optimizer)
+            return clip_gradients(self.module, None)
+        norm = self._fabric.clip_gradients(
+            self._prepared, self._optimizer, max_norm=largest_norm, error_if_nonfinite=False
+        )
+        return cast("Tensor", norm)  # None is for a clipped value
+
+    def _update(self) -> None:
+        self._optimizer.step()
+
+
+class _Autocast(MixedPrecision):
+    """Fabric's mixed precision, with the two differences that it takes to train like `ddp`."""
+
+    def convert_input(self, data: Any) -> Any:  # noqa: ANN401  (as Fabric declares it)
+        """Return a micro-batch as it is: Fabric would round targets that are not integers, too."""
+        return data
+
+    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the scale of the loss out, from gradients of fused optimizers too.
+
+        Fabric refuses those, because they could do it by themselves.
+        """
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+
+class _ProcessGroup(ClusterEnvironment):
+    """The ranks of the process group, which exist already. All count as those of one node."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Whether Fabric is to start no process."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Where ranks would meet, had they not."""
+        return "localhost"
+
+    @property
+    def main_port(self) -> int:
+        """The port there; none."""
+        return 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether there is a process group."""
+        return dist.is_initialized()
+
+    def world_size(self) -> int:
+        """Ranks of the process group."""
+        return dist.get_world_size()
+
+    def set_world_size(self, size: int) -> None:
+        """Leave the process group as it is."""
+
+    def global_rank(self) -> int:
+        """Rank of this process."""
+        return dist.get_rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        """Leave the process group as it is."""
+
+    def local_rank(self) -> int:
+        """Rank within the node: the same, as there is one."""
+        return dist.get_rank()
+
+    def node_rank(self) -> int:
+        """The only node."""
+        return 0
+
+
+def _strategy(device: torch.device, precision: Precision) -> Strategy:
+    if not dist.is_initialized():
+        return SingleDeviceStrategy(device, precision=precision)
+    return DDPStrategy(
+        # Fabric takes the rank's own of these; the others are not looked at.
+        parallel_devices=[device] * dist.get_world_size(),
+        cluster_environment=_ProcessGroup(),
+        precision=precision,
+    )

@@ -1,0 +1,297 @@
+"""PyTorch FSDP2 (`fully_shard`): parameters, gradients and optimizer state in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from batchscape.config import Fsdp, Optimizer
+from batchscape.engines.base import Reported
+from batchscape.engines.buffers import follow_first_rank
+from batchscape.engines.plain import PlainEngine
+from batchscape.engines.precision import autocast
+from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes, part_for
+from batchscape.errors import BatchscapeError, ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.models.checkpointing import blocks_of
+
+__all__ = ["FsdpEngine", "fsdp_engine"]
+
+_NEEDED = (
+    "set_custom_reduce_scatter",
+    "set_force_sum_reduction_for_comms",
+    "set_gradient_divide_factor",
+    "set_reduce_scatter_unused_params",
+)
+"""Of `FSDPModule`; not all releases have them."""
+
+
+def fsdp_engine(
+    module: nn.Module,
+    config: Fsdp,
+    optimizer: Optimizer,
+    precision: str,
+    geometry: BatchGeometry,
+) -> PlainEngine:
+    """Return an engine that shards, or a plain one for a rank that has nobody to share with.
+
+    Parameters are those of `FsdpEngine`.
+    """
+    if geometry.data_parallel_size > 1:
+        return FsdpEngine(module, config, optimizer, precision, geometry)
+    if config.compile:
+        module.compile(dynamic=False)
+    return PlainEngine(module, optimizer, precision)
+
+
+class FsdpEngine(PlainEngine):
+    """Every rank keeps a part of each parameter; blocks are gathered where they are used.
+
+    A block is a child of an outermost `nn.ModuleList`; the rest of the model is gathered as one.
+    Parameters are cut along their first dimension, padded where ranks do not divide it, and the
+    padding is exchanged like gradients are. The exchange sums: it does not average over ranks.
+
+    Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones;
+    with `exchange_every_micro_step` they are reduced in each, and only parts are accumulated. A
+    parameter without a gradient takes part in the exchange with zeros. Blocks are gathered by all
+    ranks together, so that every rank must enter every block in every forward.
+
+    The optimizer works on the local parts as plain tensors: its kernels treat every element by
+    itself, and not all of them know distributed tensors.
+
+    Only the exchange of the last micro-step is told to the marks. On the CPU it does not overlap:
+    what precedes the last part of it counts as backward.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns the sum of losses; already on the device.
+    config : Fsdp
+    optimizer : Optimizer
+    precision : str
+        `float32`, `bfloat16` or `float64`.
+    geometry : BatchGeometry
+        Of several ranks, which have a process group.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter cannot be cut, or this PyTorch is too old.
+    """
+
+    gradients_are_whole = False
+    micro_gradients_are_whole = False
+    state_is_whole = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: Fsdp,
+        optimizer: Optimizer,
+        precision: str,
+        geometry: BatchGeometry,
+    ) -> None:
+        _check(module)
+        self.gradient_bytes = sum(
+            padded_bytes(p, geometry.data_parallel_size)
+            for p in module.parameters()
+            if p.requires_grad
+        )
+        self.exchanges_every_micro_step = config.exchange_every_micro_step
+        self._exchanges_last = False
+        self._exchanged_last = 0
+        self._begins = True
+        """Whether the next micro-step is the first of an optimizer step."""
+        _shard(module, config, self._count)
+        self._trained = [
+            p for p in module.parameters() if isinstance(p, DTensor) and p.requires_grad
+        ]
+        self._parts = nn.ParameterList(nn.Parameter(local(p.detach())) for p in self._trained)
+        super().__init__(module, optimizer, precision, updated=self._parts)
+        whole = {id(part): p for part, p in zip(self._parts, self._trained, strict=True)}
+        groups = self._optimizer.param_groups
+        self._updated = [whole[id(part)] for group in groups for part in group["params"]]
+        """Parameters in the order in which the optimizer's state counts them."""
+
+    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+        """Do one forward and backward; exchange where it is time to.
+
+        Raises
+        ------
+        BatchscapeError
+            If a part of the gradient was not exchanged in the last micro-step.
+        """
+        if self._begins:
+            follow_first_rank(self.module)
+        self._begins = last
+        _root(self.module).set_requires_gradient_sync(last or self.exchanges_every_micro_step)
+        self._exchanges_last, self._exchanged_last = last, 0
+        with autocast(self._device_type, self._precision):
+            loss: Tensor = self.module(inputs, targets)[0]
+        (loss * weight).backward()
+        if last:
+            if self._exchanged_last != self.gradient_bytes:
+                raise _not_exchanged(self._exchanged_last, self.gradient_bytes)
+            self.marks.exchange_ends()
+        return loss.detach()
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses and the right predictions; on all ranks together."""
+        with torch.compiler.set_stance("force_eager"):
+            loss, right = self.module(inputs, targets)
+        # What stays gathered would not follow a change of the parts.
+        for inner in _sharded(self.module):
+            inner.reshard()
+        return loss, right
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients that were exchanged since the last optimizer step."""
+        super().forget_gradients()
+        self._parts.zero_grad(set_to_none=True)
+
+    def reported(self) -> Reported:
+        """Return the ranks of the mesh that the parameters are cut over."""
+        (ranks,) = {p.device_mesh.size() for p in self._trained}
+        return Reported(data_parallel_size=ranks)
+
+    def state(self) -> dict[str, Any]:
+        """Return the whole model and optimizer, gathered on the CPU; on all ranks together."""
+        optimizer = self._optimizer.state_dict()
+        return {
+            "model": {name: gathered(value) for name, value in self.module.state_dict().items()},
+            "optimizer": {
+                **optimizer,
+                "state": {
+                    index: {
+                        name: gathered(as_part_of(self._updated[index], value))
+                        for name, value in entry.items()
+                    }
+                    for index, entry in optimizer["state"].items()
+                },
+            },
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take this rank's part of what `state` gave."""
+        mine = self.module.state_dict()
+        self.module.load_state_dict(
+            {name: part_for(mine[name], value) for name, value in state["model"].items()}
+        )
+        optimizer = state["optimizer"]
+        parts = {
+            index: {
+                name: local(part_for(self._updated[index], value)) for name, value in entry.items()
+            }
+            for index, entry in optimizer["state"].items()
+        }
+        self._optimizer.load_state_dict({**optimizer, "state": parts})
+
+    def close(self) -> None:
+        """Drop the sharded model."""
+        self._trained, self._updated, self._parts = [], [], nn.ParameterList()
+        super().close()
+
+    def _update(self) -> None:
+        """Update this rank's part of the parameters."""
+        for part, parameter in zip(self._parts, self._trained, strict=True):
+            part.grad = None if parameter.grad is None else local(parameter.grad)
+        super()._update()
+
+    def _count(self, exchanged: int) -> None:
+        """Take note of bytes that are given to the exchange now."""
+        self.exchanged_bytes += exchanged
+        if not self._exchanges_last:
+            return
+        if self._exchanged_last == 0:
+            self.marks.exchange_begins()
+        self._exchanged_last += exchanged
+        if self._exchanged_last == self.gradient_bytes:
+            self.marks.gradients_ready()
+
+
+class _SummedExchange:
+    """The reduce-scatter of FSDP, counted; FSDP asks it for its buffers too."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,  # noqa: ANN401  (ReduceOp or one of its members: torch has no common type)
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._count(input_tensor.nbytes)
+        work: dist.Work | None = dist.reduce_scatter_single(
+            output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op
+        )
+        return work
+
+
+def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> None:
+    """Shard blocks, then the rest; sum gradients and count what is exchanged."""
+    group = dist.distributed_c10d._get_default_group()
+    mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
+    blocks = list(dict.fromkeys(blocks_of(module)))
+    if config.compile:
+        # The forward alone: what gathers around it is not for a compiler.
+        for part in blocks or list(module.children()):
+            part.forward = torch.compile(part.forward, dynamic=False)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+    fully_shard(module, mesh=mesh)
+    exchange: Any = _SummedExchange(count)
+    for inner in _sharded(module):
+        inner.set_gradient_divide_factor(1.0)
+        inner.set_force_sum_reduction_for_comms(enable=True)
+        inner.set_custom_reduce_scatter(exchange)
+    _root(module).set_reduce_scatter_unused_params(True)
+
+
+def _check(module: nn.Module) -> None:
+    """Refuse what cannot be sharded."""
+    missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
+    if missing or not hasattr(dist, "reduce_scatter_single"):
+        msg = (
+            "engine=fsdp sums gradients and counts what it exchanges, for which this PyTorch, "
+            f"{torch.__version__}, is too old; 2.13 will do, or engine=ddp"
+        )
+        raise ConfigError(msg)
+    odd = [n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()]
+    if odd:
+        msg = (
+            "engine=fsdp cuts parameters along their first dimension: they must have one and be "
+            f"contiguous, and {', '.join(odd[:5])} of this model are not; use engine=ddp, or give "
+            "scalars the shape (1,)"
+        )
+        raise ConfigError(msg)
+
+
+def _not_exchanged(exchanged: int, declared: int) -> BatchscapeError:
+    return BatchscapeError(
+        "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
+        f"{declared} bytes of this model, and exchanged {exchanged}: every block must be used in "
+        "every forward, on every rank; use engine=ddp for models that leave blocks out"
+    )
+
+
+def _sharded(module: nn.Module) -> list[FSDPModule]:
+    return [inner for inner in module.modules() if isinstance(inner, FSDPModule)]
+
+
+def _root(module: nn.Module) -> FSDPModule:
+    """Return the module as what `fully_shard` has made of it."""
+    return cast("FSDPModule", module)

@@ -1,0 +1,131 @@
+"""What engines share whose ranks each hold the whole model, and exchange gradients through DDP."""
+
+# Annotations stay objects here: DDP checks those of its hook by identity.
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from batchscape.config import Optimizer
+from batchscape.engines.plain import PlainEngine
+from batchscape.engines.precision import autocast
+from batchscape.engines.reach import unreached
+from batchscape.errors import BatchscapeError
+from batchscape.models.undisturbed import undisturbed
+
+__all__ = ["ReplicatedEngine"]
+
+_PROBED_SAMPLES = 2
+"""Of the first micro-batch, that tell whether a parameter may be left without a gradient. Few, as
+more are more likely to meet every branch; two, as statistics over one sample are none."""
+
+
+class ReplicatedEngine(PlainEngine):
+    """One gradient exchange an optimizer step, overlapped with the last backward.
+
+    The exchange sums gradients (its hook replaces DDP's own average): the loss is already
+    divided by the global number of targets, so a sum over micro-steps and ranks is the gradient
+    of the whole batch.
+
+    DDP waits for every gradient, so where the first samples leave a parameter without one, zero
+    times every parameter is added to the loss of the exchanging micro-step.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Returns the sum of losses; already on the device.
+    optimizer : Optimizer
+    precision : str
+        `float32`, `bfloat16`, `float16` or `float64`.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer, precision: str) -> None:
+        super().__init__(module, optimizer, precision)
+        self.exchange_is_whole = False
+        """Whether the last bucket of this optimizer step was given to the exchange."""
+        self._wrapped: DistributedDataParallel | None = None
+        self._adds_zeros: bool | None = None
+
+    def close(self) -> None:
+        """Drop the wrapped model, so that the process group can be ended."""
+        # The reducer of a live DDP module joins a gloo thread and may wait for it for ever.
+        self._wrapped = None
+        super().close()
+
+    def _exchange_through(self, wrapped: DistributedDataParallel) -> None:
+        """Let a DDP module sum gradients, count their bytes and tell of its marks."""
+        wrapped.register_comm_hook(self, _sum_over_ranks)
+        self._wrapped = wrapped
+        self.gradient_bytes = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+
+    def _begin_micro_step(self, inputs: Tensor, targets: Tensor) -> None:
+        """Find out from the first micro-batch whether parameters may have no gradient."""
+        if self._wrapped is not None and self._adds_zeros is None:
+            self._adds_zeros = self._may_leave_out(inputs, targets)
+        self.exchange_is_whole = False
+
+    def _reaching_all(self, loss: Tensor, *, last: bool) -> Tensor:
+        """Let the loss of the exchanging micro-step lead to every parameter, where it may not."""
+        return _plus_zeros(loss, self.module) if last and self._adds_zeros else loss
+
+    def _end_micro_step(self, loss: Tensor, *, last: bool) -> None:
+        """Tell of the marks that come after a backward.
+
+        Raises
+        ------
+        BatchscapeError
+            If parameters are left without a gradient that the first samples brought one for, so
+            that the exchange waits for them for ever.
+        """
+        if last and self._wrapped is None:
+            self.marks.gradients_ready()
+        elif last:
+            if not self.exchange_is_whole:
+                raise _not_exchanged(unreached(self.module, loss))
+            self.marks.exchange_ends()
+
+    def _may_leave_out(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Return whether a parameter has no part in the loss of the first samples of some rank."""
+        few = slice(_PROBED_SAMPLES)
+        with undisturbed(self.module), autocast(self._device_type, self._precision):
+            loss, _ = self.forward(inputs[few], targets[few])
+        found = self._one * float(bool(unreached(self.module, loss)))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+
+def _sum_over_ranks(
+    engine: ReplicatedEngine, bucket: GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Sum one bucket over the ranks, count its bytes, and mark the first and the last one."""
+    gradients = bucket.buffer()
+    engine.exchanged_bytes += gradients.nbytes
+    if bucket.index() == 0:
+        engine.marks.exchange_begins()
+    if bucket.is_last():
+        engine.exchange_is_whole = True
+        engine.marks.gradients_ready()
+    work = dist.all_reduce(gradients, async_op=True)
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(
+        lambda future: future.value()[0]
+    )
+    return done
+
+
+def _plus_zeros(loss: Tensor, module: nn.Module) -> Tensor:
+    """Add a sum of nothing of every parameter, whose gradient is zero even where one is not."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            loss = loss + parameter.reshape(-1)[:0].sum()
+    return loss
+
+
+def _not_exchanged(names: list[str]) -> BatchscapeError:
+    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return BatchscapeError(
+        "with several ranks, parameters that the first samples used must have a part in the loss "
+        f"of the last micro-step of every optimizer step; on this rank these have none: {some}. "
+        "Add zero times their sum to the model's loss, or train on one rank"
+    )

@@ -1,0 +1,71 @@
+"""Whole tensors and the parts of them that ranks hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+__all__ = ["as_part_of", "gathered", "local", "padded_bytes", "part_for", "whole"]
+
+
+def padded_bytes(tensor: Tensor, ranks: int) -> int:
+    """Return the bytes of a tensor whose first dimension is rounded up to equal parts.
+
+    Parameters
+    ----------
+    tensor : Tensor, of one dimension at least
+    ranks : int
+    """
+    rows, *rest = tensor.shape
+    return math.ceil(rows / ranks) * ranks * math.prod(rest) * tensor.element_size()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part, which shares its memory; a tensor that is not cut is its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a tensor that ranks have parts of; on all ranks together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(value: Any) -> Any:  # noqa: ANN401  (states hold tensors, numbers and None)
+    """Return a value of a state, whole and on the CPU; on all ranks together."""
+    return whole(value).cpu() if isinstance(value, Tensor) else value
+
+
+def as_part_of(like: DTensor, value: Any) -> Any:  # noqa: ANN401  (as above)
+    """Declare a tensor that was made for this rank's part of another to be cut like it.
+
+    Parameters
+    ----------
+    like : DTensor
+    value : Any
+        Scalars and what is no tensor belong to every rank, and are returned as they are.
+    """
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    return DTensor.from_local(
+        value, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+
+
+def part_for(mine: Tensor, value: Any) -> Any:  # noqa: ANN401  (as above)
+    """Cut a whole tensor as another one is cut.
+
+    Parameters
+    ----------
+    mine : Tensor
+        Where it is not cut, neither is the value.
+    value : Any
+        The same on every rank. Scalars and what is no tensor are returned as they are.
+    """
+    if not isinstance(mine, DTensor) or not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    return distribute_tensor(
+        value.to(mine.device), mine.device_mesh, mine.placements, src_data_rank=None
+    )

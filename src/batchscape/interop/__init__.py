@@ -1,0 +1,1 @@
+"""The configuration files of other training systems: written from one geometry, or checked."""

@@ -1,0 +1,163 @@
+"""`batchscape check-config`: whether files that are used together agree, and on what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from batchscape.errors import ConfigError
+from batchscape.interop.finding import Finding
+from batchscape.interop.gather import Setup, gather
+from batchscape.interop.resolve import Fact, Running, resolve
+from batchscape.interop.rules import findings_of
+from batchscape.interop.statements import KINDS, Statement, Value
+
+__all__ = ["Consistency", "check_configs"]
+
+_STYLES = {"error": "bold red", "warning": "yellow"}
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """What a set of files says, what runs, and where they disagree."""
+
+    setup: Setup
+    running: Running
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether there is no error; warnings may be there."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    def as_json(self) -> str:
+        """Return the same as JSON: `consistent`, `says`, `runs`, `geometry`, `findings`."""
+        geometry = self.running.geometry
+        content = {
+            "consistent": self.is_consistent,
+            "says": [_as_dict(statement) for statement in self.setup.statements],
+            "runs": {
+                "rules_of": self.running.system,
+                **{name: _plain(getattr(self.running, name)) for name in _NUMBERS},
+            },
+            "geometry": None
+            if geometry is None
+            else {
+                "nodes": geometry.nodes,
+                "data_parallel_size": geometry.data_parallel_size,
+                "micro_batch_size": geometry.micro_batch_size,
+                "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
+                "global_batch_size": geometry.global_batch_size,
+            },
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+        return json.dumps(content, indent=2)
+
+    def as_table(self) -> Group:
+        """Return what a console shows."""
+        table = Table(
+            "file", "kind", "devices", "micro-batch", "accumulation", "global batch", "precision"
+        )
+        table.box = box.SIMPLE_HEAD
+        for statement in self.setup.statements:
+            numbers = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
+            table.add_row(statement.source, KINDS[statement.kind], *map(_cell, numbers))
+        geometry = self.running.geometry
+        if geometry is not None:
+            table.add_section()
+            table.add_row(
+                Text("what would run", "bold"),
+                "",
+                str(geometry.data_parallel_size),
+                str(geometry.micro_batch_size),
+                str(geometry.gradient_accumulation_steps),
+                str(geometry.global_batch_size),
+            )
+        found = [
+            Text.assemble(
+                (f"{finding.severity} [{finding.rule}] ", _STYLES[finding.severity]),
+                f"{finding.message}\n  fix: {finding.fix}",
+            )
+            for finding in self.findings
+        ]
+        return Group(table, *found, self._verdict())
+
+    def _verdict(self) -> str:
+        count = sum(finding.severity == "error" for finding in self.findings)
+        if count:
+            return f"{count} disagreement{'s' if count > 1 else ''} found."
+        geometry = self.running.geometry
+        if geometry is not None:
+            return f"They agree: devices x micro-batch x accumulation = {geometry}."
+        return f"No disagreement found, but the geometry is not determined: {self._missing()}."
+
+    def _missing(self) -> str:
+        asked = {
+            "devices": "devices (add --devices N, or the launch command)",
+            "micro": "micro-batch",
+            "accumulation": "accumulation",
+        }
+        names = [text for name, text in asked.items() if getattr(self.running, name) is None]
+        return f"nothing here tells {' and '.join(names)}"
+
+
+_NUMBERS = ("devices", "micro", "accumulation", "total")
+
+
+def check_configs(
+    files: Sequence[Path], command: Sequence[str] = (), *, devices: int | None = None
+) -> Consistency:
+    """Check configurations that are used together.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        DeepSpeed JSON, accelerate YAML, TrainingArguments, LitGPT YAML, or a script with a launch
+        command.
+    command : sequence of str
+        A launch command, already split into words.
+    devices : int, optional
+        Processes in all, at least 1, where the files leave that to the machine.
+
+    Raises
+    ------
+    ConfigError
+        There is nothing to check, or something that cannot be read.
+    """
+    if not files and not command:
+        msg = "nothing to check: give a file, or a launch command after --"
+        raise ConfigError(msg)
+    if devices is not None and not 1 <= devices < 2**63:
+        msg = f"devices must be an int from 1 to 2**63 - 1; given {devices}"
+        raise ConfigError(msg)
+    setup = gather(files, command, devices)
+    running = resolve(setup)
+    return Consistency(setup, running, tuple(findings_of(setup, running)))
+
+
+def _as_dict(statement: Statement) -> dict[str, object]:
+    content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
+    for name in (*_NUMBERS, "nodes", "precision", "clipping"):
+        value = getattr(statement, name)
+        if isinstance(value, Value):
+            shown = "auto" if value.is_auto else value.value
+            content[name] = {"key": value.key, "value": shown, "default": value.is_default}
+    return content
+
+
+def _plain(fact: Fact | None) -> dict[str, object] | None:
+    return None if fact is None else asdict(fact)
+
+
+def _cell(value: object) -> str:
+    if not isinstance(value, Value):
+        return ""
+    shown = "auto" if value.is_auto else str(value.value)
+    return f"{shown} (default)" if value.is_default else shown

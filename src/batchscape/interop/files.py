@@ -1,0 +1,154 @@
+"""Read a file of another training system, and tell which system's it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from batchscape.errors import ConfigError
+from batchscape.interop.readers import READERS
+from batchscape.interop.statements import KINDS, Kind, Source, Statement
+
+__all__ = ["is_script", "read_file", "read_text"]
+
+_LARGEST_BYTES = 2**20
+"""No configuration is larger; a checkpoint given by mistake is not read whole."""
+
+# Keys that only one kind has. DeepSpeed's JSON and TrainingArguments share some names.
+_MARKS: dict[Kind, frozenset[str]] = {
+    "accelerate": frozenset(
+        {"distributed_type", "num_processes", "compute_environment", "num_machines"}
+    ),
+    "trainer": frozenset(
+        {
+            "per_device_train_batch_size",
+            "output_dir",
+            "num_train_epochs",
+            "max_steps",
+            "max_grad_norm",
+            "auto_find_batch_size",
+            "deepspeed",
+        }
+    ),
+    "deepspeed": frozenset(
+        {
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "zero_optimization",
+            "gradient_clipping",
+            "gradient_accumulation_steps",
+            "fp16",
+            "bf16",
+        }
+    ),
+    "litgpt": frozenset({"train"}),
+}
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a file is to be read as commands of a shell."""
+    return path.suffix.lower() not in {".json", ".yaml", ".yml"}
+
+
+def read_file(path: Path, kind: Kind | None = None) -> Statement:
+    """Read one configuration file.
+
+    Parameters
+    ----------
+    path : Path
+        A .json, .yaml or .yml file.
+    kind : str, optional
+        What it is, where a command says so; else it is told by its keys.
+
+    Returns
+    -------
+    Statement
+        Keys that have nothing to do with the batch are left alone.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, is none of the known kinds, or has a value that breaks a rule.
+    """
+    content = _parse(path, read_text(path))
+    found = kind or _kind_of(content)
+    if found is None:
+        known = "; ".join(
+            f"{KINDS[name]}: {', '.join(sorted(marks))}" for name, marks in _MARKS.items()
+        )
+        msg = f"{path}: cannot tell what file this is; keys that would tell: {known}"
+        raise ConfigError(msg)
+    return READERS[found](Source(str(path), content))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    ConfigError
+        It is not there, not readable, too large or not UTF-8.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_BYTES:
+            msg = f"{path}: a configuration has at most {_LARGEST_BYTES} bytes; this has {size}"
+            raise ConfigError(msg)
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        msg = f"{path}: a configuration is text in UTF-8, and this is not"
+        raise ConfigError(msg) from None
+    except OSError as error:
+        msg = f"{path}: cannot be read ({error.strerror or error})"
+        raise ConfigError(msg) from None
+    except ValueError as error:
+        # A path with a null character.
+        msg = f"{str(path)!r}: cannot be read ({error})"
+        raise ConfigError(msg) from None
+
+
+def _parse(path: Path, text: str) -> Mapping[str, object]:
+    is_json = path.suffix.lower() == ".json"
+    try:
+        content = json.loads(text, object_pairs_hook=_once) if is_json else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        msg = f"{path}: no valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+        raise ConfigError(msg) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        msg = f"{path}: no valid YAML: {error.problem or error.context}{where}"
+        raise ConfigError(msg) from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        # Impossible dates, ints of thousands of digits, keys that are given twice.
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        msg = f"{path}: no valid {'JSON' if is_json else 'YAML'}: {said}"
+        raise ConfigError(msg) from None
+    except RecursionError:
+        msg = f"{path}: nested too deeply for a configuration"
+        raise ConfigError(msg) from None
+    if not isinstance(content, dict):
+        msg = f"{path}: a configuration is a mapping of keys to values, and this is not"
+        raise ConfigError(msg)
+    return content
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse keys that are given twice, as DeepSpeed does; else the last one would win."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        msg = f"key {twice!r} is given twice"
+        raise ValueError(msg)
+    return content
+
+
+def _kind_of(content: Mapping[str, object]) -> Kind | None:
+    if isinstance(content.get("train"), dict):
+        return "litgpt"
+    # In this order: a file with a key of TrainingArguments alone is no DeepSpeed JSON.
+    return next((kind for kind, marks in _MARKS.items() if marks & content.keys()), None)

@@ -1,0 +1,209 @@
+"""The launchers that start one process per device: their options, and how many processes follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Literal
+
+from batchscape.errors import ConfigError
+from batchscape.interop.statements import Source, Statement, Value
+
+__all__ = ["FLAGS", "Launcher", "launcher_of", "read_launcher"]
+
+Launcher = Literal["torchrun", "accelerate", "deepspeed", "litgpt", "python"]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Options without a value: they tell where the launcher's options end and the script begins.
+FLAGS: dict[Launcher, frozenset[str]] = {
+    "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
+    "accelerate": _words(
+        "cpu debug downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph "
+        "dynamo_use_regional_compilation enable_cpu_affinity fp8_use_autocast_during_eval h help "
+        "m module multi_gpu no_python no_tpu_cluster q quiet same_network tpu tpu_cluster "
+        "tpu_use_sudo use_deepspeed use_fsdp use_megatron_lm use_parallelism_config"
+    ),
+    "deepspeed": _words(
+        "bind_cores_to_rank elastic_training force_multi h help module no_local_rank no_python "
+        "no_ssh no_ssh_check q quiet save_pid"
+    ),
+    "litgpt": frozenset(),
+    "python": frozenset("BEIOPSVbdimqsuvx"),
+}
+
+_MODULES: dict[str, Launcher] = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "litgpt": "litgpt",
+}
+_PROGRAMS: dict[str, Launcher] = {
+    "torchrun": "torchrun",
+    "accelerate-launch": "accelerate",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+    "litgpt": "litgpt",
+}
+_NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
+_TASKS = frozenset({"srun", "mpirun", "mpiexec"})
+
+
+def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
+    """Return the launcher of a command, and where its options begin; None where it has none.
+
+    Parameters
+    ----------
+    words : sequence of str
+        A command; programs in front of the launcher (srun, nohup, env) are passed over.
+    """
+    if not words or words[0] in _NOT_LAUNCHING:
+        return None
+    for index, word in enumerate(words):
+        program = PurePath(word).name
+        if program in _PROGRAMS:
+            return _PROGRAMS[program], index + 1
+        if program == "accelerate":
+            return (
+                ("accelerate", index + 2) if words[index + 1 : index + 2] == ("launch",) else None
+            )
+        if program.startswith("python") and not program.endswith(".py"):
+            return _of_python(words, index)
+    return None
+
+
+def _of_python(words: Sequence[str], index: int) -> tuple[Launcher, int] | None:
+    at = index + 1
+    while at < len(words) and words[at].startswith("-") and words[at] not in {"-m", "-c", "-"}:
+        at += 1
+    following = list(words[at : at + 2])
+    if following[:1] == ["-m"] and following[1:] and following[1] in _MODULES:
+        return _MODULES[following[1]], at + 2
+    if following[:1] == ["-m"] and len(following) == 2:
+        return "python", at + 1
+    if following and following[0].endswith(".py"):
+        # Under srun or mpirun there is one process per task, and the task count is elsewhere.
+        return None if _TASKS & set(words[:index]) else ("python", at)
+    return None
+
+
+def read_launcher(launcher: Launcher, source: Source, visible: str | None) -> Statement:
+    """Read the options of a launcher.
+
+    Parameters
+    ----------
+    launcher : str
+    source : Source
+        Its options, dashes as underscores.
+    visible : str or None
+        CUDA_VISIBLE_DEVICES in front of the command.
+
+    Returns
+    -------
+    Statement
+        Its `devices` are None where only the machine would tell.
+
+    Raises
+    ------
+    ConfigError
+        A value breaks a rule.
+    """
+    others: dict[str, object] = {"launcher": launcher, "visible": _ids(visible)}
+    devices = nodes = accumulation = clipping = precision = None
+    if launcher == "torchrun":
+        nodes, per_node = _fixed_nodes(source), _per_node(source)
+        if per_node is not None and per_node.value and nodes and nodes.value:
+            key = per_node.key if nodes.value == 1 else "nproc_per_node x nnodes"
+            devices = Value(per_node.value * nodes.value, key, is_default=per_node.is_default)
+    elif launcher == "deepspeed":
+        nodes, devices = _deepspeed_devices(source)
+    elif launcher == "accelerate":
+        devices, nodes = source.count("num_processes"), source.count("num_machines")
+        accumulation = source.count("gradient_accumulation_steps")
+        clipping = source.number("gradient_clipping")
+        precision = source.precision("mixed_precision")
+        others["config_file"] = source.content.get("config_file")
+        others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
+        others["gpu_ids"] = source.content.get("gpu_ids")
+        others["mpirun"] = bool(source.content.get("mpirun_hostfile"))
+        for name in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"):
+            others[name] = name in source.content
+        if others["use_megatron_lm"]:
+            msg = (
+                f"{source.name}: --use_megatron_lm cuts the model; only data parallelism is covered"
+            )
+            raise ConfigError(msg)
+    elif launcher == "python":
+        devices = Value(1, "python", is_default=True)
+    return Statement(
+        "launcher",
+        f"{source.name} ({_TITLES[launcher]})",
+        devices=devices,
+        nodes=nodes,
+        accumulation=accumulation,
+        precision=precision,
+        clipping=clipping,
+        others=others,
+    )
+
+
+_TITLES: dict[Launcher, str] = {
+    "torchrun": "torchrun",
+    "accelerate": "accelerate launch",
+    "deepspeed": "deepspeed",
+    "litgpt": "litgpt",
+    "python": "python",
+}
+
+
+def _fixed_nodes(source: Source) -> Value[int] | None:
+    given = source.content.get("nnodes")
+    if given is None:
+        return Value(1, "nnodes", is_default=True)
+    least, _, most = str(given).partition(":")
+    if most and most != least:
+        # An elastic job has no one global batch.
+        msg = (
+            f"{source.name}: nnodes {given} lets the number of nodes change, and the global batch "
+            "with it; give one number"
+        )
+        raise ConfigError(msg)
+    return Source(source.name, {"nnodes": least}, is_text=True).count("nnodes")
+
+
+def _per_node(source: Source) -> Value[int] | None:
+    given = source.content.get("nproc_per_node")
+    if given is None:
+        return Value(1, "nproc_per_node", is_default=True)
+    # Counted on the machine when it starts.
+    return None if given in {"auto", "cpu", "gpu", "xpu"} else source.count("nproc_per_node")
+
+
+def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | None]:
+    nodes, per_node = source.count("num_nodes"), source.count("num_gpus")
+    per_node = per_node or source.count("num_accelerators")
+    include = source.content.get("include") or source.content.get("i")
+    if isinstance(include, str) and ":" in include:
+        hosts = [part.partition(":")[2] for part in include.split("@")]
+        if all(hosts):
+            count = sum(len(slots.split(",")) for slots in hosts)
+            return Value(len(hosts), "include"), Value(count, "include")
+        return None, None
+    if per_node is None or per_node.value is None:
+        return nodes, None
+    if nodes is None and ("hostfile" in source.content or "H" in source.content):
+        return None, None
+    count = nodes.value if nodes is not None and nodes.value else 1
+    key = "num_gpus" if count == 1 else "num_gpus x num_nodes"
+    return nodes, Value(per_node.value * count, key)
+
+
+def _ids(text: str | None) -> int | None:
+    """Return how many devices a list of ids names; None where there is no list."""
+    if text is None or not text.strip() or "$" in text:
+        return None
+    return len([part for part in text.split(",") if part.strip()])

@@ -1,0 +1,173 @@
+"""Where files disagree on how many processes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchscape.interop.finding import Finding
+from batchscape.interop.gather import Setup
+from batchscape.interop.resolve import Running, accelerate_mode
+from batchscape.interop.statements import Statement, Value
+
+__all__ = ["findings"]
+
+
+def findings(setup: Setup, running: Running) -> Iterator[Finding]:
+    """Yield what is wrong with the number of processes.
+
+    Parameters
+    ----------
+    setup : Setup
+    running : Running
+    """
+    yield from _one_process(setup)
+    yield from _per_machine(setup)
+    yield from _visible(setup)
+    yield from _two_counts(setup)
+    yield from _unread_config(setup)
+    yield from _told(setup, running)
+    for floor in setup.launch.floors if setup.launch is not None else ():
+        yield Finding(
+            "shell-floor",
+            "error",
+            f"{setup.launch.name if setup.launch else ''}: the script divides {floor}; a shell "
+            "drops the remainder, and with it a part of the batch",
+            "choose numbers that divide",
+        )
+
+
+def _name(setup: Setup) -> str | None:
+    if setup.launcher is None:
+        return "accelerate" if setup.accelerate is not None else None
+    return str(setup.launcher.others["launcher"])
+
+
+def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
+    """Return the number of processes that accelerate is told to start."""
+    for statement in (setup.launcher, setup.accelerate):
+        if statement is not None and statement.devices is not None:
+            return statement, statement.devices
+    return None
+
+
+def _one_process(setup: Setup) -> Iterator[Finding]:
+    if _name(setup) != "accelerate":
+        return
+    mode, wanted = accelerate_mode(setup), _wanted(setup)
+    if wanted is None or (wanted[1].value or 1) < 2:
+        return
+    if not mode.starts_many:
+        yield Finding(
+            "one-process",
+            "error",
+            f"{wanted[0].name(wanted[1])}, and one process runs, without a word: {mode.reason}",
+            "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
+            "MULTI_GPU on GPUs",
+        )
+    elif not mode.is_certain:
+        yield Finding(
+            "one-process",
+            "warning",
+            f"{wanted[0].name(wanted[1])}: {mode.reason}; else one process runs",
+            "add --multi_gpu",
+        )
+
+
+def _per_machine(setup: Setup) -> Iterator[Finding]:
+    if _name(setup) != "accelerate":
+        return
+    wanted = _wanted(setup)
+    nodes = next(
+        (s.nodes for s in (setup.launcher, setup.accelerate) if s is not None and s.nodes), None
+    )
+    if wanted is None or nodes is None or not wanted[1].value or not nodes.value:
+        return
+    remainder = wanted[1].value % nodes.value
+    if remainder:
+        each = wanted[1].value // nodes.value
+        yield Finding(
+            "processes-per-machine",
+            "error",
+            f"{wanted[0].name(wanted[1])} does not divide over {nodes}: num_processes counts all "
+            f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
+            f"set num_processes to a multiple of {nodes.value}",
+        )
+
+
+def _visible(setup: Setup) -> Iterator[Finding]:
+    """More ranks on one machine than devices that they may see."""
+    launcher = setup.launcher
+    ids = launcher.others.get("gpu_ids") if launcher is not None else None
+    origin = "--gpu_ids"
+    if ids is None and setup.accelerate is not None and _name(setup) == "accelerate":
+        ids, origin = setup.accelerate.others.get("gpu_ids"), f"{setup.accelerate.source}: gpu_ids"
+    count = None
+    if isinstance(ids, (str, int)) and not isinstance(ids, bool) and str(ids) != "all":
+        count = len([part for part in str(ids).split(",") if part.strip()])
+    elif launcher is not None and isinstance(launcher.others.get("visible"), int):
+        count, origin = int(str(launcher.others["visible"])), "CUDA_VISIBLE_DEVICES"
+    wanted = _wanted(setup)
+    if count is None or wanted is None or not wanted[1].value:
+        return
+    nodes = next(
+        (
+            s.nodes.value
+            for s in (launcher, setup.accelerate)
+            if s is not None and s.nodes is not None and s.nodes.value
+        ),
+        1,
+    )
+    here = wanted[1].value // nodes
+    if here > count:
+        yield Finding(
+            "visible-devices",
+            "error",
+            f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
+            f"names {count} devices",
+            "start one process per visible device, or make more visible",
+        )
+
+
+def _two_counts(setup: Setup) -> Iterator[Finding]:
+    """A count on the command line goes before that of the file."""
+    launcher, config = setup.launcher, setup.accelerate
+    if _name(setup) != "accelerate" or launcher is None or config is None:
+        return
+    left, right = launcher.devices, config.devices
+    if left is None or right is None or right.is_default or left.value == right.value:
+        return
+    yield Finding(
+        "devices",
+        "warning",
+        f"{launcher.name(left)} goes before {config.name(right)}",
+        "give the number in one place",
+    )
+
+
+def _unread_config(setup: Setup) -> Iterator[Finding]:
+    """Only `accelerate launch` reads an accelerate config."""
+    launcher, config = setup.launcher, setup.accelerate
+    if config is None or launcher is None or launcher.others["launcher"] == "accelerate":
+        return
+    left, right = config.devices, launcher.devices
+    differs = left is not None and right is not None and left.value != right.value
+    yield Finding(
+        "unread-config",
+        "error" if differs else "warning",
+        f"{config.source} is read by accelerate launch alone, and the command starts with "
+        f"{launcher.others['launcher']}"
+        + (f": {config.name(left)} is not {launcher.name(right)}" if differs else ""),
+        "start with accelerate launch --config_file, or leave the file out",
+    )
+
+
+def _told(setup: Setup, running: Running) -> Iterator[Finding]:
+    if setup.devices is None or running.devices is None or running.devices.origin == "--devices":
+        return
+    if running.devices.value != setup.devices:
+        yield Finding(
+            "devices",
+            "error",
+            f"--devices {setup.devices} is not {running.devices}",
+            "leave --devices out: the files tell",
+        )

@@ -1,0 +1,232 @@
+"""What one file or command line says of the batch, whatever it calls it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, TypeVar
+
+from batchscape.errors import ConfigError
+
+__all__ = ["KINDS", "Kind", "Source", "Statement", "Value", "differ"]
+
+T = TypeVar("T")
+
+Kind = Literal["deepspeed", "accelerate", "trainer", "litgpt", "launcher", "script"]
+
+KINDS: dict[Kind, str] = {
+    "deepspeed": "DeepSpeed JSON",
+    "accelerate": "accelerate config",
+    "trainer": "TrainingArguments",
+    "litgpt": "LitGPT config",
+    "launcher": "launcher",
+    "script": "script arguments",
+}
+"""What a reader calls each kind."""
+
+_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+# Counts are 64-bit signed integers everywhere else too.
+_LIMIT = 2**63
+
+
+@dataclass(frozen=True)
+class Value(Generic[T]):
+    """One value, and the key that it is written under."""
+
+    value: T | None
+    """None where the file says "auto": another file decides."""
+    key: str
+    is_default: bool = False
+    """Whether nobody wrote it, and the library takes it by itself."""
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether another file is to decide."""
+        return self.value is None
+
+    def __str__(self) -> str:
+        shown = "auto" if self.value is None else str(self.value)
+        return f"{self.key} {shown}" + (" (default)" if self.is_default else "")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The values of one source; None where it says nothing."""
+
+    kind: Kind
+    source: str
+    """Name of the file, or what part of the command line."""
+    devices: Value[int] | None = None
+    """Processes in all, over all nodes."""
+    nodes: Value[int] | None = None
+    micro: Value[int] | None = None
+    accumulation: Value[int] | None = None
+    total: Value[int] | None = None
+    """Samples per optimizer step."""
+    precision: Value[str] | None = None
+    """One of no, fp16, bf16, fp8."""
+    clipping: Value[float] | None = None
+    others: Mapping[str, object] = field(default_factory=dict)
+    """Switches that decide what the values above mean; names as in the library."""
+
+    def on(self, name: str) -> bool:
+        """Return whether a switch is set."""
+        return bool(self.others.get(name))
+
+    def with_devices(self, devices: Value[int] | None) -> Statement:
+        """Return the same with another number of processes."""
+        return replace(self, devices=devices)
+
+    def name(self, value: Value[T] | None) -> str:
+        """Return `source: key value`, for messages."""
+        return f"{self.source}: {value}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Raw keys of one source, read with the rules that they must keep.
+
+    Parameters
+    ----------
+    name : str
+        Shown in front of every message.
+    content : mapping
+        As read from the file or the arguments.
+    is_text : bool
+        Whether numbers come as text, as on a command line.
+    """
+
+    name: str
+    content: Mapping[str, object]
+    is_text: bool = False
+
+    def count(self, key: str, *, shown: str | None = None, auto: bool = False) -> Value[int] | None:
+        """Return an int of at least 1; None where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            It is something else; "auto" is accepted where the library does.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return None
+        shown = shown or key
+        if auto and given == "auto":
+            return Value(None, shown)
+        number = _integer(given) if self.is_text else given
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < _LIMIT:
+            also = ' or "auto"' if auto else ""
+            raise self._refusal(shown, given, f"an int from 1 to 2**63 - 1{also}")
+        return Value(number, shown)
+
+    def number(self, key: str, *, auto: bool = False) -> Value[float] | None:
+        """Return a finite number of at least 0; None where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            It is something else.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return None
+        if auto and given == "auto":
+            return Value(None, key)
+        found = math.nan
+        try:
+            # YAML 1.1 reads 1e-3 as text, and the libraries convert it.
+            if isinstance(given, (int, float, str)) and not isinstance(given, bool):
+                found = float(given)
+        except (ValueError, OverflowError):
+            pass
+        if not 0 <= found < math.inf:
+            raise self._refusal(key, given, "a number of at least 0")
+        return Value(found, key)
+
+    def flag(self, key: str, *, auto: bool = False) -> Value[bool] | None:
+        """Return true or false; None where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            It is something else.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return None
+        if auto and given == "auto":
+            return Value(None, key)
+        if isinstance(given, str):
+            lower = given.lower()
+            if lower in {"true", "yes", "1", "t", "y", ""}:
+                return Value(value=True, key=key)
+            if lower in {"false", "no", "0", "f", "n"}:
+                return Value(value=False, key=key)
+        if not isinstance(given, bool):
+            raise self._refusal(key, given, "true or false")
+        return Value(given, key)
+
+    def precision(self, key: str) -> Value[str] | None:
+        """Return one of no, fp16, bf16, fp8; None where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            It is something else.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return None
+        if given is False:
+            rule = 'one of "no", fp16, bf16, fp8; in YAML no without quotes means false'
+            raise self._refusal(key, given, rule)
+        name = given.lower() if isinstance(given, str) else given
+        if not isinstance(name, str) or name not in _PRECISIONS:
+            raise self._refusal(key, given, "one of no, fp16, bf16, fp8")
+        return Value(name, key)
+
+    def section(self, key: str) -> Source:
+        """Return the keys below one key; empty where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            There is something else below it.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return Source(self.name, {})
+        if not isinstance(given, dict):
+            raise self._refusal(key, given, "a mapping of settings")
+        return Source(self.name, given)
+
+    def _refusal(self, key: str, given: object, rule: str) -> ConfigError:
+        return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
+
+
+def differ(left: Value[int] | None, right: Value[int] | None) -> bool:
+    """Return whether both are numbers, and not the same one."""
+    values = [None if side is None else side.value for side in (left, right)]
+    return None not in values and values[0] != values[1]
+
+
+def _integer(text: object) -> object:
+    if isinstance(text, str) and len(text) <= 20:
+        try:
+            return int(text)
+        except ValueError:
+            return text
+    return text
+
+
+def _shown(given: object) -> str:
+    if isinstance(given, int) and given.bit_length() > 128:
+        # Python refuses to print ints of more than 4300 digits, and nobody could read them.
+        return f"an int of {given.bit_length()} bits"
+    try:
+        text = repr(given)
+    except ValueError:
+        return "ints that are too long to print"
+    return text if len(text) <= 60 else f"{text[:57]}..."

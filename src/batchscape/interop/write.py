@@ -1,0 +1,239 @@
+"""Configuration files of other systems, written from one geometry, so that they agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.interop.deepspeed_config import deepspeed_config
+
+__all__ = [
+    "accelerate_config",
+    "command_line",
+    "litgpt_config",
+    "torchrun_arguments",
+    "trainer_arguments",
+    "write_configs",
+]
+
+_MIXED = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def accelerate_config(
+    geometry: BatchGeometry, *, precision: str = "float32", deepspeed_json: str | None = None
+) -> dict[str, Any]:
+    """Return what the YAML of `accelerate launch --config_file` holds.
+
+    The accumulation is no key of it without DeepSpeed: the script passes it to `Accelerator`.
+
+    Parameters
+    ----------
+    geometry : BatchGeometry
+    precision : str
+        `float32`, `bfloat16` or `float16`.
+    deepspeed_json : str, optional
+        Path of the DeepSpeed JSON, which then holds precision and clipping too; a relative one is
+        looked for in the folder that accelerate is called in.
+
+    Raises
+    ------
+    ConfigError
+        accelerate has no such precision.
+
+    Notes
+    -----
+    Source: `accelerate.commands.config.config_args.ClusterConfig`, accelerate 1.15.
+    """
+    distributed = "MULTI_GPU" if geometry.data_parallel_size > 1 else "NO"
+    content: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED" if deepspeed_json else distributed,
+        "num_machines": geometry.nodes,
+        # Of all machines together.
+        "num_processes": geometry.data_parallel_size,
+    }
+    if deepspeed_json:
+        content["deepspeed_config"] = {"deepspeed_config_file": deepspeed_json}
+    else:
+        content["mixed_precision"] = _mixed(precision)
+    return content
+
+
+def trainer_arguments(
+    geometry: BatchGeometry,
+    *,
+    precision: str = "float32",
+    gradient_clip_norm: float | None = None,
+) -> dict[str, Any]:
+    """Return keyword arguments of `transformers.TrainingArguments`.
+
+    Parameters
+    ----------
+    geometry : BatchGeometry
+    precision : str
+        `float32`, `bfloat16` or `float16`.
+    gradient_clip_norm : float, optional
+        Largest norm of the gradient; None: not clipped, which the Trainer writes as 0.
+
+    Raises
+    ------
+    ConfigError
+        The Trainer has no such precision.
+    """
+    mixed = _mixed(precision)
+    return {
+        "per_device_train_batch_size": geometry.micro_batch_size,
+        "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
+        "max_grad_norm": gradient_clip_norm or 0.0,
+        "bf16": mixed == "bf16",
+        "fp16": mixed == "fp16",
+    }
+
+
+def litgpt_config(geometry: BatchGeometry) -> dict[str, Any]:
+    """Return the keys of a LitGPT YAML that cut the batch.
+
+    Notes
+    -----
+    LitGPT has no key for the accumulation: it is the global batch // devices // micro-batch, which
+    divides here by construction. Source: `litgpt.args.TrainArgs`, LitGPT 0.5.
+    """
+    return {
+        "devices": geometry.devices_per_node,
+        "num_nodes": geometry.nodes,
+        "train": {
+            "global_batch_size": geometry.global_batch_size,
+            "micro_batch_size": geometry.micro_batch_size,
+        },
+    }
+
+
+def torchrun_arguments(geometry: BatchGeometry) -> list[str]:
+    """Return the arguments of `torchrun` that start one process per device."""
+    arguments = ["--nnodes", str(geometry.nodes)]
+    arguments += ["--nproc_per_node", str(geometry.devices_per_node)]
+    return ["--standalone", *arguments[2:]] if geometry.nodes == 1 else arguments
+
+
+def write_configs(
+    geometry: BatchGeometry,
+    out: Path,
+    *,
+    precision: str = "float32",
+    gradient_clip_norm: float | None = 1.0,
+    zero_stage: int = 1,
+) -> list[Path]:
+    """Write the files of every system for one geometry.
+
+    Parameters
+    ----------
+    geometry : BatchGeometry
+    out : Path
+        Folder; made if need be. Files of the same names that are there are replaced.
+    precision : str
+        `float32` or `bfloat16`.
+    gradient_clip_norm : float or None
+        Largest norm of the gradient; None: not clipped.
+    zero_stage : int
+        Of DeepSpeed.
+
+    Returns
+    -------
+    list of Path
+        What was written.
+
+    Raises
+    ------
+    ConfigError
+        The folder cannot be written to, or a library has no such setting.
+    """
+    if gradient_clip_norm is not None and not 0 < gradient_clip_norm < math.inf:
+        msg = f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
+        raise ConfigError(msg)
+    json_file = out / "deepspeed.json"
+    deepspeed = deepspeed_config(
+        geometry,
+        zero_stage=zero_stage,
+        precision=precision,
+        gradient_clip_norm=gradient_clip_norm,
+    )
+    if precision == "bfloat16":
+        # What the Trainer's and accelerate's own switches mean; ours is autocast in DeepSpeed.
+        del deepspeed["torch_autocast"]
+        deepspeed["bf16"] = {"enabled": True}
+    trainer = trainer_arguments(
+        geometry, precision=precision, gradient_clip_norm=gradient_clip_norm
+    )
+    # accelerate looks for a relative path in the folder that it is called in.
+    with_deepspeed = accelerate_config(geometry, deepspeed_json=str(json_file.absolute()))
+    contents = {
+        "deepspeed.json": json.dumps(deepspeed, indent=2) + "\n",
+        "accelerate.yaml": _yaml(
+            geometry, accelerate_config(geometry, precision=precision), _ACCELERATE
+        ),
+        "accelerate_deepspeed.yaml": _yaml(geometry, with_deepspeed, _WITH_DEEPSPEED),
+        # Read by transformers' own parser, which takes no comments in JSON.
+        "training_arguments.yaml": _yaml(geometry, trainer, _TRAINER),
+        "litgpt.yaml": _yaml(geometry, litgpt_config(geometry), _LITGPT),
+        "torchrun.sh": _torchrun(geometry, trainer),
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{out} cannot be written to ({error.strerror}); give another folder with --out"
+        raise ConfigError(msg) from None
+    return [out / name for name in contents]
+
+
+_ACCELERATE = "accelerate launch --config_file FILE SCRIPT; the script says the micro-batch"
+_WITH_DEEPSPEED = f"{_ACCELERATE}\n# deepspeed_config_file is absolute: change it with the folder"
+_TRAINER = "SCRIPT FILE, for scripts with transformers.HfArgumentParser; add what else they need"
+_LITGPT = "litgpt pretrain MODEL --config FILE; add what else it needs"
+
+
+def _identity(geometry: BatchGeometry) -> str:
+    return (
+        f"# global batch {geometry.global_batch_size} = devices {geometry.data_parallel_size} x "
+        f"micro-batch {geometry.micro_batch_size} x accumulation "
+        f"{geometry.gradient_accumulation_steps}\n"
+    )
+
+
+def _yaml(geometry: BatchGeometry, content: Mapping[str, Any], use: str) -> str:
+    return f"{_identity(geometry)}# {use}\n{yaml.safe_dump(dict(content), sort_keys=False)}"
+
+
+def _torchrun(geometry: BatchGeometry, trainer: Mapping[str, Any]) -> str:
+    launch = " ".join(torchrun_arguments(geometry))
+    if geometry.nodes > 1:
+        launch += ' --rdzv_backend c10d --rdzv_endpoint "$MASTER_ADDR:29500"'
+    arguments = " ".join(command_line(trainer))
+    return (
+        f"#!/bin/sh\n{_identity(geometry)}# sh FILE SCRIPT [ARGUMENTS]: with TrainingArguments "
+        f'behind them\nexec torchrun {launch} "$@" {arguments}\n'
+    )
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Return keyword arguments as words of a command; switches that are off are left out."""
+    words: list[str] = []
+    for key, value in arguments.items():
+        if value is not False:
+            words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+    return words
+
+
+def _mixed(precision: str) -> str:
+    if precision not in _MIXED:
+        msg = f"precision is one of {', '.join(_MIXED)}; given {precision!r}"
+        raise ConfigError(msg)
+    return _MIXED[precision]

@@ -1,0 +1,75 @@
+"""Naming files and folders by what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from batchscape.errors import ConfigError
+from batchscape.record.files import sha256_of
+
+__all__ = ["hash_of_files"]
+
+_NOT_CONTENT = {"__pycache__"}
+_MOST_FILES = 10_000
+
+
+def hash_of_files(entries: Iterable[str], folder: Path, setting: str) -> str | None:
+    """Return the first 16 digits of a SHA-256 over files, and over all files below folders.
+
+    Hidden files below a folder and `__pycache__` do not count.
+
+    Parameters
+    ----------
+    entries : iterable of str
+        Paths as the user wrote them; each counts once, with its text and its content.
+    folder : Path
+        What they are relative to.
+    setting : str
+        Where they were given, for messages.
+
+    Returns
+    -------
+    str or None
+        None where there are no entries.
+
+    Raises
+    ------
+    ConfigError
+        If one does not exist or cannot be read, or a folder has too many files to be a source.
+    """
+    digest = hashlib.sha256()
+    distinct = sorted(set(entries))
+    for entry in distinct:
+        path = folder / Path(entry).expanduser()
+        try:
+            for file in _files(path, entry, setting):
+                name = file.relative_to(path).as_posix()
+                digest.update(f"{entry}\0{name}\0{sha256_of(file)}\0".encode())
+        except OSError as error:
+            msg = f"{setting}: {entry} cannot be read in {folder}: {error.strerror or error}"
+            raise ConfigError(msg) from None
+    return digest.hexdigest()[:16] if distinct else None
+
+
+def _files(path: Path, entry: str, setting: str) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        msg = f"{setting}: there is no file or folder {entry} in {path.parent}"
+        raise ConfigError(msg)
+    found = []
+    for file in path.rglob("*"):
+        parts = file.relative_to(path).parts
+        if any(part.startswith(".") or part in _NOT_CONTENT for part in parts):
+            continue
+        if file.is_file():
+            found.append(file)
+        if len(found) > _MOST_FILES:
+            msg = (
+                f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
+                "read to name the runs; name those that decide the training"
+            )
+            raise ConfigError(msg)
+    return sorted(found)

@@ -1,0 +1,44 @@
+"""Sweep folders beside one that is not there."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+__all__ = ["no_runs"]
+
+_MOST_NAMED = 3
+
+
+def no_runs(sweep_dir: Path) -> str:
+    """Say that a folder holds no runs, and which sweep folders beside it may be meant.
+
+    Parameters
+    ----------
+    sweep_dir : Path
+
+    Returns
+    -------
+    str
+        First those whose name goes on with a hash, as that of a sweep with further settings does.
+    """
+    text = f"{sweep_dir} holds no runs; a sweep folder has a 'runs' folder with some in it"
+    near = [str(sweep_dir.with_name(name)) for name in _near(sweep_dir)]
+    if not near:
+        return text
+    *head, last = near
+    said = f"{', '.join(head)} or {last}" if head else last
+    return f"{text}; did you mean {said}?"
+
+
+def _near(sweep_dir: Path) -> list[str]:
+    if not sweep_dir.name:
+        return []
+    try:
+        names = sorted(path.name for path in sweep_dir.parent.iterdir() if (path / "runs").is_dir())
+    except OSError:
+        return []
+    names = [name for name in names if name != sweep_dir.name]
+    longer = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
+    alike = get_close_matches(sweep_dir.name, names, n=_MOST_NAMED)
+    return list(dict.fromkeys([*longer, *alike]))[:_MOST_NAMED]

@@ -1,0 +1,230 @@
+"""What the placeholders of a command stand for, and which settings reach the program by them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from batchscape.config import Command, RunConfig
+from batchscape.config.template import placeholders
+from batchscape.errors import ConfigError
+
+if TYPE_CHECKING:
+    from batchscape.record.spec import Stage
+
+__all__ = [
+    "OF_THE_START",
+    "PLACEHOLDERS",
+    "is_passed",
+    "not_passed",
+    "placeholder_values",
+    "used_placeholders",
+]
+
+PLACEHOLDERS: dict[str, str] = {
+    "micro_batch_size": "samples per rank per forward and backward",
+    "gradient_accumulation_steps": "micro-steps per optimizer step, per rank",
+    "accumulation_over_ranks": "the same summed over all ranks, for programs that divide by them",
+    "data_parallel_size": "data-parallel ranks in all",
+    "nodes": "machines",
+    "devices": "data-parallel ranks on this machine",
+    "global_batch_size": "samples per optimizer step",
+    "global_batch_tokens": "the same in tokens",
+    "samples": "samples in all",
+    "tokens": "tokens in all",
+    "optimizer_steps": "optimizer steps in all",
+    "micro_steps": "micro-steps in all, per rank",
+    "sequence_length": "tokens a sample",
+    "learning_rate": "peak learning rate, scaling rules applied",
+    "warmup_optimizer_steps": "schedule.warmup_samples in optimizer steps",
+    "evaluation_every_optimizer_steps": "evaluation.every_samples in optimizer steps",
+    "seed": "seed",
+    "init_seed": "seed of the initial parameters",
+    "data_seed": "seed of the sample order",
+    "precision": "engine.precision",
+    "run_dir": "empty folder that the program may write to",
+    "run_id": "name of the run",
+    "python": "the Python interpreter that runs batchscape",
+    "port": "a free port of this machine",
+}
+"""Placeholders and their meaning, beside those of `engine.values` and settings by their dotted
+keys, such as `{optimizer.weight_decay}`."""
+
+OF_THE_START = ("run_dir", "run_id", "python", "port")
+"""Placeholders that only the start of a run can fill in."""
+
+_DOTTED = ("optimizer", "schedule", "scaling", "evaluation", "loader", "checkpoint")
+"""Groups of our own loop: their settings reach a program by placeholders or not at all."""
+_SEEDS = {
+    "seed": ("seed", "init_seed", "data_seed"),
+    "init_seed": ("init_seed", "seed"),
+    "data_seed": ("data_seed", "seed"),
+}
+"""By setting: the placeholders by any of which it reaches the program."""
+_BY_NAME = {
+    **_SEEDS,
+    "optimizer.learning_rate": ("learning_rate",),
+    "schedule.warmup_samples": ("warmup_optimizer_steps",),
+    "evaluation.every_samples": ("evaluation_every_optimizer_steps",),
+    "scaling.learning_rate": ("learning_rate", "optimizer.learning_rate"),
+    "scaling.reference_global_batch_size": (
+        *("learning_rate", "optimizer.learning_rate", "optimizer.weight_decay"),
+        *("optimizer.beta1", "optimizer.beta2"),
+    ),
+    "scaling.betas": ("optimizer.beta1", "optimizer.beta2"),
+    "scaling.weight_decay": ("optimizer.weight_decay",),
+    "data.sequence_length": ("sequence_length", "tokens", "global_batch_tokens"),
+}
+_MEASURED_IN_OUR_LOOP = ("measure.noise_scale_every", "measure.peak_tflops")
+
+
+def used_placeholders(command: Command) -> list[str]:
+    """Return the names in argv and environment, each once, in their order.
+
+    Raises
+    ------
+    ConfigError
+        If a text is no template.
+    """
+    texts = (*command.argv, *command.environment.values())
+    return list(dict.fromkeys(name for text in texts for name in placeholders(text)))
+
+
+def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, Any]:
+    """Return the value of every placeholder that a plan can fill in; None where it has none.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Of a command.
+    stages : sequence of Stage
+        One: commands have no ramp.
+
+    Raises
+    ------
+    ConfigError
+        If a placeholder is unknown, or counts optimizer steps that are not whole.
+    """
+    command = _command(config)
+    (stage,) = stages
+    geometry, length = stage.geometry, config.sequence_length
+    batch = geometry.global_batch_size
+    used = used_placeholders(command)
+    values: dict[str, Any] = {
+        "micro_batch_size": geometry.micro_batch_size,
+        "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
+        "accumulation_over_ranks": batch // geometry.micro_batch_size,
+        "data_parallel_size": geometry.data_parallel_size,
+        "nodes": geometry.nodes,
+        "devices": geometry.data_parallel_size // geometry.nodes,
+        "global_batch_size": batch,
+        "global_batch_tokens": None if length is None else batch * length,
+        "samples": stage.samples,
+        "tokens": None if length is None else stage.samples * length,
+        "optimizer_steps": stage.optimizer_steps,
+        "micro_steps": stage.optimizer_steps * geometry.gradient_accumulation_steps,
+        "sequence_length": length,
+        "learning_rate": stage.optimizer.learning_rate,
+        "seed": config.seed,
+        "init_seed": config.resolved_init_seed,
+        "data_seed": config.resolved_data_seed,
+        "precision": command.precision,
+        **_dotted(config, stage),
+        **command.values,
+    }
+    for name, key in (
+        ("warmup_optimizer_steps", "schedule.warmup_samples"),
+        ("evaluation_every_optimizer_steps", "evaluation.every_samples"),
+    ):
+        values[name] = _in_steps(name, key, values[key], batch) if name in used else None
+    _check_known(used, (*values, *OF_THE_START))
+    _check_given(used, values)
+    return values
+
+
+def is_passed(key: str, used: Iterable[str]) -> bool:
+    """Return whether a setting, or a group of settings, reaches the program.
+
+    Parameters
+    ----------
+    key : str
+        Dotted key of a setting, or a group such as `schedule`.
+    used : iterable of str
+        Placeholders of the command.
+    """
+    names = set(used)
+    group, dot, _ = key.partition(".")
+    if group in _DOTTED and not dot:
+        by_name = {by for setting, many in _BY_NAME.items() for by in many if _in(setting, group)}
+        return bool(by_name & names) or any(_in(name, group) for name in names)
+    if group in _DOTTED or key in _BY_NAME:
+        return key in names or not names.isdisjoint(_BY_NAME.get(key, ()))
+    return key not in _MEASURED_IN_OUR_LOOP
+
+
+def not_passed(config: RunConfig) -> list[str]:
+    """Return the settings of our own loop that do not reach the program, by their dotted keys."""
+    used = used_placeholders(_command(config))
+    settings = config.to_mapping()
+    keys = [f"{group}.{name}" for group in _DOTTED for name in settings[group]]
+    keys += [*_MEASURED_IN_OUR_LOOP, *_SEEDS]
+    return [key for key in keys if not is_passed(key, used)]
+
+
+def _dotted(config: RunConfig, stage: Stage) -> dict[str, Any]:
+    settings = config.to_mapping() | {"optimizer": asdict(stage.optimizer)}
+    return {
+        f"{group}.{name}": value
+        for group in _DOTTED
+        for name, value in settings[group].items()
+        if isinstance(value, str | int | float | None)
+    }
+
+
+def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | None:
+    if samples is None:
+        return None
+    if samples % batch:
+        below = samples // batch * batch
+        nearest = " or ".join(str(near) for near in (below, below + batch) if near)
+        msg = (
+            f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
+            f"{samples}; use {nearest}"
+        )
+        raise ConfigError(msg)
+    return samples // batch
+
+
+def _check_known(used: Iterable[str], known: Sequence[str]) -> None:
+    for name in used:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {{{close[0]}}}?" if close else "."
+            shown = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *known)) if "." not in n)
+            msg = (
+                f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {shown}; settings "
+                f"by their keys, such as {{optimizer.weight_decay}}; and your own, with "
+                f"+engine.values.{name.replace('.', '_')}=VALUE"
+            )
+            raise ConfigError(msg)
+
+
+def _check_given(used: Iterable[str], values: Mapping[str, Any]) -> None:
+    for name in used:
+        if name in values and values[name] is None:
+            key = next((key for key, names in _BY_NAME.items() if name in names), name)
+            msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
+            raise ConfigError(msg)
+
+
+def _in(key: str, group: str) -> bool:
+    return key.partition(".")[0] == group
+
+
+def _command(config: RunConfig) -> Command:
+    if not isinstance(config.engine, Command):
+        msg = f"engine={config.engine.name} has no command"
+        raise AssertionError(msg)
+    return config.engine

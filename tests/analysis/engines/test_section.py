@@ -1,0 +1,198 @@
+"""What the page says of engines, and of programs of others."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis.engines.costs import engine_costs
+from batchscape.analysis.engines.figures import draw_engine_costs
+from batchscape.analysis.engines.programs import observed_batches
+from batchscape.analysis.engines.section import engines_section
+from batchscape.analysis.engines.view import costs_view
+from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.latex import to_latex
+from batchscape.record.files import write_json
+
+FIVE = {"ddp": 1e-7, "fsdp": 2e-7, "accelerate": 1e-7, "deepspeed": 3e-7, "fabric": 0.0}
+
+
+def section_of(sweep):
+    tables = load(sweep.path)
+    return engines_section(find_cells(tables.runs), tables)
+
+
+def test_one_engine_has_no_section(build):
+    assert section_of(build().fork(seeds=(0,))) is None
+
+
+def test_five_engines_side_by_side(engines):
+    every = {name: name == "deepspeed" for name in FIVE}
+    section = section_of(engines(FIVE, cuts=[(1, 32, 1), (2, 8, 2)], seeds=(0,), every=every))
+    # 3e-7 x 2 a step of the second cut, after 40 steps.
+    assert f"differ by 2.4 {TIMES} 10⁻⁵ at most (deepspeed and fabric)" in section.answer[0]
+    assert section.answer[1] == (
+        "Exchange of gradients: deepspeed: in every micro-step; ddp, accelerate, fabric, fsdp: "
+        "once an optimizer step."
+    )
+    assert section.warnings == []
+    losses, costs = section.tables
+    assert len(losses.grid.rows) == 5 + 10
+    assert len(costs.grid.rows) == 5 * 2
+    # The engines of one geometry lie together, ddp first.
+    assert [row[1] for row in costs.grid.rows[:5]] == [
+        "ddp",
+        "accelerate",
+        "deepspeed",
+        "fabric",
+        "fsdp",
+    ]
+    two = [row for row in costs.grid.rows if row[0].startswith("2")]
+    assert {row[1]: row[-1] for row in two}["deepspeed"] == "every micro-step"
+    assert {row[1]: row[-1] for row in two}["fsdp"] == "once"
+    for view in section.tables:
+        assert to_markdown(view.grid)
+        assert to_latex(view.grid)
+    assert [picture.name for picture in section.pictures] == ["engines_loss", "engines_cost"]
+    top = section.pictures[0].figure.axes[0]
+    # All curves on top of each other: one panel has every engine and decomposition.
+    assert len(top.lines) == 5 * 2
+    assert len({line.get_color() for line in top.lines}) == 5
+
+
+def test_engines_that_train_otherwise_are_said_loudly(engines):
+    section = section_of(engines({"ddp": 0.0, "fsdp": 1e-3}))
+    assert section.warnings == [
+        "Engines differ by more than the margin of equivalence, 0.005: ddp and fsdp by 0.12. "
+        "Their losses must not be pooled."
+    ]
+
+
+def test_runs_older_than_the_record_of_the_exchange(engines):
+    section = section_of(engines({"ddp": 0.0, "fsdp": 0.0}))
+    assert not any("Exchange" in text for text in section.answer)
+    assert {row[-1] for row in section.tables[1].grid.rows} == {MISSING}
+    assert section.tables[1].table["exchanges_every_micro_step"].isna().all()
+
+
+def test_costs_are_those_of_the_runs(engines):
+    sweep = engines({"ddp": 0.0, "fsdp": 0.0}, seeds=(0, 1, 2))
+    sweep.reject((2, 32, None), 32, "32 is no multiple of 2 x 32")
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    table = engine_costs(cells, tables.ranks)
+    assert table["n"].tolist() == [3] * 6
+    assert {row[2] for row in costs_view(table, cells).grid.rows} == {"3"}
+    for row in table.to_dict("records"):
+        own = cells.runs[cells.runs["cell"] == row["cell"]]
+        assert row["step_time_s_mean"] == pytest.approx(own["step_time_s"].astype(float).mean())
+        assert row["exchanged_bytes"] == 1000
+        assert row["n"] == 3
+        assert row["run_ids"].count(";") == 2
+        assert row["compared"]
+
+
+def test_times_that_are_not_valid_stay_out(build):
+    sweep = build()
+    for engine in ("ddp", "fsdp"):
+        sweep.run((1, 32, 1), engine={"name": engine}, concurrent_runs=2)
+    table = engine_costs(find_cells(load(sweep.path).runs), load(sweep.path).ranks)
+    assert table["step_time_s_mean"].isna().all()
+    assert table["peak_allocated_gib_mean"].notna().all()
+
+
+def test_times_of_engines_are_not_pooled_in_one_fit(engines):
+    """Each engine has a cost model of its own."""
+    from batchscape.analysis.cost.table import cost_groups
+
+    cells = find_cells(load(engines({"ddp": 0.0, "fsdp": 0.0}).path).runs)
+    groups = cost_groups(cells)
+    named = cells.runs.drop_duplicates("cell").set_index("cell")["engine.name"]
+    assert groups.groupby("group").apply(lambda g: named[g.index].nunique()).eq(1).all()
+    assert groups["group"].nunique() == 2
+
+
+def as_program(folder, observed):
+    """Turn a run into one of a program, as if a command had been launched."""
+    config = json.loads(folder.config.read_text())
+    config["config"]["engine"] = {"name": "command", "command": ["train"]}
+    config["config"]["model"] = {"name": "external"}
+    config["config"]["data"] = {"name": "external"}
+    folder.config.write_text(json.dumps(config))
+    if observed is not None:
+        names = ("world_size", "micro_batch_size", "gradient_accumulation_steps")
+        found = {name: observed.get(name) for name in (*names, "global_batch_size")}
+        sources = {
+            f"{name}_source": "not observed" if value is None else "the log"
+            for name, value in found.items()
+        }
+        write_json(folder.command, {"observed": {**found, **sources}})
+
+
+@pytest.fixture
+def programs(build):
+    sweep = build()
+    as_program(sweep.run((2, 8, 2), seed=0), {"world_size": 2, "global_batch_size": 32})
+    broken = sweep.run((2, 16, 1), seed=0, status="failed", reason="the plan says 2")
+    as_program(broken, {"world_size": 1, "global_batch_size": 16})
+    as_program(sweep.run((1, 8, 4), seed=0), {"world_size": 1})
+    as_program(sweep.run((1, 32, 1), seed=0), None)
+    return sweep
+
+
+def test_what_programs_were_seen_to_use(programs):
+    cells = find_cells(load(programs.path).runs)
+    table = observed_batches(cells)
+    assert len(table) == 4
+    seen = {
+        (row["planned_world_size"], row["planned_gradient_accumulation_steps"]): row["agrees"]
+        for row in table.to_dict("records")
+    }
+    assert seen[2, 2] is True
+    assert seen[2, 1] is False
+    assert pd.isna(seen[1, 4]), "ranks alone do not tell how large a batch was"
+    assert pd.isna(seen[1, 1])
+    # What was observed is no setting that would tell cells apart.
+    assert not any(name.startswith("observed.") for name in cells.settings)
+
+
+@pytest.mark.slow
+def test_programs_are_reported_without_a_traceback(programs, tmp_path):
+    report = write_report([programs.path], tmp_path / "report")
+    section = next(s for s in report.sections if s.title == "Engines side by side")
+    assert section.answer == [
+        "Of 4 runs of programs, 1 were seen to use the planned batch, 1 were seen to use another, "
+        "2 did not let their global batch be observed."
+    ]
+    assert section.warnings[0].startswith("Nothing confirms the global batch of 2 runs")
+    rows = {row[0]: row[3:] for row in section.tables[0].grid.rows}
+    assert len(rows) == 4
+    assert ["1, not 2", MISSING, MISSING, "16, not 32", "no"] in rows.values()
+    assert (tmp_path / "report" / "tables" / "observed_batches.csv").exists()
+
+
+@pytest.mark.slow
+def test_the_report_of_five_engines(engines, tmp_path):
+    sweep = engines(FIVE, every=dict.fromkeys(FIVE, False))
+    report = write_report([sweep.path], tmp_path / "report")
+    names = {path.name for path in report.files}
+    assert {"engines_loss.png", "engines_cost.pdf", "engines_loss.csv", "engines_cost.md"} <= names
+    page = (tmp_path / "report" / "report.md").read_text()
+    assert "## Engines side by side" in page
+
+
+def test_a_missing_bar_has_its_reason(engines):
+    sweep = engines({"ddp": 0.0, "fsdp": 0.0}, cuts=[(1, 8, 4)], seeds=(0,))
+    sweep.run((4, 8, 1), seed=0, engine={"name": "ddp"}, concurrent_runs=2)
+    tables = load(sweep.path)
+    costs = engine_costs(find_cells(tables.runs), tables.ranks)
+    (note,) = costs["step_time_s_note"].dropna()
+    with paper_style():
+        memory, time = draw_engine_costs(costs, ["ddp", "fsdp"]).axes
+    assert [text.get_text() for text in memory.texts] == ["n/a: no run completed"]
+    assert [text.get_text() for text in time.texts] == [f"n/a: {note}", "n/a: no run completed"]

@@ -1,0 +1,180 @@
+"""A program under its guard, and how its end is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from batchscape.engines.command.endings import ending, last_words
+from batchscape.engines.command.program import Program
+from batchscape.errors import LaunchError
+from batchscape.record.status import Status
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+LEAVES_DEAF = (
+    "import subprocess, sys; "
+    f"subprocess.Popen([sys.executable, '-c', {DEAF!r}], start_new_session=True)"
+)
+
+
+def started(code: str, folder: Path) -> Program:
+    return Program([sys.executable, "-c", code], folder, dict(os.environ))
+
+
+def below(program: Program) -> list[psutil.Process]:
+    return psutil.Process(program.guard_pid).children(recursive=True)
+
+
+def test_exit_codes_arguments_and_environment(tmp_path: Path):
+    """Arguments arrive one by one and as they are; nothing is read by a shell."""
+    wanted = ["", "two words", "$HOME", "*", "a;b", "ü\n", '"']
+    code = "import os, sys; sys.exit(7 * (sys.argv[1:] == eval(os.environ['WANTED'])))"
+    environment = {**os.environ, "WANTED": repr(wanted)}
+    program = Program([sys.executable, "-c", code, *wanted], tmp_path, environment)
+    ended = program.wait(30)
+    program.close()
+    assert ended is not None
+    assert (ended.code, ended.left) == (7, 0)
+
+
+def test_a_missing_program_and_folder_are_told(tmp_path: Path):
+    with pytest.raises(LaunchError, match=r"no-such-program cannot be started: .*No such file"):
+        Program(["no-such-program"], tmp_path, dict(os.environ))
+    with pytest.raises(LaunchError, match="cannot be started in"):
+        Program(["true"], tmp_path / "nowhere", dict(os.environ))
+    text = tmp_path / "text"
+    text.write_text("no program")
+    with pytest.raises(LaunchError, match="Permission denied"):
+        Program([str(text)], tmp_path, dict(os.environ))
+
+
+@pytest.mark.slow
+def test_what_a_program_leaves_is_killed(tmp_path: Path):
+    program = started(LEAVES_DEAF, tmp_path)
+    ended = program.wait(30)
+    assert ended is not None
+    assert (ended.code, ended.left) == (0, 1)
+    program.close()
+
+
+@pytest.mark.parametrize("way", ["asked", "killed", "abandoned"])
+def test_every_way_to_end_a_program_ends_all_of_it(tmp_path: Path, way: str):
+    code = f"{LEAVES_DEAF}; import time; time.sleep(60)"
+    program = started(code, tmp_path)
+    deadline = time.monotonic() + 30
+    while len(below(program)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    processes = below(program)
+    if way == "asked":
+        program.ask_to_end()
+        program.wait(0.5)
+    if way == "killed":
+        program.kill()
+        ended = program.wait(30)
+        assert ended is not None
+        assert ended.code == -9
+    program.close()
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", None),
+        ("\n----\n\n", None),
+        ("first\nlast\n=====\n", "last"),
+        ("ValueError: 3 is odd\n", "ValueError: 3 is odd"),
+        ("[rank1]: torch.OutOfMemoryError: CUDA\nW1 closing\n", "torch.OutOfMemoryError: CUDA"),
+        (
+            "RuntimeError: real\nTraceback\n"
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+            "subprocess.CalledProcessError: Command failed\n====\n",
+            "RuntimeError: real",
+        ),
+        ("KeyError: 'old'\nValueError: newest\nexit\n", "ValueError: newest"),
+    ],
+)
+def test_the_last_words_are_those_of_the_error(text, words):
+    assert last_words(text) == words
+
+
+def torchrun_footer(rank: int, code: int) -> str:
+    """What torch 2.14 prints after the ranks, shortened."""
+    agent = "torch/distributed/elastic/multiprocessing/api.py"
+    return (
+        f"W1122 02:50:34.986000 18598 {agent}:1028] Sending process 18632 closing signal SIGTERM\n"
+        f"E1122 02:50:35.048000 18598 {agent}:1002] failed (exitcode: {code}) local_rank: {rank} "
+        "(pid: 18634) of binary: python\n"
+        "Traceback (most recent call last):\n"
+        '  File "run.py", line 1032, in <module>\n    main()\n'
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "=====\ntrain.py FAILED\n-----\nFailures:\n[1]:\n  rank      : 0 (local_rank: 0)\n"
+        "  exitcode  : -15 (pid: 18632)  (SIGTERM)\n"
+        "  traceback : Signal 15 (SIGTERM) received by PID 18632\n"
+        f"-----\nRoot Cause (first observed failure):\n[0]:\n  host      : localhost\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 18634) \n"
+        "  error_file: <N/A>\n"
+        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+        "\n=====\n"
+    )
+
+
+def traceback_of(words: str, mark: str = "") -> str:
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 17', "    f()", words]
+    return "".join(f"{mark}{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "words"),
+    [
+        (traceback_of("AssertionError"), 1, "AssertionError"),
+        (
+            traceback_of("my.Odd: 3", "[rank1]: ")
+            + traceback_of("RuntimeError: Connection closed by peer", "[rank0]: "),
+            1,
+            "my.Odd: 3",
+        ),
+        (traceback_of("KeyError: 1") + traceback_of("ValueError: 2"), 1, "ValueError: 2"),
+        ("step 1\n", 3, "rank 1 exited with code 3"),
+        ("", -9, "rank 1 was killed by SIGKILL (often the system's out-of-memory killer)"),
+    ],
+)
+def test_of_a_failed_torchrun_the_words_are_those_of_the_first_rank(printed, code, words):
+    assert last_words(printed + torchrun_footer(1, code)) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "expected"),
+    [
+        (0, "out of memory", None),
+        (3, "bye", (Status.FAILED, "the program exited with code 3; its log ends: bye")),
+        (1, "", (Status.FAILED, "the program exited with code 1")),
+        (-11, "", (Status.FAILED, "the program was killed by SIGSEGV")),
+        (
+            1,
+            "torch.OutOfMemoryError: CUDA out of memory.\nmore",
+            (
+                Status.OOM,
+                "the program exited with code 1; its log ends: "
+                "torch.OutOfMemoryError: CUDA out of memory.",
+            ),
+        ),
+        (
+            1,
+            "MemoryError",
+            (Status.OOM, "the program exited with code 1; its log ends: MemoryError"),
+        ),
+    ],
+)
+def test_endings(tmp_path: Path, code, text, expected):
+    log = tmp_path / "log.txt"
+    before = "MemoryError: of an earlier attempt\n"
+    log.write_text(before + text)
+    assert ending(code, log, len(before)) == expected

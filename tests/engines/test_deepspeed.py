@@ -1,0 +1,289 @@
+"""The DeepSpeed engine: beside what every engine passes, what is its own."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import weakref
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+
+from batchscape.config import AdamW
+from batchscape.errors import BatchscapeError
+from batchscape.geometry import BatchGeometry
+from batchscape.models import build_model
+from batchscape.record.tables import read_table
+
+pytest.importorskip("deepspeed", reason="batchscape[deepspeed]")
+pytestmark = [
+    pytest.mark.systems,
+    pytest.mark.timeout(400),
+    # The library decorates functions with torch.compile; the import behind it says so of PyTorch.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+
+STAGES = [0, 1, 2, 3]
+SETTINGS = AdamW(name="adamw", learning_rate=0.01, gradient_clip_norm=0.5)
+ALONE = BatchGeometry(1, 1, 2, 4)
+
+
+def deepspeed(stage, **more):
+    return {"name": "deepspeed", "precision": "float32", "zero_stage": stage, **more}
+
+
+@pytest.fixture
+def engine_of(spec_of):
+    """Build engines of a rank alone, and close them."""
+    from batchscape.engines.deepspeed import DeepSpeedEngine
+
+    built = []
+
+    def build(stage, geometry=ALONE, optimizer=SETTINGS, **overrides):
+        spec = spec_of(engine=deepspeed(stage), **overrides)
+        module = build_model(spec.config, spec.data, "float32")
+        engine = DeepSpeedEngine(module, spec.config.engine, optimizer, "float32", geometry)
+        built.append(engine)
+        return engine
+
+    yield build
+    for engine in built:
+        if not isinstance(engine.module, torch.nn.Identity):
+            engine.close()
+
+
+def batch(seed=3, count=8):
+    tokens = torch.randint(256, (count, 33), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def step(engine, seed=3, weight=1 / 256, settings=SETTINGS):
+    """Four micro-steps and an update; return the norm of the gradient."""
+    inputs, targets = batch(seed)
+    for a in range(4):
+        part = slice(2 * a, 2 * a + 2)
+        engine.micro_step(inputs[part], targets[part], weight, last=a == 3)
+    return float(engine.optimizer_step(settings, 1.0))
+
+
+def weights(engine):
+    """Whole weights, wherever they lie."""
+    return engine.state()["model"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_as_one_and_exchange_what_is_declared(trainer, steps, tmp_path, stage):
+    """Against plain PyTorch on the whole batch; bytes against a count of the model's parameters."""
+    one = steps(trainer.train(trainer.make_spec((1, 32, 1), engine__precision="float32"), tmp_path))
+    spec = trainer.make_spec((2, 4, 4), engine=deepspeed(stage))
+    folder = trainer.train(spec, tmp_path)
+    two = steps(folder)
+    for column in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(two[column].astype(float), one[column].astype(float), atol=1e-4)
+    sizes = [p.numel() for p in build_model(spec.config, spec.data, "float32").parameters()]
+    elements = sum(n + n % 2 for n in sizes) if stage == 3 else sum(sizes)
+    exchanges = 4 if stage >= 2 else 1
+    assert two["exchanged_bytes"].tolist() == [4 * elements * exchanges] * 20
+    for rank in read_table(folder, "ranks").to_dict("records"):
+        assert rank["reported_data_parallel_size"] == 2
+        assert rank["reported_micro_batch_size"] == 4
+        assert rank["reported_gradient_accumulation_steps"] == 4
+        assert rank["reported_global_batch_size"] == 32
+    assert folder.log.read_text() == "", "the library is to be quiet"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path, stage):
+    spec = trainer.make_spec(
+        (2, 8, 2),
+        engine=deepspeed(stage),
+        budget__optimizer_steps=60,
+        checkpoint__every_s=0.0,
+        data__sequence_length=16,
+    )
+    whole = steps(trainer.train(spec, tmp_path / "whole"))
+    root = tmp_path / "killed"
+    folder = trainer.start(spec, root)
+    while not list(folder.checkpoints.glob("step-*.pt")):
+        assert not trainer._processes.wait(0.05), folder.log.read_text()
+    trainer.kill(spec)
+    trainer.train(spec, root, attempt=1)
+    rows = steps(folder)
+    assert set(rows["attempt"]) == {0, 1}
+    measured = ["optimizer_step", "samples", "loss", "gradient_norm"]
+    pd.testing.assert_frame_equal(rows[measured], whole[measured], check_exact=True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_noise_is_sampled_from_each_ranks_own_gradients(trainer, steps, tmp_path, stage):
+    measure = {"memory": False, "noise_scale_every": 5}
+    sampled = []
+    for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
+        spec = trainer.make_spec((2, 4, 4), engine=engine, measure=measure)
+        rows = steps(trainer.train(spec, tmp_path / engine["name"]))
+        sampled.append(rows["small_gradient_square"].dropna().astype(float))
+    assert len(sampled[0]) == 4
+    pd.testing.assert_series_equal(*sampled, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        (1, {"evaluation__ema_half_life_tokens": 4096}),
+        (2, {"evaluation__ema_half_life_tokens": 4096}),
+        (0, {"optimizer": {"name": "muon", "learning_rate": 0.01}}),
+        (2, {"optimizer": {"name": "sgd", "learning_rate": 0.1, "gradient_clip_norm": 0.5}}),
+        (3, {"engine__activation_checkpointing": True}),
+    ],
+    ids=str,
+)
+def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, stage, more):
+    more = {"evaluation__every_samples": 320, **more}
+    found = []
+    for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
+        spec = trainer.make_spec((2, 8, 2), **{"engine": engine, **more})
+        evals = read_table(trainer.train(spec, tmp_path / engine["name"]), "evals")
+        columns = [name for name in ("eval_loss", "raw_eval_loss") if evals[name].notna().all()]
+        found.append(evals[columns].astype(float))
+    pd.testing.assert_frame_equal(*found, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_running_means_are_those_of_ddp(trainer, tmp_path, stage):
+    """Else every rank would evaluate a model of its own."""
+    own = {"name": "custom", "arguments": {}, "_target_": "engine_models.Normalises"}
+    more = {"model": own, "budget__optimizer_steps": 6, "evaluation__every_samples": 16}
+    found = []
+    for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
+        spec = trainer.make_spec((2, 4, 2), engine=engine, **more)
+        evals = read_table(trainer.train(spec, tmp_path / engine["name"]), "evals")
+        found.append(evals["eval_loss"].astype(float))
+    pd.testing.assert_series_equal(*found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_forgotten_micro_steps_leave_no_trace(engine_of, stage):
+    trained = []
+    for forgets in (False, True):
+        torch.manual_seed(0)
+        engine = engine_of(stage)
+        step(engine)
+        if forgets:
+            inputs, targets = batch(seed=5)
+            engine.micro_step(inputs, targets, 1.0, last=False)
+            engine.micro_step(inputs, targets, 1.0, last=False)
+            engine.forget_gradients()
+        step(engine)
+        trained.append(copy.deepcopy(weights(engine)))
+        engine.close()
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_state_goes_through_a_file_of_plain_data(engine_of, tmp_path, stage):
+    first = engine_of(stage)
+    step(first)
+    torch.save(first.state(), tmp_path / "state.pt")
+    step(first)
+    after = copy.deepcopy(weights(first))
+    first.close()
+    second = engine_of(stage, seed=1)
+    second.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    step(second)
+    assert all(torch.equal(after[name], weights(second)[name]) for name in after)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_settings_of_a_step_reach_the_update(engine_of, stage):
+    """Neither rate nor clipping are those that the library was configured with."""
+    engine = engine_of(stage)
+    before = copy.deepcopy(weights(engine))
+    plain = AdamW(name="adamw", learning_rate=0.01, gradient_clip_norm=None)
+    assert step(engine, settings=plain) == pytest.approx(step(engine), rel=0.5)
+    still = AdamW(name="adamw", learning_rate=1e-30, gradient_clip_norm=1e-3)
+    moved = copy.deepcopy(weights(engine))
+    step(engine, settings=still)
+    assert any(not torch.equal(before[name], moved[name]) for name in before)
+    assert all(torch.equal(moved[name], weights(engine)[name]) for name in before)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_clipping_sees_the_whole_gradient(engine_of, stage):
+    """A clipped SGD step moves by rate times the largest norm, and tells the norm before."""
+    from batchscape.config import Sgd
+
+    sgd = Sgd(
+        name="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, gradient_clip_norm=0.25
+    )
+    engine = engine_of(stage, optimizer=sgd)
+    before = copy.deepcopy(weights(engine))
+    norm = step(engine, settings=sgd)
+    after = weights(engine)
+    moved = torch.cat([(after[name] - before[name]).ravel() for name in before]).norm()
+    assert norm > 0.5
+    assert float(moved) == pytest.approx(0.25, rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_update_that_is_not_finite_is_skipped_and_told_of(engine_of, stage):
+    engine = engine_of(stage)
+    step(engine)
+    assert not engine.skipped
+    before = copy.deepcopy(weights(engine))
+    assert not np.isfinite(step(engine, weight=float("inf")))
+    assert engine.skipped
+    assert all(torch.equal(before[name], weights(engine)[name]) for name in before)
+    assert np.isfinite(step(engine))
+    assert not engine.skipped
+
+
+@pytest.mark.usefixtures("trainer")
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_without_a_gradient_have_zeros_or_are_refused(engine_of, stage):
+    own = {"name": "custom", "arguments": {}, "_target_": "own_models.Spare"}
+    engine = engine_of(stage, model=own)
+    if stage < 2:
+        assert np.isfinite(step(engine))
+        return
+    with pytest.raises(BatchscapeError, match=rf"zero_stage={stage} every.*use\n?.*zero_stage=0"):
+        step(engine)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_closing_leaves_nothing_behind(engine_of, stage):
+    import deepspeed.comm
+
+    before = dict(os.environ)
+    linear = torch.nn.functional.linear
+    for _ in range(2):
+        engine = engine_of(stage)
+        step(engine)
+        module = weakref.ref(engine.module)
+        parameters = [weakref.ref(p) for p in engine.module.parameters()]
+        engine.close()
+        gc.collect()
+        assert module() is None
+        assert not any(p() is not None for p in parameters)
+    changed = {name for name in before if os.environ.get(name) != before[name]}
+    assert changed <= {"DS_ACCELERATOR"}
+    assert "LOCAL_RANK" not in os.environ
+    assert not dist.is_initialized()
+    assert torch.nn.functional.linear is linear
+    assert not {"all_reduce", "reduce_scatter_tensor"} & vars(deepspeed.comm.comm.cdb).keys()
+
+
+def test_nothing_is_compiled_for_the_cpu(engine_of, tmp_path, monkeypatch):
+    """As in a new process, where the library has no backend and has not been told."""
+    import deepspeed.comm
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)
+    monkeypatch.setitem(deepspeed.ops.__compatible_ops__, "deepspeed_shm_comm", True)
+    engine = engine_of(1)
+    step(engine)
+    engine.close()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,209 @@
+"""FSDP2 where it is not like the other engines; what they share is in test_contract.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from batchscape.engines.fsdp import fsdp_engine
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.models import build_model
+from batchscape.record.tables import read_table
+from batchscape.train.checkpoint import latest_checkpoint
+
+OWN = {"name": "custom", "arguments": {}}
+
+
+def engine(name, **settings):
+    return {"name": name, "precision": "float64", **settings}
+
+
+def trained(trainer, root, geometry, settings, **overrides):
+    overrides = {"budget__optimizer_steps": 6, **overrides}
+    spec = trainer.make_spec(geometry, engine=settings, **overrides)
+    return trainer.train(spec, root / settings["name"])
+
+
+def assert_alike(one, other, table="steps", columns=("loss", "gradient_norm")):
+    first, second = read_table(one, table), read_table(other, table)
+    for column in columns:
+        np.testing.assert_allclose(
+            first[column].to_numpy(float), second[column].to_numpy(float), rtol=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("geometry", "settings"),
+    [
+        ((2, 4, 2), {}),
+        pytest.param((2, 8, 1), {"reshard_after_forward": False}, marks=pytest.mark.slow),
+        pytest.param((2, 4, 2), {"activation_checkpointing": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_two_ranks_train_like_one(trainer, tmp_path, geometry, settings):
+    one = trained(trainer, tmp_path, (1, 16, 1), engine("ddp"))
+    two = trained(trainer, tmp_path, geometry, engine("fsdp", **settings))
+    assert_alike(one, two)
+    assert not (two.path / "gradient_sketch.npy").exists()
+
+
+@pytest.mark.slow
+def test_uneven_parts_and_averages_are_evaluated_alike(trainer, tmp_path):
+    """Three ranks divide few sizes of the model, and not the five batches of an evaluation."""
+    more = {
+        "evaluation__samples": 40,
+        "evaluation__every_samples": 24,
+        "evaluation__ema_half_life_tokens": 1024.0,
+    }
+    one = trained(trainer, tmp_path, (1, 12, 1), engine("ddp"), **more)
+    three = trained(trainer, tmp_path, (3, 2, 2), engine("fsdp"), **more)
+    assert_alike(one, three)
+    assert_alike(one, three, "evals", ("eval_loss", "raw_eval_loss", "eval_targets"))
+    evals = read_table(three, "evals")
+    assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
+
+
+@pytest.mark.slow
+def test_an_average_is_stopped_and_goes_on(trainer, steps, tmp_path):
+    """Its parts are gathered and cut again, bit for bit."""
+    settings = {"engine": engine("fsdp"), "evaluation__ema_half_life_tokens": 1024.0}
+    spec = trainer.make_spec((3, 2, 2), **settings)
+    whole = trainer.train(spec, tmp_path / "whole")
+    cut = trainer.start(spec, tmp_path, target="engine_witness:watched", STOP_AFTER="5")
+    trainer.wait(spec)
+    trainer.train(spec, tmp_path, attempt=1)
+    assert steps(cut)["attempt"].nunique() == 2
+    for table, columns in {"steps": ["loss", "gradient_norm"], "evals": ["eval_loss"]}.items():
+        pd.testing.assert_frame_equal(
+            read_table(cut, table)[columns], read_table(whole, table)[columns], check_exact=True
+        )
+
+
+@pytest.mark.slow
+def test_running_means_are_those_of_ddp_and_of_a_run_that_was_stopped(trainer, steps, tmp_path):
+    """Else every rank would evaluate a model of its own, and a checkpoint change it."""
+    more = {
+        "model": OWN | {"_target_": "engine_models.Normalises"},
+        "evaluation__every_samples": 16,
+    }
+    ddp = trained(trainer, tmp_path, (2, 4, 2), engine("ddp"), **more)
+    whole = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp"), **more)
+    assert_alike(ddp, whole, "evals", ("eval_loss",))
+    spec = trainer.make_spec((2, 4, 2), engine=engine("fsdp"), budget__optimizer_steps=6, **more)
+    root = tmp_path / "cut"
+    cut = trainer.start(spec, root, target="engine_witness:watched", STOP_AFTER="3")
+    trainer.wait(spec)
+    trainer.train(spec, root, attempt=1)
+    assert steps(cut)["attempt"].nunique() == 2
+    left, right = (read_table(folder, "evals")["eval_loss"].tolist() for folder in (cut, whole))
+    assert left == right
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_that_of_whole_models(trainer, tmp_path):
+    """Names, shapes and content, of the model and of the optimizer."""
+    states = []
+    for settings in (engine("ddp"), engine("fsdp")):
+        spec = trainer.make_spec((2, 4, 2), engine=settings)
+        folder = trainer.start(
+            spec, tmp_path / settings["name"], target="engine_witness:watched", STOP_AFTER="3"
+        )
+        trainer.wait(spec)
+        states.append(latest_checkpoint(folder.checkpoints))
+    ddp, fsdp = states
+    assert ddp["model"].keys() == fsdp["model"].keys()
+    pairs = [(ddp["model"][name], fsdp["model"][name]) for name in ddp["model"]]
+    for index, entry in ddp["optimizer"]["state"].items():
+        pairs += [(value, fsdp["optimizer"]["state"][index][name]) for name, value in entry.items()]
+    assert len(pairs) > 50
+    for one, other in pairs:
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_parts_take_the_memory_of_parts(trainer, tmp_path):
+    """After the model: half the parameters, and DDP's bucket for them beside the whole."""
+    alive = {}
+    for name in ("ddp", "fsdp"):
+        folder = trained(
+            trainer, tmp_path, (2, 2, 2), engine(name), measure__memory=True, model__d_model=64
+        )
+        ranks = read_table(folder, "ranks")
+        assert (ranks["memory_method"] == "cpu allocator events").all()
+        alive[name] = ranks["allocated_after_model_gib"].max() * 2**30
+    spec = trainer.make_spec(model__d_model=64)
+    module = build_model(spec.config, spec.data, "float64")
+    whole = sum(p.nbytes for p in module.parameters())
+    assert alive["fsdp"] == pytest.approx(whole / 2, rel=0.02)
+    assert alive["ddp"] > 2 * whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_noise_is_sampled_where_gradients_are_seen(trainer, steps, tmp_path, ranks):
+    folder = trained(trainer, tmp_path, (ranks, 4, 2), engine("fsdp"), measure__noise_scale_every=3)
+    sampled = steps(folder)["small_batch_size"].notna().sum()
+    assert sampled == (2 if ranks == 1 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Spare", "Routed"])
+def test_parameters_without_a_gradient_have_one_of_zero(trainer, tmp_path, name):
+    """Whichever ranks have used them."""
+    model = OWN | {"_target_": f"own_models.{name}"}
+    one = trained(trainer, tmp_path, (1, 8, 1), engine("ddp"), model=model)
+    two = trained(trainer, tmp_path, (2, 2, 2), engine("fsdp"), model=model)
+    assert_alike(one, two)
+
+
+@pytest.mark.slow
+def test_a_block_that_is_left_out_is_refused(trainer, outcome, tmp_path):
+    spec = trainer.make_spec(
+        (2, 2, 2), engine=engine("fsdp"), model=OWN | {"_target_": "engine_models.SkipsABlock"}
+    )
+    folder = trainer.start(spec, tmp_path)
+    trainer.wait(spec)
+    left = outcome(folder)
+    assert left["status"] == "failed"
+    assert "every block must be used in every forward" in left["reason"]
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_parameter_without_dimensions_is_refused(spec_of):
+    spec = spec_of(engine=engine("fsdp"), model=OWN | {"_target_": "engine_models.HasAScale"})
+    module = build_model(spec.config, spec.data, "float64")
+    with pytest.raises(ConfigError, match=r"model\.scale of this model are not"):
+        fsdp_engine(
+            module, spec.config.engine, spec.config.optimizer, "float64", BatchGeometry(1, 2, 4, 1)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_blocks_train_alike(trainer, tmp_path):
+    """And the evaluation, of batches of another size, is not compiled for."""
+    more = {"evaluation__batch_size": 5, "budget__optimizer_steps": 4}
+    plain = trained(trainer, tmp_path / "plain", (2, 4, 2), engine("fsdp"), **more)
+    compiled = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp", compile=True), **more)
+    assert_alike(plain, compiled)
+    assert (read_table(compiled, "ranks")["compile_s"] > 0.5).all()
+
+
+@pytest.mark.slow
+def test_bfloat16_follows_float32(trainer, steps, tmp_path):
+    losses = [
+        steps(
+            trained(
+                trainer,
+                tmp_path / precision,
+                (2, 8, 2),
+                {"name": "fsdp", "precision": precision},
+                budget__optimizer_steps=30,
+            )
+        )["loss"].astype(float)
+        for precision in ("float32", "bfloat16")
+    ]
+    assert 0 < (losses[1] - losses[0]).abs().max() < 5e-2

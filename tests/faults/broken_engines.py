@@ -1,0 +1,170 @@
+"""Engines that break the contract, each in one respect: planted in the process of a rank."""
+
+# mypy: disable-error-code="method-assign, assignment"
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from batchscape.config import Ddp, Optimizer
+from batchscape.engines.base import Reported
+from batchscape.engines.ddp import DdpEngine
+from batchscape.engines.fsdp import FsdpEngine
+from batchscape.geometry import BatchGeometry
+from batchscape.models import LossModule
+from batchscape.train import loop
+from batchscape.train.examination import ModelFacts
+
+
+def undeclared_exchange() -> None:
+    """Exchange in every micro-step, and say so nowhere; the count is honest."""
+    _declare_last_only()
+
+
+def hidden_exchange() -> None:
+    """Exchange in every micro-step, say so nowhere, and count the last one only."""
+    _declare_last_only()
+    count = FsdpEngine._count
+
+    def counts_last(self: FsdpEngine, exchanged: int) -> None:
+        before = self.exchanged_bytes
+        count(self, exchanged)
+        if not self._exchanges_last:
+            self.exchanged_bytes = before
+
+    FsdpEngine._count = counts_last
+
+
+def _declare_last_only() -> None:
+    real = FsdpEngine.micro_step
+
+    def micro_step(
+        self: FsdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+    ) -> Tensor:
+        self.exchanges_every_micro_step = True
+        try:
+            return real(self, inputs, targets, weight, last=last)
+        finally:
+            self.exchanges_every_micro_step = False
+
+    build = FsdpEngine.__init__
+
+    def build_silently(self: FsdpEngine, *given: Any) -> None:
+        build(self, *given)
+        self.exchanges_every_micro_step = False
+
+    FsdpEngine.micro_step = micro_step
+    FsdpEngine.__init__ = build_silently
+
+
+def mean_of_means() -> None:
+    """Average over the targets of each micro-batch, then over micro-batches and ranks."""
+    parts = int(os.environ["PARTS"])
+    real = DdpEngine.micro_step
+
+    def forward(self: LossModule, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(inputs)
+        loss = functional.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="mean"
+        )
+        return loss, loss.new_zeros(())
+
+    def micro_step(
+        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+    ) -> Tensor:
+        return real(self, inputs, targets, 1.0 / parts, last=last) / parts / weight
+
+    # Such a loss is refused before the first step; here the curves alone must tell.
+    loop.examine = lambda *_args: ModelFacts()  # type: ignore[attr-defined]
+    LossModule.forward = forward
+    DdpEngine.micro_step = micro_step
+
+
+def alone() -> None:
+    """Let every rank train by itself, and say so."""
+    _build_for_one_rank()
+
+
+def alone_and_lying() -> None:
+    """Let every rank train by itself, and report the ranks that were asked for."""
+    asked = _build_for_one_rank()
+    DdpEngine.reported = lambda self: Reported(asked[id(self)])
+
+
+def _build_for_one_rank() -> dict[int, int]:
+    real = DdpEngine.__init__
+    asked: dict[int, int] = {}
+
+    def build(
+        self: DdpEngine,
+        module: nn.Module,
+        config: Ddp,
+        optimizer: Optimizer,
+        precision: str,
+        geometry: BatchGeometry,
+    ) -> None:
+        asked[id(self)] = geometry.data_parallel_size
+        one = BatchGeometry(1, 1, geometry.micro_batch_size, geometry.gradient_accumulation_steps)
+        real(self, module, config, optimizer, precision, one)
+
+    DdpEngine.__init__ = build
+    return asked
+
+
+def clips_its_part() -> None:
+    """Clip each rank's part of the gradient by the norm of that part; report the whole norm."""
+    real = FsdpEngine._clip
+
+    def clip(self: FsdpEngine, largest_norm: float | None) -> Tensor:
+        norm = real(self, None)
+        parts = [p.grad.to_local() for p in self._trained]
+        own = torch.nn.utils.get_total_norm(parts)
+        if largest_norm is not None:
+            for part in parts:
+                part.mul_(torch.clamp(largest_norm / (own + 1e-6), max=1.0))
+        return norm
+
+    FsdpEngine._clip = clip
+
+
+def divides_by_accumulation() -> None:
+    """Divide the loss by the micro-steps once more, as libraries do that expect a mean."""
+    parts = int(os.environ["PARTS"])
+    real = DdpEngine.micro_step
+
+    def micro_step(
+        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+    ) -> Tensor:
+        return real(self, inputs, targets, weight / parts, last=last)
+
+    DdpEngine.micro_step = micro_step
+
+
+def does_not_accumulate() -> None:
+    """Keep the gradient of the last micro-step only."""
+    real = DdpEngine.micro_step
+
+    def micro_step(
+        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+    ) -> Tensor:
+        if last:
+            self.forget_gradients()
+        return real(self, inputs, targets, weight, last=last)
+
+    DdpEngine.micro_step = micro_step
+
+
+def forgets_moments() -> None:
+    """Leave the optimizer's moments out of what is restored."""
+    real = FsdpEngine.restore
+
+    def restore(self: FsdpEngine, state: dict[str, Any]) -> None:
+        real(self, state)
+        self._optimizer.state.clear()
+
+    FsdpEngine.restore = restore

@@ -1,0 +1,115 @@
+"""Ranks whose collectives are counted where they reach torch.distributed, whatever engine asks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import broken_engines
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from batchscape.engines import Engine
+from batchscape.record.spec import RunSpec
+from batchscape.train import loop, worker
+from batchscape.train.loop import Training
+from batchscape.train.recorder import Verdict
+
+_GRADIENTS_AT = {
+    "c10d::allreduce_": 0,
+    "c10d::allreduce_coalesced_": 0,
+    "c10d::reduce_": 0,
+    "c10d::reduce_scatter_": 1,
+    "c10d::_reduce_scatter_base_": 1,
+    "c10d::reduce_scatter_tensor_coalesced_": 1,
+}
+"""Which argument of an operation that reduces is what a rank gives to it."""
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the bytes of what is reduced; single numbers, as norms and flags, are no gradients.
+
+    A library may want a group even of a rank alone, which gives nothing to anyone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = _GRADIENTS_AT.get(func.name())
+        if given is not None and dist.get_world_size() > 1:
+            self.bytes += sum(t.nbytes for t in _tensors(args[given]) if t.numel() > 1)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(value: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def watched(run_dir: str, rank: int) -> int:
+    """Train, and leave what was seen in `witness-<rank>.json`.
+
+    `FAULT` plants one of `broken_engines`; `STOP_AFTER` ends the run after that optimizer step,
+    with a checkpoint, as a request to stop does.
+    """
+    if fault := os.environ.get("FAULT"):
+        getattr(broken_engines, fault)()
+    if stop_after := os.environ.get("STOP_AFTER"):
+        _stop(int(stop_after))
+    seen: dict[str, Any] = {"world_size": 1, "bytes": []}
+    real = loop.build_engine
+
+    def build_engine(spec: RunSpec, device: torch.device) -> Engine:
+        engine = real(spec, device)
+        seen["world_size"] = dist.get_world_size() if dist.is_initialized() else 1
+        seen["bytes"] = []
+        _watch(engine, seen["bytes"])
+        return engine
+
+    loop.build_engine = build_engine  # type: ignore[attr-defined]
+    code = worker.main(run_dir, rank)
+    (Path(run_dir) / f"witness-{rank}.json").write_text(json.dumps(seen))
+    return code
+
+
+def _watch(engine: Engine, seen: list[int]) -> None:
+    """Note the bytes of each optimizer step."""
+    micro_step, optimizer_step = engine.micro_step, engine.optimizer_step
+    counter = _Counter()
+
+    def counted_micro_step(*args: Any, **options: Any) -> Tensor:
+        with counter:
+            return micro_step(*args, **options)
+
+    def counted_optimizer_step(*args: Any) -> Tensor:
+        with counter:
+            norm = optimizer_step(*args)
+        seen.append(counter.bytes)
+        counter.bytes = 0
+        return norm
+
+    engine.micro_step = counted_micro_step  # type: ignore[method-assign]
+    engine.optimizer_step = counted_optimizer_step  # type: ignore[method-assign]
+
+
+def _stop(after: int) -> None:
+    """Let the ranks agree in every step, and ask to stop in one."""
+    agree = Training._agree
+
+    def at_once(self: Training, *, at_once: bool) -> Verdict:
+        self._stop_requested = self.done == after
+        return agree(self, at_once=at_once or self.done == after)
+
+    Training._agree = at_once  # type: ignore[method-assign]

@@ -1,0 +1,2 @@
+accelerate launch --config_file accelerate.yaml train_unet.py \
+    --train_batch_size 7 --gradient_accumulation_steps 2 --mixed_precision fp16

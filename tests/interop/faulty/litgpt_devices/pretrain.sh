@@ -1,0 +1,1 @@
+litgpt pretrain pythia-14m --config config.yaml --devices 3

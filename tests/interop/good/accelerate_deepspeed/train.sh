@@ -1,0 +1,1 @@
+accelerate launch --config_file=accelerate.yaml train.py --train_batch_size=8 --gradient_accumulation_steps=4

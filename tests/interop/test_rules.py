@@ -1,0 +1,241 @@
+"""Rules one at a time, on small sets that are made here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from batchscape.cli import main
+from batchscape.interop.check import Consistency, check_configs
+
+JSON: dict[str, object] = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "zero_optimization": {"stage": 1},
+}
+YAML: dict[str, object] = {
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 4,
+}
+SCRIPT = "train.py --train_batch_size 2 --gradient_accumulation_steps 4"
+TRAINER = "run.py --per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+
+
+def checked(
+    tmp_path, monkeypatch, command: str, *, ds: dict | None = None, acc: dict | None = None
+) -> Consistency:
+    monkeypatch.chdir(tmp_path)
+    if ds is not None:
+        (tmp_path / "ds.json").write_text(json.dumps({**JSON, **ds}))
+    if acc is not None:
+        (tmp_path / "acc.yaml").write_text(yaml.safe_dump({**YAML, **acc}))
+    return check_configs([], command.split())
+
+
+ACCELERATE = "accelerate launch --config_file acc.yaml"
+PLUGIN: dict[str, object] = {"deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+TORCHRUN = "torchrun --nproc_per_node 4"
+CASES = {
+    "json against script, micro": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"train_micro_batch_size_per_gpu": 8},
+        PLUGIN,
+        [("error", "micro-batch", "accelerate goes by the JSON")],
+    ),
+    "json against script, accumulation": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"gradient_accumulation_steps": 8},
+        PLUGIN,
+        [("error", "accumulation", "accelerate goes by the JSON")],
+    ),
+    "json against script, missing": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"gradient_accumulation_steps": None},
+        PLUGIN,
+        [("error", "accumulation-missing", "accelerate then takes 1")],
+    ),
+    "json against a script without accelerate": (
+        f"{TORCHRUN} {SCRIPT} --deepspeed_config ds.json",
+        {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
+        None,
+        [("error", "micro-batch", "DeepSpeed goes by the JSON")],
+    ),
+    "two accumulations of the launcher": (
+        f"{ACCELERATE} --gradient_accumulation_steps 4 {SCRIPT}",
+        None,
+        {"deepspeed_config": {"gradient_accumulation_steps": 2}},
+        [("warning", "accumulation", "goes before")],
+    ),
+    "the plugin against the Trainer": (
+        f"{ACCELERATE} {TRAINER}",
+        None,
+        {"deepspeed_config": {"gradient_accumulation_steps": 2}},
+        [("error", "accumulation", "the Trainer refuses to start")],
+    ),
+    "clipping that the json does not have": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --max_grad_norm 0.5",
+        {},
+        None,
+        [("error", "clipping", "clips at its default of 1.0")],
+    ),
+    "clipping of the plugin": (
+        f"{ACCELERATE} {SCRIPT} --max_grad_norm 0.5",
+        None,
+        {"deepspeed_config": {"gradient_clipping": 1.0}},
+        [("error", "clipping", "DeepSpeed goes by the first")],
+    ),
+    "clipping of the optimizer": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json",
+        {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
+        None,
+        [("warning", "clipping", "clips nothing")],
+    ),
+    "precision of launcher and Trainer": (
+        f"{ACCELERATE} {TRAINER} --bf16",
+        None,
+        {"mixed_precision": "fp16", "distributed_type": "MULTI_GPU"},
+        [("error", "precision", "the arguments decide")],
+    ),
+    "precision of launcher and json": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"bf16": {"enabled": True}},
+        {"mixed_precision": "fp16", **PLUGIN},
+        [
+            ("error", "precision", "accelerate refuses to start"),
+            ("error", "fields-of-the-json", "mixed_precision beside"),
+        ],
+    ),
+    "precision that the json switches off": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --bf16",
+        {"bf16": {"enabled": False}},
+        None,
+        [("error", "precision", "bf16.enabled is false")],
+    ),
+    "MULTI_CPU without mpirun": (
+        f"{ACCELERATE} {SCRIPT}",
+        None,
+        {"distributed_type": "MULTI_CPU"},
+        [("error", "one-process", "unless mpirun_config is set")],
+    ),
+    "MULTI_CPU with mpirun": (
+        f"{ACCELERATE} {SCRIPT}",
+        None,
+        {"distributed_type": "MULTI_CPU", "mpirun_config": {"mpirun_hostfile": "hosts"}},
+        [],
+    ),
+    "devices of a file": (
+        f"{ACCELERATE} {SCRIPT}",
+        None,
+        {"distributed_type": "MULTI_GPU", "gpu_ids": "0,1"},
+        [("error", "visible-devices", "gpu_ids names 2 devices")],
+    ),
+    "no total fits": (
+        f"torchrun --nproc_per_node gpu {TRAINER} --deepspeed ds.json",
+        {"train_batch_size": 20},
+        None,
+        [("error", "global-batch", "no number of devices fits")],
+    ),
+    "litgpt below one micro-batch": (
+        "litgpt pretrain x --devices 8 --train.global_batch_size 16 --train.micro_batch_size 4",
+        None,
+        None,
+        [("error", "litgpt-floor", "stops at an assertion")],
+    ),
+    "litgpt has defaults": (
+        "litgpt pretrain x --devices 3",
+        None,
+        None,
+        [("error", "litgpt-floor", "default of litgpt pretrain")],
+    ),
+    "gradient accumulation in a script of transformers without its Trainer": (
+        f"{ACCELERATE} run_clm_no_trainer.py --per_device_train_batch_size 2 "
+        "--gradient_accumulation_steps 4",
+        None,
+        {"deepspeed_config": {"gradient_accumulation_steps": 2}},
+        [("error", "accumulation", "the launcher's goes before")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule(name: str, tmp_path, monkeypatch) -> None:
+    command, ds, acc, expected = CASES[name]
+    result = checked(tmp_path, monkeypatch, command, ds=ds, acc=acc)
+    found = sorted((one.severity, one.rule) for one in result.findings)
+    assert found == sorted((severity, rule) for severity, rule, _ in expected)
+    for _, rule, words in expected:
+        assert any(words in one.message for one in result.findings if one.rule == rule)
+    assert result.is_consistent == all(severity != "error" for severity, _, _ in expected)
+
+
+STEPS_OF_THE_FILE = {"deepspeed_config": {"gradient_accumulation_steps": 2}}
+WINNERS = {
+    # Command, DeepSpeed JSON, accelerate config, and devices x micro-batch x accumulation.
+    "processes of the command": (
+        f"{ACCELERATE} --num_processes 8 train.py --train_batch_size 2",
+        None,
+        STEPS_OF_THE_FILE,
+        "8 x 2 x 2 = 32",
+    ),
+    "accumulation of the launcher": (
+        f"{ACCELERATE} {SCRIPT}",
+        None,
+        STEPS_OF_THE_FILE,
+        "4 x 2 x 2 = 16",
+    ),
+    "accumulation of the command before the file": (
+        f"{ACCELERATE} --gradient_accumulation_steps 8 {SCRIPT}",
+        None,
+        STEPS_OF_THE_FILE,
+        "4 x 2 x 8 = 64",
+    ),
+    "accumulation that the launcher cannot pass on": (
+        f"{ACCELERATE} --gradient_accumulation_steps 8 {SCRIPT}",
+        None,
+        {"distributed_type": "MULTI_GPU"},
+        "4 x 2 x 4 = 32",
+    ),
+    "accumulation of the script for auto": (f"{ACCELERATE} {SCRIPT}", {}, PLUGIN, "4 x 2 x 4 = 32"),
+    "a json without accumulation": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"gradient_accumulation_steps": None},
+        PLUGIN,
+        "4 x 2 x 1 = 8",
+    ),
+    "nodes of litgpt": (
+        "litgpt pretrain x --devices 4 --num_nodes 2 --train.global_batch_size 64",
+        None,
+        None,
+        "8 x 4 x 2 = 64 (2 nodes x 4 devices)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINNERS)
+def test_who_wins(name: str, tmp_path, monkeypatch) -> None:
+    command, ds, acc, geometry = WINNERS[name]
+    result = checked(tmp_path, monkeypatch, command, ds=ds, acc=acc)
+    assert str(result.running.geometry) == geometry
+
+
+def test_both_verbs_are_listed_and_explained(capsys) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    for verb in ("check-config", "configs"):
+        assert f"batchscape {verb} " in told
+        with pytest.raises(SystemExit) as ended:
+            main([verb, "--help"])
+        assert ended.value.code == 0
+        assert "Example: batchscape " in capsys.readouterr().out
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, batchscape.interop.check, batchscape.interop.write\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"torch", "pandas", "numpy", "transformers", "accelerate", "deepspeed", "hydra"}
+    assert not heavy & set(done.stdout.split())

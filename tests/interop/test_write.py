@@ -1,0 +1,158 @@
+"""Files written from one geometry agree with each other and say that geometry."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batchscape.cli import main
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.interop.check import check_configs
+from batchscape.interop.write import (
+    accelerate_config,
+    command_line,
+    torchrun_arguments,
+    trainer_arguments,
+    write_configs,
+)
+
+COUNTS = st.integers(1, 64)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    parts=st.tuples(st.integers(1, 4), COUNTS, COUNTS, COUNTS),
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    clip=st.none() | st.floats(0.1, 10),
+    zero_stage=st.integers(0, 3),
+)
+def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_stage) -> None:
+    geometry = BatchGeometry(*parts)
+    nodes, per_node, micro, steps = parts
+    written = write_configs(
+        geometry,
+        tmp_path,
+        precision=precision,
+        gradient_clip_norm=clip,
+        zero_stage=zero_stage,
+    )
+    texts = {path.name: path.read_text() for path in written}
+    total = nodes * per_node * micro * steps
+    line = f"# global batch {total} = devices {nodes * per_node} x micro-batch {micro} x "
+    for name, text in texts.items():
+        assert name.endswith(".json") or line + f"accumulation {steps}\n" in text
+
+    content = json.loads(texts["deepspeed.json"])
+    assert content["train_batch_size"] == total
+    assert content["zero_optimization"]["stage"] == zero_stage
+    # One kind of arithmetic: the switch that the Trainer and accelerate know, and no autocast.
+    autocast = content.get("torch_autocast", {}).get("enabled", False)
+    assert (content.get("bf16"), autocast) == (
+        ({"enabled": True}, False) if precision == "bfloat16" else (None, False)
+    )
+    accelerate = yaml.safe_load(texts["accelerate.yaml"])
+    assert accelerate["num_processes"] == nodes * per_node
+    assert accelerate["mixed_precision"] == {"float32": "no", "bfloat16": "bf16"}[precision]
+    litgpt = yaml.safe_load(texts["litgpt.yaml"])
+    ranks = litgpt["devices"] * litgpt["num_nodes"]
+    train = litgpt["train"]
+    assert train["global_batch_size"] // ranks // train["micro_batch_size"] == steps
+
+    # Together they pass the check, each with the system that reads it.
+    def name(file: str) -> Path:
+        return tmp_path / file
+
+    arguments = command_line(yaml.safe_load(texts["training_arguments.yaml"]))
+    trainer = ["torchrun", *torchrun_arguments(geometry), "t.py", *arguments]
+    for files, command in (
+        ([name("deepspeed.json")], trainer),
+        ([name("deepspeed.json"), name("training_arguments.yaml")], trainer[: -len(arguments)]),
+        ([name("litgpt.yaml")], []),
+        (
+            [],
+            [
+                *["accelerate", "launch", "--config_file", str(name("accelerate_deepspeed.yaml"))],
+                *["t.py", "--train_batch_size", str(micro)],
+                *["--gradient_accumulation_steps", str(steps)],
+            ],
+        ),
+    ):
+        checked = check_configs(files, command)
+        assert checked.findings == ()
+        assert checked.running.geometry is not None
+        assert checked.running.geometry.global_batch_size == total
+
+
+def test_a_changed_file_no_longer_agrees(tmp_path) -> None:
+    write_configs(BatchGeometry(1, 8, 2, 4), tmp_path)
+    path = tmp_path / "deepspeed.json"
+    content = json.loads(path.read_text())
+    for key, rule in (
+        ("train_batch_size", "global-batch"),
+        ("gradient_accumulation_steps", "accumulation"),
+        ("train_micro_batch_size_per_gpu", "micro-batch"),
+        ("gradient_clipping", "clipping"),
+    ):
+        path.write_text(json.dumps({**content, key: content[key] * 2}))
+        checked = check_configs([path, tmp_path / "training_arguments.yaml"], devices=8)
+        assert rule in {found.rule for found in checked.findings}
+
+
+def test_the_command_writes_and_says_what(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["configs", "--devices", "8", "--micro", "2", "--global", "64", "--out", "c"]) == 0
+    told = capsys.readouterr().out
+    assert "devices x micro-batch x accumulation = 8 x 2 x 4 = 64" in told
+    assert {str(path) for path in Path("c").iterdir()} == set(re.findall(r"c/\S+", told))
+    assert main(["check-config", "c/deepspeed.json"]) == 0
+    launch = main(
+        ["check-config", "c/deepspeed.json", "--", "torchrun", "--nproc_per_node", "8", "t"]
+    )
+    assert launch == 0
+    assert main(["check-config", "c/torchrun.sh"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--devices 8 --micro 3 --global 64 --out c", "nearest that would work"),
+        ("--devices 8 --out c", "too few values"),
+        ("--devices 0 --micro 1 --accumulation 1 --out c", "int from 1"),
+        ("--devices 1 --micro 1 --accumulation 1 --clip -1 --out c", "must be above 0"),
+        ("--devices 1 --micro 1 --accumulation 1 --clip nan --out c", "must be above 0"),
+        ("--devices 1 --micro 1 --accumulation 1 --out file", "cannot be written to"),
+    ],
+)
+def test_bad_settings_are_refused(argv: str, words: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert main(["configs", *argv.split()]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert not Path("c").exists()
+
+
+def test_precisions_are_those_of_the_libraries() -> None:
+    geometry = BatchGeometry(1, 2, 4, 1)
+    assert accelerate_config(geometry, precision="float16")["mixed_precision"] == "fp16"
+    assert trainer_arguments(geometry, precision="float16")["fp16"] is True
+    for write in (accelerate_config, trainer_arguments):
+        with pytest.raises(ConfigError, match="precision is one of float32, bfloat16, float16"):
+            write(geometry, precision="float64")
+
+
+def test_the_deepspeed_json_is_found_from_any_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_configs(BatchGeometry(1, 2, 2, 2), Path("made"))
+    content = yaml.safe_load((tmp_path / "made" / "accelerate_deepspeed.yaml").read_text())
+    named = Path(content["deepspeed_config"]["deepspeed_config_file"])
+    assert named == tmp_path / "made" / "deepspeed.json"

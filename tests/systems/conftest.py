@@ -1,0 +1,114 @@
+"""The examples' sweeps as a user runs them, and how far their tables agree among themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from batchscape.record.tables import Tables, load
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Swept:
+    """An ended sweep of an example."""
+
+    code: int
+    printed: str
+    folder: Path
+    tables: Tables
+
+    def output(self, run_id: str, name: str) -> Path:
+        """Return the one file of that name that the program of a run wrote."""
+        (found,) = (self.folder / "runs" / run_id / "program").rglob(name)
+        return found
+
+    def log(self, run_id: str) -> str:
+        """Return what the program of a run printed."""
+        return (self.folder / "runs" / run_id / "log.txt").read_text()
+
+    def steps(self, run_id: str) -> pd.DataFrame:
+        """Return the optimizer steps of a run as we recorded them."""
+        rows = self.tables.steps
+        return rows[rows["run_id"] == run_id].sort_values("optimizer_step")
+
+    def evaluation(self, run_id: str) -> pd.Series:
+        """Return the only evaluation of a run."""
+        rows = self.tables.evals
+        return rows[rows["run_id"] == run_id].iloc[0]
+
+
+_OUTPUTS = shutil.ignore_patterns("outputs", "__pycache__")
+
+
+def batchscape(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchscape", *arguments],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+Sweep = Callable[..., Swept]
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Copy an example, perhaps with an edited study, sweep it and report it."""
+
+    def run(
+        example: str, *settings: str, study: str | None = None, edit: tuple[str, str] = ("", "")
+    ) -> Swept:
+        folder = tmp_path_factory.mktemp("systems") / example
+        shutil.copytree(ROOT / "examples" / example, folder, ignore=_OUTPUTS)
+        study = example if study is None else study
+        page = folder / "sweeps" / f"{study}.yaml"
+        assert edit[0] in page.read_text()
+        if edit[0]:
+            page.write_text(page.read_text().replace(*edit))
+        outputs = folder / "outputs" / "swept"
+        options = ["--config-dir", ".", f"sweeps={study}", "tracker=none", f"sweep_dir={outputs}"]
+        swept = batchscape(folder, "sweep", *options, *settings)
+        printed = swept.stdout
+        if swept.returncode == 0:
+            reported = batchscape(folder, "report", str(outputs))
+            assert reported.returncode == 0, reported.stdout
+            printed += reported.stdout
+        return Swept(swept.returncode, printed, outputs, load(outputs))
+
+    return run
+
+
+def check_cuts(swept: Swept, geometries: set[tuple[int, int, int]], loss: float) -> None:
+    """Check that all runs ended, that they are the cuts of 8, and that they train alike."""
+    runs = swept.tables.runs
+    launched = runs[runs["status"] != "rejected"]
+    assert launched["status"].tolist() == ["completed"] * len(launched), swept.printed
+    names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]
+    assert set(launched[names].itertuples(index=False, name=None)) == geometries
+    assert set(launched["global_batch_size"]) == {8}
+    for _, seed in launched.groupby("seed"):
+        curves = [swept.steps(run_id)["loss"].to_numpy() for run_id in seed["run_id"]]
+        assert len(curves) == len(geometries)
+        for curve in curves[1:]:
+            # float32: what differs is the order of sums, and it grows with the steps.
+            assert abs(curve - curves[0]).max() < loss
+
+
+@pytest.fixture(scope="session")
+def cuts() -> Callable[..., None]:
+    """`check_cuts`."""
+    return check_cuts

@@ -1,0 +1,49 @@
+"""An accelerate script that calls the recorder; the oracle is what it prints for itself."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
+pytest.importorskip("accelerate")
+
+
+@pytest.fixture(scope="module")
+def swept(sweep):
+    return sweep("accelerate_train")
+
+
+def test_cuts_of_one_batch_train_alike_on_unequal_documents(swept, cuts):
+    assert swept.code == 0, swept.printed
+    cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
+    assert len(swept.tables.steps) == 6 * 30
+
+
+def test_tables_are_what_the_script_printed(swept):
+    for run in swept.tables.runs.query("status == 'completed'").itertuples():
+        log = swept.log(run.run_id)
+        printed = re.findall(r"^step (\d+): loss (\S+), targets (\d+)$", log, re.MULTILINE)
+        steps = swept.steps(run.run_id)
+        assert [int(step) for step, _, _ in printed] == steps["optimizer_step"].tolist()
+        assert [loss for _, loss, _ in printed] == [f"{loss:.6f}" for loss in steps["loss"]]
+        targets = np.array([int(count) for _, _, count in printed])
+        assert steps["tokens"].tolist() == targets.cumsum().tolist()
+        assert len(set(targets)) > 20, "documents are of unequal length"
+        assert steps["samples"].tolist() == [8 * step for step in range(1, 31)]
+        evaluated = re.findall(r"^evaluation: loss (\S+)$", log, re.MULTILINE)
+        assert evaluated == [f"{swept.evaluation(run.run_id)['eval_loss']:.6f}"]
+
+
+def test_ranks_that_train_alone_are_found(sweep):
+    """accelerate's trap: on a CPU, unless told, each rank is a world of its own."""
+    setting = "engine.environment.ACCELERATE_USE_CPU=no"
+    swept = sweep("accelerate_train", "seed=0", setting)
+    assert swept.code != 0
+    runs = swept.tables.runs.query("status != 'rejected'").set_index("data_parallel_size")
+    assert set(runs.loc[1, "status"]) == {"completed"}
+    assert runs.loc[2, "status"] == "failed"
+    assert "world_size=1" in runs.loc[2, "reason"]
+    assert "the plan says 2" in runs.loc[2, "reason"]

@@ -1,0 +1,60 @@
+"""The Hugging Face Trainer, swept as it is; the oracle is its own trainer_state.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def swept(sweep):
+    return sweep("hf_trainer")
+
+
+def check_against_trainer_state(swept):
+    """Every number that the Trainer logs is in our tables, bit by bit."""
+    runs = swept.tables.runs.query("status == 'completed'")
+    for run in runs.itertuples():
+        state = json.loads(swept.output(run.run_id, "trainer_state.json").read_text())
+        logged = [row for row in state["log_history"] if "loss" in row]
+        steps = swept.steps(run.run_id)
+        assert [row["step"] for row in logged] == steps["optimizer_step"].tolist()
+        assert steps["optimizer_step"].tolist() == list(range(1, 31))
+        assert [row["loss"] for row in logged] == steps["loss"].tolist()
+        assert [row["grad_norm"] for row in logged] == steps["gradient_norm"].tolist()
+        assert [row["learning_rate"] for row in logged] == steps["learning_rate"].tolist()
+        assert [row["num_input_tokens_seen"] for row in logged] == steps["tokens"].tolist()
+        assert steps["samples"].tolist() == [8 * step for step in range(1, 31)]
+        assert state["num_input_tokens_seen"] == 30 * 8 * 64
+        assert state["train_batch_size"] == run.micro_batch_size
+        (evaluated,) = (row for row in state["log_history"] if "eval_loss" in row)
+        assert swept.evaluation(run.run_id)["eval_loss"] == evaluated["eval_loss"]
+
+
+def test_cuts_of_one_batch_train_alike(swept, cuts):
+    assert swept.code == 0, swept.printed
+    cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
+    assert len(swept.tables.steps) == 6 * 30
+
+
+def test_tables_are_what_the_trainer_logged(swept):
+    check_against_trainer_state(swept)
+
+
+def test_seeds_are_passed_on(swept):
+    runs = swept.tables.runs.query("status == 'completed' and micro_batch_size == 8")
+    first = {swept.steps(run_id)["loss"].iloc[0] for run_id in runs["run_id"]}
+    assert len(first) == 2
+
+
+def test_the_report_shows_the_runs(swept):
+    page = (swept.folder / "report" / "report.md").read_text()
+    assert "8 runs in 4 cells: 6 completed, 2 rejected." in page
+    for cut in ("1x8x1=8", "1x2x4=8", "2x2x2=8"):
+        assert f"| {cut} | completed".replace("x", "\u00d7") in page
+    assert "6 were seen to use the planned batch" in page

@@ -1,0 +1,54 @@
+"""A plain script under torchrun; the oracle is what it prints, read without our readers."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def swept(sweep):
+    return sweep("torchrun_train")
+
+
+def test_cuts_of_one_batch_train_alike(swept, cuts):
+    assert swept.code == 0, swept.printed
+    cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
+    assert len(swept.tables.steps) == 6 * 30
+
+
+def test_tables_are_what_the_script_printed(swept):
+    for run in swept.tables.runs.query("status == 'completed'").itertuples():
+        lines = swept.log(run.run_id).splitlines()
+        printed = [line.split() for line in lines if line.startswith("iter ")]
+        steps = swept.steps(run.run_id)
+        assert [int(words[1].rstrip(":")) for words in printed] == list(range(1, 31))
+        assert steps["optimizer_step"].tolist() == list(range(1, 31))
+        assert steps["loss"].tolist() == [float(words[3].rstrip(",")) for words in printed]
+        seconds = [float(words[5].removesuffix("ms")) / 1000 for words in printed]
+        assert steps["step_time_s"].tolist() == pytest.approx(seconds, rel=1e-12)
+        assert steps["samples"].tolist() == [8 * step for step in range(1, 31)]
+        assert "tokens per iteration will be: 512" in lines
+        assert steps["tokens"].tolist() == [512 * step for step in range(1, 31)]
+        (evaluated,) = (line for line in lines if "val loss" in line)
+        assert swept.evaluation(run.run_id)["eval_loss"] == float(evaluated.split()[-1])
+
+
+def test_times_come_from_the_program(swept):
+    """Warm-up apart, the median step time of the tables is that of the printed times."""
+    run = swept.tables.runs.query("status == 'completed'").iloc[0]
+    steps = swept.steps(run["run_id"])
+    assert run["step_time_s"] == pytest.approx(steps["step_time_s"].iloc[5:].median())
+
+
+def test_an_accumulation_that_the_script_divides_by_the_ranks_is_found(sweep):
+    """nanoGPT's trap: per rank in our words, of all ranks in its own."""
+    own = ("{accumulation_over_ranks}", "{gradient_accumulation_steps}")
+    swept = sweep("torchrun_train", "seed=0", edit=own)
+    assert swept.code != 0
+    runs = swept.tables.runs.query("status != 'rejected'").set_index("data_parallel_size")
+    assert set(runs.loc[1, "status"]) == {"completed"}
+    assert runs.loc[2, "status"] == "failed"
+    assert "global_batch_size=4" in runs.loc[2, "reason"]
+    assert "the plan says 8" in runs.loc[2, "reason"]

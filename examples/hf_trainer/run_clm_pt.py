@@ -9,6 +9,7 @@ Run by torchrun; the arguments are those of `TrainingArguments` and of the two c
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,10 +111,13 @@ def main() -> None:
     if training_args.do_eval:
         trainer.evaluate()
     trainer.save_state()
-    # The Trainer leaves the process group, whose threads may abort a process that ends.
+    # The Trainer does not leave the process group.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Threads of a wrapped model may abort an interpreter that is taken down; all is written by now.
+    sys.stdout.flush()
+    os._exit(0)

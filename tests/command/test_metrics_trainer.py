@@ -27,7 +27,7 @@ STATE = ADAPTER.validate_json('{"kind": "trainer_state", "path": "out"}')
 RECORDER = ADAPTER.validate_json('{"kind": "recorder"}')
 
 SCRIPT = """
-import json, sys, warnings
+import json, os, sys, warnings
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from batchscape.transformers_callback import BatchscapeCallback
@@ -54,6 +54,8 @@ trainer.train()
 trainer.save_state()
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # threads of a wrapped model may abort an interpreter that is taken down
 """
 
 

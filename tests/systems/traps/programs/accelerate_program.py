@@ -109,7 +109,7 @@ def main() -> None:
     found["window"] = window(sync_with_dataloader=True)
     found["window off"] = window(sync_with_dataloader=False)
     problem.tell(**found)
-    Accelerator().end_training()
+    problem.leave()
 
 
 main()

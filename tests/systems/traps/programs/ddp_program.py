@@ -83,7 +83,7 @@ def main() -> None:
     found["clipped after unscaling"] = scaled_update(unscaled_first=True)
     found["bound"] = MAX_NORM
     problem.tell(**found)
-    dist.destroy_process_group()
+    problem.leave()
 
 
 main()

@@ -72,7 +72,7 @@ def main() -> None:
     found["norm by default"] = float(used_gradient("right").norm())
     found["norm told not to clip"] = float(used_gradient("right", gradient_clipping=0.0).norm())
     problem.tell(**found)
-    torch.distributed.destroy_process_group()
+    problem.leave()
 
 
 main()

@@ -53,9 +53,7 @@ def main() -> None:
             "from mean of means": problem.apart(gradient, means),
         }
     problem.tell(**found)
-    # Fabric leaves its group, whose threads may abort a process that ends.
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    problem.leave()
 
 
 main()

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -86,3 +87,15 @@ def tell(**found: object) -> None:
     """Write what rank 0 found where the caller asked for it."""
     if RANK == 0:
         Path(sys.argv[1]).write_text(json.dumps({"ranks": RANKS, **found}))
+
+
+def leave() -> NoReturn:
+    """Leave the process group and end, without taking the interpreter down.
+
+    Threads of a group that a wrapped model still holds may abort a process whose interpreter
+    is being taken down.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)

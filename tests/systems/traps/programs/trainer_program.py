@@ -174,8 +174,7 @@ def main() -> None:
     assert isinstance(counted, Counted)
     found["windows"] = counted.windows
     problem.tell(**found)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    problem.leave()
 
 
 main()

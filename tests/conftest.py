@@ -24,6 +24,9 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec, Stage
 from batchscape.record.tables import read_table
 
+# For what several folders of tests share, such as `exact`.
+sys.path.append(str(Path(__file__).parent))
+
 settings.register_profile("batchscape", deadline=None)
 settings.load_profile("batchscape")
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 import torch
@@ -20,6 +19,7 @@ from batchscape.record.spec import Stage
 from batchscape.train.loader import InlineLoader, WorkerLoader, build_loader
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
+from exact import assert_same_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -156,14 +156,14 @@ def test_runs_are_the_same_bit_for_bit_with_workers_and_after_a_kill(
     expected = steps(trainer.train(plain, tmp_path / "plain"))[MEASURED]
     ahead = trainer.make_spec(geometry, **settings(2))
     whole = steps(trainer.train(ahead, tmp_path / "ahead"))[MEASURED]
-    pd.testing.assert_frame_equal(whole, expected, check_exact=True)
+    assert_same_rows(whole, expected)
     folder = trainer.start(ahead, tmp_path / "killed", target="faulty_workers:hanging")
     wait_for(folder, "hangs-", geometry[0])
     trainer.kill(ahead)
     trainer.train(ahead, tmp_path / "killed", attempt=1)
     rows = steps(folder)
     assert set(rows["attempt"]) == {0, 1}
-    pd.testing.assert_frame_equal(rows[MEASURED], expected, check_exact=True)
+    assert_same_rows(rows[MEASURED], expected)
 
 
 def wait_for(folder, name, count):
@@ -228,7 +228,7 @@ def test_a_request_to_stop_is_the_ranks_to_answer(trainer, outcome, steps, tmp_p
     trainer.train(spec, tmp_path, attempt=1)
     plain = trainer.make_spec((2, 8, 2), **settings(0, **more))
     expected = steps(trainer.train(plain, tmp_path / "plain"))[MEASURED]
-    pd.testing.assert_frame_equal(steps(folder)[MEASURED], expected, check_exact=True)
+    assert_same_rows(steps(folder)[MEASURED], expected)
 
 
 def test_what_fails_in_a_worker_ends_the_run_with_its_reason(trainer, tmp_path):

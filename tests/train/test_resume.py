@@ -6,12 +6,12 @@ import dataclasses
 import signal
 import time
 
-import pandas as pd
 import pytest
 
 from batchscape.geometry import BatchGeometry
 from batchscape.record.spec import Stage
 from batchscape.record.tables import read_table
+from exact import assert_same_rows
 
 GEOMETRIES = [(1, 16, 2), (2, 8, 2)]
 MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
@@ -76,9 +76,7 @@ def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, g
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)
     assert rows["attempt"].tolist() == [0] * done + [1] * (60 - done)
-    pd.testing.assert_frame_equal(
-        rows[MEASURED], undisturbed(geometry, **settings()), check_exact=True
-    )
+    assert_same_rows(rows[MEASURED], undisturbed(geometry, **settings()))
     assert rows["train_time_s"].is_monotonic_increasing
 
 
@@ -97,11 +95,7 @@ def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     assert steps(folder)["optimizer_step"].iloc[-1] == stopped["optimizer_step"]
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)
-    pd.testing.assert_frame_equal(
-        rows[MEASURED],
-        undisturbed(geometry, **settings(**LONG)),
-        check_exact=True,
-    )
+    assert_same_rows(rows[MEASURED], undisturbed(geometry, **settings(**LONG)))
 
 
 @pytest.mark.slow
@@ -132,10 +126,10 @@ def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
     rows = steps(folder)
     assert rows["attempt"].unique().tolist() == [0, 1]
     assert rows["global_batch_size"].tolist() == [16] + [32] * 20 + [64] * 4
-    pd.testing.assert_frame_equal(rows[MEASURED], steps(whole)[MEASURED], check_exact=True)
+    assert_same_rows(rows[MEASURED], steps(whole)[MEASURED])
     losses = ["samples", "eval_loss", "raw_eval_loss"]
     evals, expected = (read_table(f, "evals")[losses] for f in (folder, whole))
-    pd.testing.assert_frame_equal(evals, expected, check_exact=True)
+    assert_same_rows(evals, expected)
     assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
 
 
@@ -150,9 +144,7 @@ def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path
     trainer.train(spec, tmp_path, attempt=1)
     assert "is damaged" in folder.log.read_text()
     assert steps(folder)["attempt"].unique().tolist() == [1]
-    pd.testing.assert_frame_equal(
-        steps(folder)[MEASURED], undisturbed((1, 16, 2), **settings()), check_exact=True
-    )
+    assert_same_rows(steps(folder)[MEASURED], undisturbed((1, 16, 2), **settings()))
 
 
 def test_checkpoint_of_another_run_is_refused(trainer, outcome, tmp_path):

@@ -20,6 +20,7 @@ from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.packed_rows import packed_rows, unpacked_rows
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
+from exact import assert_same_rows
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def from_folders(sweep):
 
 def assert_alike(found, expected):
     for table in ("runs", *TABLES):
-        pd.testing.assert_frame_equal(getattr(found, table), getattr(expected, table))
+        assert_same_rows(getattr(found, table), getattr(expected, table))
     assert found.damaged == expected.damaged
 
 
@@ -125,7 +126,7 @@ def test_pandas_reads_the_index(sweep):
         for name in content["folders"]
     )
     typed = rows.astype(dict(whole[list(rows)].dtypes))
-    pd.testing.assert_frame_equal(typed, whole[list(rows)].reset_index(drop=True))
+    assert_same_rows(typed, whole[list(rows)])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.growing import PLAIN, GrowingColumn
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
+from exact import assert_same_rows
 
 STEPS = (4, 1, 0, 7, 3, 5)
 
@@ -88,7 +89,7 @@ def test_rows_are_those_that_pandas_reads(sweep):
     tables = load(sweep)
     for table in TABLES:
         found = getattr(tables, table).astype({"run_id": str, "sweep_dir": str})
-        pd.testing.assert_frame_equal(found, rows_by_pandas(sweep, table))
+        assert_same_rows(found, rows_by_pandas(sweep, table))
     assert tables.runs["run_id"].tolist() == ["run-0", "run-1", "run-2", "run-4", "run-5"]
     assert [path.rpartition("/")[2] for path in tables.damaged] == ["run-3"]
     assert "differs from what was sealed" in next(iter(tables.damaged.values()))
@@ -98,7 +99,7 @@ def test_rows_are_those_that_pandas_reads(sweep):
 def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep):
     tables = load(sweep, columns={"steps": ["loss", "small_batch_size"], "ranks": []})
     every = rows_by_pandas(sweep, "steps")
-    pd.testing.assert_frame_equal(
+    assert_same_rows(
         tables.steps[["loss", "small_batch_size"]], every[["loss", "small_batch_size"]]
     )
     assert tables.steps["run_id"].tolist() == every["run_id"].tolist()
@@ -143,8 +144,8 @@ def test_a_process_that_dies_costs_nothing_but_time(sweep, monkeypatch):
     monkeypatch.setattr(reading_pool, "_cores", lambda: 2)
     monkeypatch.setattr(reading_pool, "_START", "raise SystemExit(3)")
     found = load(sweep)
-    pd.testing.assert_frame_equal(found.steps, expected.steps)
-    pd.testing.assert_frame_equal(found.runs, expected.runs)
+    assert_same_rows(found.steps, expected.steps)
+    assert_same_rows(found.runs, expected.runs)
 
 
 def test_a_process_that_dies_while_it_hands_over_is_an_error(sweep, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.errors import RecordError
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
 
@@ -57,6 +58,8 @@ class Attempt:
     """How it ended; null while it runs."""
     reason: str | None = None
     """The cause in words; null for a completed attempt."""
+    cause: str | None = None
+    """What ended it, a `Cause`; null for a completed attempt."""
 
 
 @dataclass
@@ -68,8 +71,16 @@ class RunStatus:
     """Why a completed run stopped."""
     reason: str | None = None
     """The cause in words, where a run was rejected or did not complete."""
+    cause: Cause | None = None
+    """What ended it, where it did not complete."""
     rank: int | None = None
     """The rank that raised the cause first, where one did."""
+    phase: str | None = None
+    """What that rank was doing, a phase of `record.heartbeat`, where that is known."""
+    peak_memory_gib: float | None = None
+    """Of a run that is out of memory: the peak of that rank until then."""
+    peak_memory_method: str | None = None
+    """What that peak counts: `allocated` by the allocator of a device, or `resident` on a host."""
     attempts: list[Attempt] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures of the sealed run; see `record.summary`."""
@@ -98,9 +109,11 @@ class RunStatus:
             content.pop("format_version")
             attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
             stop_reason = content.pop("stop_reason")
+            cause = content.pop("cause", None)
             return cls(
                 status=Status(content.pop("status")),
                 stop_reason=None if stop_reason is None else StopReason(stop_reason),
+                cause=None if cause is None else Cause(cause),
                 attempts=attempts,
                 **content,
             )

@@ -1,0 +1,51 @@
+"""What ended a run that did not complete, in one word that other programs can act on."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Cause"]
+
+
+class Cause(StrEnum):
+    """What raised the end of a run first; the reason says it in words."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    """An allocator refused, or the system's out-of-memory killer struck a process of the run."""
+    DIVERGENCE = "divergence"
+    """A loss or a gradient was not finite, or the loss exploded; see `train.divergence`."""
+    HANG = "hang"
+    """No rank made progress for as long as the rule of `launch.hangs` allows."""
+    TIME_LIMIT = "time_limit"
+    """The run was not done after `launcher.timeout_s`."""
+    EXCEPTION = "exception"
+    """A rank or a program raised an error of its own, or left with an exit code that is not 0."""
+    SIGNAL = "signal"
+    """A signal that nobody of ours sent ended a rank: SIGSEGV, SIGBUS, SIGABRT."""
+    KILLED = "killed"
+    """SIGKILL that nobody of ours sent, and no cgroup says that memory was out."""
+    LOST_CONNECTION = "lost_connection"
+    """A rank lost the others, or never found them, while they were in no trouble of their own."""
+    INFRASTRUCTURE = "infrastructure"
+    """The machine: the fork server died, a disk is full or fails, no process can be started."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C, a signal to the launcher or to a rank, or the death of the launcher."""
+    DAMAGED_RECORDS = "damaged_records"
+    """What the ranks left cannot be read, or is not what was written."""
+    CONTRADICTION = "contradiction"
+    """The training contradicts the plan: ranks that ended differently, a program that used another
+    batch or ended early."""
+
+    @property
+    def is_of_the_machine(self) -> bool:
+        """Whether the same run may well succeed when it is tried again: chance had a part in it."""
+        return self in _OF_THE_MACHINE
+
+
+_OF_THE_MACHINE = {
+    Cause.HANG,
+    Cause.SIGNAL,
+    Cause.KILLED,
+    Cause.LOST_CONNECTION,
+    Cause.INFRASTRUCTURE,
+}

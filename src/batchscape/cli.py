@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscape import __version__
+from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ _SETTINGS_HELP = """
 Settings:
   key=value               one setting, such as optimizer.learning_rate=0.003
   group=option            one of batch, model, data, optimizer, schedule, scaling, budget,
-                          evaluation, engine, loader, checkpoint, measure, launcher, tracker
+                          evaluation, engine, device, loader, checkpoint, measure, launcher,
+                          tracker
   --config-dir DIR        a folder with options and sweeps of your own
   --cfg job               show the settings instead
 """
@@ -101,13 +103,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except BatchscapeError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{redact(str(error))}\n")
         return 2
     except BrokenPipeError:
         raise
     except OSError as error:
         # Of this system, not of ours: a full disk, a folder that cannot be written to.
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{redact(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -23,6 +23,7 @@ from batchscape.config import (
     CustomModel,
     Ddp,
     DeepSpeed,
+    Device,
     Evaluation,
     ExternalModel,
     Fabric,
@@ -66,6 +67,7 @@ BASE: Settings = {
     "evaluation": {"every_samples": 640},
     "engine": {"name": "ddp"},
     "loader": {},
+    "device": {},
     "checkpoint": {},
     "measure": {},
     "launcher": {"name": "local", "device": "cpu"},
@@ -223,6 +225,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
     Fabric: ("engine", {"name": "fabric"}, ENGINE),
     Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
     Checkpoint: ("checkpoint", {}, {"every_s": 1.0, "keep_last": 7}),
+    Device: ("device", {}, {"memory_limit_gib": 0.5}),
     Measure: (
         "measure",
         {},
@@ -245,6 +248,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "max_ranks_per_device": 5,
             "timeout_s": 60.0,
             "order_seed": 9,
+            "skip_larger_after_oom": False,
         },
     ),
     WandbTracker: (
@@ -290,7 +294,7 @@ def settings_of(owner: type) -> list[str]:
     return [
         field.name
         for field in fields(owner)
-        if field.name not in {"name", *GROUPS}
+        if field.name not in {"name", *(GROUPS if owner is RunConfig else ())}
         # What can have one value only names nothing.
         and not (get_origin(hints[field.name]) is Literal and len(get_args(hints[field.name])) == 1)
     ]

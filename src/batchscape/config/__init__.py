@@ -40,6 +40,7 @@ from batchscape.config.engine import (
 )
 from batchscape.config.execution import (
     Checkpoint,
+    Device,
     Launcher,
     Loader,
     Local,
@@ -93,6 +94,7 @@ __all__ = [
     "Data",
     "Ddp",
     "DeepSpeed",
+    "Device",
     "Digits",
     "Documents",
     "Engine",

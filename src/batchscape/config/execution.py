@@ -11,6 +11,7 @@ from batchscape.config.types import STRICT, Count, NonNegative, Positive, Seed
 
 __all__ = [
     "Checkpoint",
+    "Device",
     "Launcher",
     "Loader",
     "Local",
@@ -29,6 +30,15 @@ class Loader:
     """Processes beside each rank that fetch samples; 0: the rank itself does. Scope: run."""
     prefetch: Count = 2
     """Micro-batches that each worker is ahead. Scope: run."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Device:
+    """What a run may take of each device: a smaller device, emulated by a larger one."""
+
+    memory_limit_gib: Positive | None = None
+    """Memory that the ranks on one device may take; beyond it they run out of memory. Null: all
+    there is. What counts, on CUDA and on a CPU: `measure.memory_limit`. Scope: run."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -82,6 +92,9 @@ class Local:
     """Longest time a run may take; null: no limit. Scope: display."""
     order_seed: Seed = 0
     """Seed of the order in which runs are launched. Scope: display."""
+    skip_larger_after_oom: bool = True
+    """Reject a run whose micro-batch is larger than that of a run that ran out of memory with all
+    else that decides memory alike; false: try each. Scope: display."""
 
 
 Launcher = Local

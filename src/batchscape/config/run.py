@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.batch import Batch, Budget, Evaluation
@@ -14,7 +14,7 @@ from batchscape.config.command import Command, ExternalData, ExternalModel
 from batchscape.config.data import CustomData, Data, Digits, Documents, StandardLibrary, TextFiles
 from batchscape.config.engine import Engine, InProcess
 from batchscape.config.engine_rules import engine_cannot
-from batchscape.config.execution import Checkpoint, Launcher, Loader, Measure, Tracker
+from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Measure, Tracker
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Optimizer, Scaling, Schedule
@@ -42,6 +42,7 @@ class RunConfig:
     measure: Measure
     launcher: Launcher
     tracker: Tracker
+    device: Device = Field(default_factory=Device)
     seed: Seed = 0
     """Sets `init_seed` and `data_seed` where they are null. Scope: trajectory."""
     init_seed: Seed | None = None
@@ -63,6 +64,12 @@ class RunConfig:
             raise ValueError(problem)
         if problem := engine_cannot(self.engine, self.optimizer, self.batch, self.evaluation):
             raise ValueError(problem)
+        if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
+            msg = (
+                f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "
+                "our own loop; a program of engine=command allocates by itself: leave it null"
+            )
+            raise ValueError(msg)
         if self.budget.tokens is not None and not self.is_packed:
             msg = (
                 f"budget.tokens={self.budget.tokens} needs packed text, where every sample has "

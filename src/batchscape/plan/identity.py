@@ -140,6 +140,9 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
             "loader": asdict(config.loader),
             "noise_scale_every": config.measure.noise_scale_every,
         }
+    if config.device.memory_limit_gib is not None:
+        # Emulated, another device; without a limit, names are as they were before there was one.
+        content["memory_limit_gib"] = config.device.memory_limit_gib
     geometry = stages[-1].geometry
     return "-".join(
         (
@@ -164,6 +167,8 @@ def rejected_id(config: RunConfig) -> str:
         "s": _seeds(config),
     }
     settings = {key: value for key, value in config.to_mapping().items() if key not in _DISPLAY}
+    if config.device.memory_limit_gib is None:
+        del settings["device"]
     # What `seed` stands for, so that equal cells have equal names.
     del settings["seed"]
     settings["init_seed"] = config.resolved_init_seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus, check_version
@@ -48,10 +48,10 @@ def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
         return _row(folder, status, config)
     except KeyError as error:
         msg = f"{folder.config} is damaged: it lacks {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         msg = f"{folder.config} is damaged: {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
 
 
 def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +66,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "attempts": len(status.attempts),
     }
     settings = _flatten(config["config"])
+    # Part of the device, and in the table by the name that figures of memory have.
+    row["memory_limit_gib"] = settings.pop("device.memory_limit_gib", None)
     # A rejected cell has no solved geometry: it shows what was asked for.
     row |= config["geometry"] or {name: settings[f"batch.{name}"] for name in _ASKED}
     resolved = dict(config["resolved"] or {})

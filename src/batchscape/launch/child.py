@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from batchscape.credentials import redact
+
 __all__ = [
     "ALSO_PRELOADED",
     "COMMAND_WORKER",
@@ -99,6 +101,8 @@ class RankExit:
     """Exit code; negative: the signal that killed it."""
     at: float
     """When it was noticed, in seconds since the epoch."""
+    lost: str | None = None
+    """Why it ended, where that was no doing of its own: its server died, it could not be forked."""
 
 
 def resolve(target: str) -> Callable[[str, int], int]:
@@ -129,7 +133,7 @@ def _call(start: Start, rank: int) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)
-        traceback.print_exc()
+        sys.stderr.write(redact(traceback.format_exc()))
         return 1
 
 

@@ -6,7 +6,6 @@ a run than the end of its last table.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -17,7 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from batchscape.credentials import redact
 from batchscape.launch.result import RunResult, SweepResult
+from batchscape.record.checked import row_of
 from batchscape.record.status import RunStatus, Status, StopReason
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Progress:
 
     def note(self, text: str, style: str = "") -> None:
         """Write a line that stays."""
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        self._console.print(Text(redact(text), style=style), soft_wrap=True)
 
     def stand_still(self, results: Sequence[RunResult]) -> None:
         """Tell of runs that are not launched: sealed before, or damaged."""
@@ -179,10 +180,10 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None
     if not lines or (len(lines) == 1 and start > 0):
         return None
     try:
-        row = json.loads(lines[-1])
+        row = row_of(lines[-1])
     except ValueError:
         return None
-    return row if isinstance(row, dict) and row.keys() >= _SHOWN else None
+    return row if row.keys() >= _SHOWN else None
 
 
 def _running(run: ActiveRun, row: dict[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ from batchscape.plan.command import (
     too_wide,
     without_unpassed,
 )
+from batchscape.plan.disclosure import refuse_secrets
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
@@ -89,9 +90,10 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
     Raises
     ------
     ConfigError
-        If a setting breaks a rule, settings of the whole sweep differ between cells, or no cell
-        at all can be launched (a `GeometryError` where there is one cell only).
+        If a setting holds a secret or breaks a rule, settings of the whole sweep differ between
+        cells, or no cell at all can be launched (a `GeometryError` where there is one cell only).
     """
+    refuse_secrets(cell.settings for cell in grid.cells)
     configs = [without_unpassed(config) for config in _validate(grid.cells)]
     _check_common(configs)
     check_commands(configs, grid.axis_keys, grid.fixed)

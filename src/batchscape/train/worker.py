@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
@@ -66,7 +67,7 @@ def main(run_dir: str, rank: int) -> int:
     except BatchscapeError as error:
         outcome = Outcome(Status.FAILED, progress.optimizer_step, reason=str(error))
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        traceback.print_exc()
+        sys.stderr.write(redact(traceback.format_exc()))
         status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
         if _is_out_of_memory(error):
             status, reason = Status.OOM, f"in phase {progress.phase}: {reason}"
@@ -100,7 +101,7 @@ def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) 
         {
             "status": str(outcome.status),
             "stop_reason": None if outcome.stop_reason is None else str(outcome.stop_reason),
-            "reason": outcome.reason,
+            "reason": None if outcome.reason is None else redact(outcome.reason),
             "at": time.time(),
             "optimizer_step": outcome.optimizer_step,
             "phase": progress.phase,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
+from batchscape.credentials import redact
 from batchscape.engines.command.agreement import contradictions, observed_batch, unfinished
 from batchscape.engines.command.endings import ending
 from batchscape.engines.command.metrics import Log, Reader, open_reader
@@ -64,7 +65,7 @@ def main(run_dir: str, rank: int) -> int:
     except BatchscapeError as error:
         status, reason = Status.FAILED, str(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        traceback.print_exc()
+        sys.stderr.write(redact(traceback.format_exc()))
         status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
     completed = status is Status.COMPLETED
     write_json(
@@ -72,7 +73,7 @@ def main(run_dir: str, rank: int) -> int:
         {
             "status": str(status),
             "stop_reason": str(StopReason.BUDGET) if completed else None,
-            "reason": reason,
+            "reason": None if reason is None else redact(reason),
             "at": time.time(),
             "optimizer_step": 0 if supervision is None else supervision.optimizer_step,
             "phase": None,

@@ -1,0 +1,215 @@
+"""What is a secret, where it may not stand, and how a text is freed of it.
+
+Secrets are known by two signs: they are the value of an environment variable whose name says so
+(`WANDB_API_KEY`, `HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), or they have the shape that a service gives
+its keys. A name alone does not make one: `SORT_KEY=micro_batch_size` holds words.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "find_secret",
+    "is_secret_name",
+    "looks_secret",
+    "redact",
+    "redacted",
+    "secret_variables",
+]
+
+_NAME_WORDS = frozenset(
+    {"key", "keys", "apikey", "accesskey", "secretkey", "token", "tokens", "authtoken"}
+    | {"secret", "secrets", "password", "passwd", "passphrase", "pass", "pwd", "pat"}
+    | {"credential", "credentials"}
+)
+"""Words of a name that promise a secret; whole ones only: `monkey` and `tokenizer` promise none."""
+_LEAST_LENGTH = 16
+_LEAST_ENTROPY_BITS = 2.5
+"""Of one character, by its frequency in the value: 16 random hexadecimal digits have 3.3 on
+average, `aaaaaaaaaaaaaaaa` has none."""
+_LONGEST_WORD = 14
+
+_SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("a token of Hugging Face", re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")),
+    ("a key of the shape sk-...", re.compile(r"\bsk-[A-Za-z0-9_-]{20,}")),
+    ("a token of GitHub", re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,})")),
+    ("a token of GitLab", re.compile(r"\bglpat-[A-Za-z0-9_-]{20,}")),
+    ("a token of Slack", re.compile(r"\bxox[abpors]-[A-Za-z0-9-]{10,}")),
+    ("an access key of AWS", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
+    ("a key of Google", re.compile(r"\bAIza[0-9A-Za-z_-]{35}")),
+    ("a key of Weights & Biases", re.compile(r"\bwandb_v\d_[A-Za-z0-9_]{20,}")),
+    ("a web token", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
+    (
+        "a private key",
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
+    ),
+    ("a password in a URL", re.compile(r"(?<=://)[^\s/:@]*:[^\s/@]+(?=@)")),
+)
+_FORTY_HEX = re.compile(r"(?<![0-9A-Za-z@/])[0-9a-f]{40}(?![0-9A-Za-z])")
+"""A key of Weights & Biases, or the name of a git revision: what stands before it tells."""
+_NAMES_A_REVISION = re.compile(r"(?:revision|commit|sha1?|hash|digest|ref|git|HEAD)\W*\Z", re.I)
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[=:]\s?[\"']?(?P<value>[^\s\"',;]{16,})")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a name promises a secret: one of its words does.
+
+    Parameters
+    ----------
+    name : str
+        Of a variable, a setting or an option: `HF_TOKEN`, `engine.values.apiKey`, `--api-key`.
+    """
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return not _NAME_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", apart.lower()))
+
+
+def looks_secret(value: str) -> bool:
+    """Whether a value is long and varied enough for a secret, and neither words nor a path."""
+    if len(value) < _LEAST_LENGTH or _entropy_bits(value) < _LEAST_ENTROPY_BITS:
+        return False
+    return not (_is_path(value) or _is_words(value))
+
+
+def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables that hold secrets, longest value first.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        This process's own by default.
+    """
+    environment = os.environ if environment is None else environment
+    found = {n: v for n, v in environment.items() if is_secret_name(n) and looks_secret(v)}
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def find_secret(
+    text: str, environment: Mapping[str, str] | None = None, *, of: str = ""
+) -> str | None:
+    """Say which secret a text contains, never the secret; None if it contains none.
+
+    Parameters
+    ----------
+    text : str
+    environment : mapping, optional
+        As `secret_variables` takes it; what that returns will do as well.
+    of : str
+        Name of the setting or option whose value the text is.
+    """
+    for name, value in secret_variables(environment).items():
+        if value in text:
+            return f"the value of the environment variable {name}"
+    for kind, shape in _SHAPES:
+        if shape.search(text):
+            return kind
+    if any(not _NAMES_A_REVISION.search(of + "=" + text[: m.start()]) for m in _forty(text)):
+        return "a key of the shape of Weights & Biases' (40 hexadecimal digits)"
+    if is_secret_name(of) and looks_secret(text):
+        return f"a value that looks like a secret, under the name {of}"
+    for match in _ASSIGNED.finditer(text):
+        if is_secret_name(match["name"]) and looks_secret(match["value"]):
+            return f"a value that looks like a secret, under the name {match['name']}"
+    return None
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return a text with every secret in it replaced by what it was: `[WANDB_API_KEY]`.
+
+    Parameters
+    ----------
+    text : str
+    environment : mapping, optional
+        As `secret_variables` takes it.
+    """
+    text = _without_variables(text, secret_variables(environment))
+    for kind, shape in _SHAPES:
+        text = shape.sub(f"[{kind}]", text)
+    for match in reversed(list(_forty(text))):
+        if not _NAMES_A_REVISION.search(text[: match.start()]):
+            text = f"{text[: match.start()]}[40 hexadecimal digits]{text[match.end() :]}"
+
+    def assigned(match: re.Match[str]) -> str:
+        if is_secret_name(match["name"]) and looks_secret(match["value"]):
+            return match[0].replace(match["value"], f"[{match['name']}]")
+        return match[0]
+
+    return _ASSIGNED.sub(assigned, text)
+
+
+def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+    """Return a JSON value in which no text, and no key, carries the value of a secret variable.
+
+    Only whole values are looked for, not shapes: a record may well hold 40 hexadecimal digits.
+
+    Parameters
+    ----------
+    content : mapping, list, str, number or None
+        Not changed.
+    environment : mapping, optional
+        As `secret_variables` takes it.
+    """
+    variables = secret_variables(environment)
+    return _walk(content, variables) if variables else content
+
+
+def _walk(content: Any, variables: Mapping[str, str]) -> Any:  # noqa: ANN401  (anything of JSON)
+    if isinstance(content, str):
+        return _without_variables(content, variables)
+    if isinstance(content, Mapping):
+        return {_walk(key, variables): _walk(value, variables) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_walk(value, variables) for value in content]
+    return content
+
+
+def _without_variables(text: str, variables: Mapping[str, str]) -> str:
+    for name, value in variables.items():
+        text = text.replace(value, f"[{name}]")
+    return text
+
+
+def _forty(text: str) -> list[re.Match[str]]:
+    return [match for match in _FORTY_HEX.finditer(text) if len(set(match[0])) > 4]
+
+
+def _entropy_bits(value: str) -> float:
+    shares = [count / len(value) for count in Counter(value).values()]
+    return -sum(share * math.log2(share) for share in shares)
+
+
+def _is_path(value: str) -> bool:
+    """Whether a value leads to a place of this machine: a secret is not kept in a name of it."""
+    if value.startswith(("~/", "./", "../")):
+        return True
+    try:
+        return value.startswith("/") and Path("/", *Path(value).parts[1:2]).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_words(value: str) -> bool:
+    """Whether a value is words with separators, as identifiers and sentences are."""
+    pieces = [piece for piece in re.split(r"[\s_./,:=+-]+|(?<=[a-z])(?=[A-Z])", value) if piece]
+    return len(pieces) > 1 and all(_is_word(piece) for piece in pieces)
+
+
+def _is_word(piece: str) -> bool:
+    if piece.isdecimal():
+        return len(piece) <= 4
+    letters = piece.rstrip("0123456789")
+    if len(piece) - len(letters) > 4 or len(letters) > _LONGEST_WORD or not letters.isalpha():
+        return False
+    if not letters.isascii():
+        return True
+    if not (letters.islower() or letters.isupper() or letters.istitle()):
+        return False
+    has_vowel = re.search(r"[aeiouy]", letters, re.I)
+    tangled = re.search(r"[bcdfghjklmnpqrstvwxz]{5,}", letters, re.I)
+    return len(letters) <= 3 or (has_vowel is not None and tangled is None)

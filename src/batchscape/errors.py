@@ -6,7 +6,9 @@
     |-- ConfigError (ValueError)     a setting is unknown, of a wrong type, or breaks a stated rule
     |   `-- GeometryError            the batch cannot be cut that way; carries what would work
     |-- AnalysisError (ValueError)   a table lacks what an estimate needs, or contradicts itself
-    |-- RecordError                  a run folder is damaged, or written by another format version
+    |-- RecordError                  a run folder cannot be read: of another format version, say
+    |   `-- DamageError              a file of it is not what was written
+    |-- DiskError (OSError)          a disk takes no more: full, over a quota, read-only, failing
     |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
     `-- LaunchError                  processes or devices could not be had
 
@@ -26,6 +28,8 @@ __all__ = [
     "BatchscapeError",
     "CheckpointError",
     "ConfigError",
+    "DamageError",
+    "DiskError",
     "GeometryError",
     "LaunchError",
     "RecordError",
@@ -61,7 +65,15 @@ class AnalysisError(BatchscapeError, ValueError):
 
 
 class RecordError(BatchscapeError):
-    """A run folder is damaged, or written by another format version."""
+    """A run folder cannot be read: it is damaged, or written by another format version."""
+
+
+class DamageError(RecordError):
+    """A file of a run folder is not what was written: cut short, changed, or gone."""
+
+
+class DiskError(BatchscapeError, OSError):
+    """A disk takes no more: it is full, over a quota, read-only, or fails."""
 
 
 class CheckpointError(BatchscapeError):

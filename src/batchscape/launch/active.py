@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.launch.child import RankExit
 from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
@@ -202,7 +202,7 @@ def _went_on_from(folder: RunFolder, attempt: int) -> int:
             written_by, step = int(row["attempt"]), int(row["optimizer_step"])
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: a row lacks its attempt or optimizer step ({error!r})"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
         if written_by == attempt:
             return step - 1
         done = step

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError
 from batchscape.launch.child import RankExit
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.status import Status, StopReason
 
@@ -17,6 +18,15 @@ __all__ = ["SIGNAL_LAG_S", "Outcome", "Stop", "Verdict", "decide"]
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
 that its peers may complain first. The death counts as this much earlier than it was noticed."""
+
+_CAUSES = {
+    Status.OOM: Cause.OUT_OF_MEMORY,
+    Status.DIVERGED: Cause.DIVERGENCE,
+    Status.TIMEOUT: Cause.TIME_LIMIT,
+    Status.FAILED: Cause.EXCEPTION,
+    Status.INTERRUPTED: Cause.INTERRUPTED,
+}
+"""What a status means by itself, where nothing more is said."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,11 @@ class Outcome:
     """Seconds since the epoch."""
     optimizer_step: int
     phase: str | None
+    """What the rank was doing, a phase of `record.heartbeat`."""
+    cause: Cause | None = None
+    peak_memory_gib: float | None = None
+    """Of a rank that is out of memory: its peak until then."""
+    peak_memory_method: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
@@ -42,7 +57,7 @@ class Outcome:
         """
         content = read_json(path)
         try:
-            stop_reason = content["stop_reason"]
+            stop_reason, cause = content["stop_reason"], content.get("cause")
             return cls(
                 status=Status(content["status"]),
                 stop_reason=None if stop_reason is None else StopReason(stop_reason),
@@ -50,10 +65,13 @@ class Outcome:
                 at=float(content["at"]),
                 optimizer_step=content["optimizer_step"],
                 phase=content["phase"],
+                cause=None if cause is None else Cause(cause),
+                peak_memory_gib=content.get("peak_memory_gib"),
+                peak_memory_method=content.get("peak_memory_method"),
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,9 @@ class Stop:
     reason: str
     at: float
     """Seconds since the epoch."""
+    cause: Cause
+    rank: int | None = None
+    """The rank that gave the reason for it, where one did."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,11 @@ class Verdict:
     reason: str | None = None
     rank: int | None = None
     """The rank that raised the cause, where one did."""
+    cause: Cause | None = None
+    phase: str | None = None
+    """What that rank was doing, by its own word."""
+    peak_memory_gib: float | None = None
+    peak_memory_method: str | None = None
 
 
 def decide(
@@ -84,6 +110,9 @@ def decide(
     exits: Mapping[int, RankExit],
     stop: Stop | None = None,
     last_words: str | None = None,
+    *,
+    killed_at: float | None = None,
+    oom_kills: int = 0,
 ) -> Verdict:
     """Find what ended a run first; the rest are its consequences.
 
@@ -99,53 +128,95 @@ def decide(
         The launcher's own reason for ending the run.
     last_words : str, optional
         Last line of the log, shown for a rank that said nothing else.
+    killed_at : float, optional
+        When the launcher killed the ranks, in seconds since the epoch: SIGKILL after that is ours.
+    oom_kills : int
+        Kills by the system's out-of-memory killer that the cgroup has counted during the run.
 
     Returns
     -------
     Verdict
         `completed` only if every rank says so. Otherwise the earliest cause decides: an outcome
-        that is not `completed`, a rank without an outcome, or the stop.
+        that is not `completed`, a rank without an outcome, or the stop. That a rank lost the
+        others decides only where nothing happened to those.
     """
     unfinished = {r: o for r, o in outcomes.items() if o.status is not Status.COMPLETED}
     if len(outcomes) == ranks and not unfinished:
         return _completed(outcomes)
-    causes = [
-        (outcome.at, outcome.at, Verdict(outcome.status, reason=outcome.reason, rank=rank))
-        for rank, outcome in unfinished.items()
-    ]
+    causes = [(said.at, said.at, _said(said, rank)) for rank, said in unfinished.items()]
+    deaths = [ended for rank, ended in exits.items() if rank not in outcomes]
+    of_their_own = [ended for ended in deaths if not _is_ours(ended, killed_at)]
     causes += [
         (
             ended.at,
             ended.at - (SIGNAL_LAG_S if ended.code < 0 else 0),
-            Verdict(Status.FAILED, reason=_describe(ended, last_words), rank=rank),
+            _died(ended, last_words),
         )
-        for rank, ended in exits.items()
-        if rank not in outcomes
+        for ended in (of_their_own if of_their_own or unfinished else deaths)
     ]
     if stop is not None:
         # What follows the stop is its effect, a death by our own signal above all.
         causes = [cause for cause in causes if cause[0] < stop.at]
         if not causes:
-            return Verdict(stop.status, reason=stop.reason)
-    return min(causes, key=lambda cause: cause[1])[2]
+            return Verdict(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
+    first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
+    return _with_the_word_of_the_cgroup(first, oom_kills)
 
 
 def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
     reasons = {rank: outcome.stop_reason for rank, outcome in outcomes.items()}
     if len(set(reasons.values())) > 1:
         listed = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items()))
-        return Verdict(Status.FAILED, reason=f"the ranks stopped for different reasons ({listed})")
+        reason = f"the ranks stopped for different reasons ({listed})"
+        return Verdict(Status.FAILED, reason=reason, cause=Cause.CONTRADICTION)
     return Verdict(Status.COMPLETED, stop_reason=reasons[0])
 
 
-def _describe(ended: RankExit, last_words: str | None) -> str:
+def _said(outcome: Outcome, rank: int) -> Verdict:
+    """Take a rank at its word."""
+    return Verdict(
+        outcome.status,
+        reason=outcome.reason,
+        rank=rank,
+        cause=outcome.cause or _CAUSES.get(outcome.status),
+        phase=outcome.phase,
+        peak_memory_gib=outcome.peak_memory_gib,
+        peak_memory_method=outcome.peak_memory_method,
+    )
+
+
+def _died(ended: RankExit, last_words: str | None) -> Verdict:
+    """Say what a rank died of that left no word."""
+    who = f"rank {ended.rank}"
+    if ended.lost is not None:
+        return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
     if ended.code == -signal.SIGKILL:
-        return f"rank {ended.rank} was killed by SIGKILL (often the system's out-of-memory killer)"
+        reason, cause = f"{who} was killed by SIGKILL, which the launcher did not send", Cause.KILLED
+        return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
     if ended.code < 0:
-        cause = f"rank {ended.rank} was killed by {_signal_name(-ended.code)}"
+        reason, cause = f"{who} was killed by {_signal_name(-ended.code)}", Cause.SIGNAL
     else:
-        cause = f"rank {ended.rank} left no outcome and exited with code {ended.code}"
-    return cause if last_words is None else f"{cause}; its log ends: {last_words}"
+        reason = f"{who} left no outcome and exited with code {ended.code}"
+        cause = Cause.EXCEPTION
+    if last_words is not None:
+        reason = f"{reason}; its log ends: {last_words}"
+    return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+
+
+def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
+    return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
+
+
+def _with_the_word_of_the_cgroup(verdict: Verdict, oom_kills: int) -> Verdict:
+    """Say of a process that was killed whether memory was out."""
+    if verdict.cause is not Cause.KILLED:
+        return verdict
+    if not oom_kills:
+        reason = f"killed, probably out of memory: {verdict.reason}"
+        return replace(verdict, reason=reason)
+    kills = "a kill" if oom_kills == 1 else f"{oom_kills} kills"
+    reason = f"{verdict.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
+    return replace(verdict, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 
 
 def _signal_name(number: int) -> str:

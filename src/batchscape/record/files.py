@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from batchscape.errors import RecordError
+from batchscape.credentials import redacted
+from batchscape.errors import DamageError, RecordError
+from batchscape.record.checked import checked_row, checked_text, row_of, text_of, torn
+from batchscape.record.disk import disk_error
 
 __all__ = [
     "JsonLines",
+    "json_lines",
     "keep_json_lines",
     "read_json",
     "read_json_lines",
@@ -23,48 +27,64 @@ __all__ = [
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` beside `path`, flush it to the disk, and move it into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `content` beside `path`, flush it to the disk, and move it into place.
+
+    Raises
+    ------
+    DiskError
+        If the disk takes no more; what was there before is still there.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path, len(content)) from error
         raise
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically. NaN and infinities are refused, JSON has none."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
+    """Write a JSON object with its check, atomically. NaN and infinities are refused.
 
     Raises
     ------
+    DiskError
+        If the disk takes no more.
+    """
+    # Settings with secrets were refused long before; what a library says may still quote one.
+    write_atomically(path, checked_text(redacted(content)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, and verify the check that `write_json` gave it.
+
+    Raises
+    ------
+    DamageError
+        If the file is missing, is not one whole JSON object, or not the one that was written.
     RecordError
-        If the file is missing or is not one whole JSON object.
+        If it cannot be read.
     """
     try:
         # Tens of thousands of small files are read at once: a buffer for each takes time.
         with path.open("rb", buffering=0) as file:
-            content = json.loads(file.read())
+            return text_of(file.read())
     except FileNotFoundError:
         msg = f"{path} is missing"
-        raise RecordError(msg) from None
-    except ValueError as error:
+        raise DamageError(msg) from None
+    except (ValueError, RecursionError) as error:
         msg = f"{path} is damaged: {error}"
+        raise DamageError(msg) from None
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
-    if not isinstance(content, dict):
-        msg = f"{path} is damaged: a JSON object is expected, found {type(content).__name__}"
-        raise RecordError(msg)
-    return content
 
 
 def sha256_of(path: Path) -> str:
@@ -81,26 +101,47 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _cut_torn_line(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(path)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise disk_error(error, path) from error
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows; they are in the file (though not yet on the disk) on return."""
-        text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-        remaining = memoryview(text.encode())
-        while remaining:
-            written = os.write(self._descriptor, remaining)
-            remaining = remaining[written:]
+        """Append rows; they are in the file (though not yet on the disk) on return.
+
+        Raises
+        ------
+        DiskError
+            If the disk takes no more; the rows before are whole.
+        """
+        text = json_lines(rows)
+        written = 0
+        try:
+            while written < len(text):
+                written += os.write(self._descriptor, memoryview(text)[written:])
+        except OSError as error:
+            if written:
+                # Rows of another rank may follow, once there is space again.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise disk_error(error, self._path, len(text)) from error
 
     def flush(self) -> None:
         """Wait until every row is on the disk."""
-        os.fsync(self._descriptor)
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise disk_error(error, self._path) from error
 
     def close(self) -> None:
         """Flush to the disk and close."""
-        self.flush()
-        os.close(self._descriptor)
+        try:
+            self.flush()
+        finally:
+            os.close(self._descriptor)
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -108,27 +149,42 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises
     ------
-    RecordError
+    DamageError
         If any line but a torn last one is damaged.
+    RecordError
+        If the file cannot be read.
     """
-    if not path.exists():
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield from _row(path, number, line)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                msg = f"{path} is damaged in line {number}: {error}"
-                raise RecordError(msg) from None
-            yield row
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise RecordError(msg) from None
+
+
+def _row(path: Path, number: int, line: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the row of a line; nothing for a torn one."""
+    is_whole = line.endswith(b"\n")
+    if not is_whole and torn(line):
+        return
+    try:
+        yield row_of(line[:-1] if is_whole else line)
+    except (ValueError, RecursionError) as error:
+        msg = f"{path} is damaged in line {number}: {error}"
+        raise DamageError(msg) from None
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows as lines, each with its check."""
+    return b"".join(map(checked_row, rows))
 
 
 def keep_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Rewrite a file of JSON lines without the rows that `keep` refuses."""
-    rows = [row for row in read_json_lines(path) if keep(row)]
-    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    write_atomically(path, json_lines(row for row in read_json_lines(path) if keep(row)))
 
 
 def _cut_torn_line(path: Path) -> None:

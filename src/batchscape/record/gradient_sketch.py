@@ -7,7 +7,7 @@ from io import BytesIO
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import RunFolder
 
@@ -53,8 +53,8 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
         return None
     except (OSError, ValueError, EOFError) as error:
         msg = f"{path} is damaged: {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
     if not isinstance(sketch, np.ndarray) or sketch.dtype != np.float64 or sketch.ndim != 1:
         msg = f"{path} is damaged: a row of float64 numbers is expected"
-        raise RecordError(msg)
+        raise DamageError(msg)
     return sketch

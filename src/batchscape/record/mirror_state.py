@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
@@ -107,7 +107,7 @@ class MirrorState:
             return cls(**content)
         except TypeError as error:
             msg = f"{folder.mirror} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
 
     def _offline(self, sweep_dir: Path) -> list[Path]:
         offline = [name for name in self.segments if name.startswith("offline-")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import time
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
+from batchscape.record.checked import row_of
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.neighbours import no_runs
@@ -99,9 +99,14 @@ def _progress(folder: RunFolder, *, alive: bool) -> RunProgress:
         ),
         optimizer_steps=(config.get("resolved") or {}).get("optimizer_steps"),
         loss=None if loss is None or math.isnan(loss) else loss,
-        age_s=time.time() - folder.lines("steps").stat().st_mtime if row else None,
+        age_s=_age_s(folder.lines("steps")) if row else None,
         reason=reason,
     )
+
+
+def _age_s(path: Path) -> float:
+    """Return the time since a file was written; none where the clock has gone back since."""
+    return max(0.0, time.time() - path.stat().st_mtime)
 
 
 def _last_row(path: Path) -> dict[str, Any]:
@@ -115,8 +120,8 @@ def _last_row(path: Path) -> dict[str, Any]:
     # What follows the last newline is empty, or torn.
     whole = [line for line in lines[:-1] if line]
     try:
-        row: dict[str, Any] = json.loads(whole[-1]) if whole else {}
+        row = row_of(whole[-1]) if whole else {}
     except ValueError as error:
         msg = f"{path} is damaged in its last line: {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
     return row

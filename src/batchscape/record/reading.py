@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import TABLES, RunFolder
@@ -175,7 +175,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
         return rows.reindex(columns=list(typed)).astype(typed)
     except (TypeError, ValueError) as error:
         msg = f"{folder.lines(table)} is damaged: {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
 
 
 def _read(
@@ -213,7 +213,7 @@ def _rows(
         return file.metadata.num_rows, file.read(list(names), use_threads=False)
     except (OSError, ValueError) as error:  # errors of pyarrow are among them
         msg = f"{path} is damaged: {error}"
-        raise RecordError(msg) from None
+        raise DamageError(msg) from None
 
 
 def _verified(folder: Path, name: str, status: RunStatus) -> bytes | None:
@@ -229,5 +229,5 @@ def _verified(folder: Path, name: str, status: RunStatus) -> bytes | None:
         content is None or hashlib.sha256(content).hexdigest() != sealed["sha256"]
     ):
         msg = f"{folder / name} is missing or differs from what was sealed"
-        raise RecordError(msg)
+        raise DamageError(msg)
     return content

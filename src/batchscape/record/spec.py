@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from batchscape.config import Command, Optimizer, RunConfig
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
@@ -150,7 +150,7 @@ class RunSpec:
             return cls._from_content(content)
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
 
     @classmethod
     def _from_content(cls, content: dict[str, Any]) -> RunSpec:

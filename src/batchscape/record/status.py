@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
@@ -119,7 +119,7 @@ class RunStatus:
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
 
 
 def check_version(path: Path, content: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
@@ -74,7 +74,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
             return pd.read_parquet(sealed)
         except (OSError, ValueError) as error:
             msg = f"{sealed} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
     return open_rows(folder, table)
 
 
@@ -145,7 +145,7 @@ def verify_seal(folder: RunFolder, status: RunStatus) -> None:
         path = folder.path / name
         if not path.exists() or sha256_of(path) != sealed["sha256"]:
             msg = f"{path} is missing or differs from what was sealed"
-            raise RecordError(msg)
+            raise DamageError(msg)
 
 
 def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError
+from batchscape.record.checked import row_of
 
 __all__ = ["Tail"]
 
@@ -46,7 +46,7 @@ class Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            return [row_of(line) for line in whole.split(b"\n")[:-1]]
         except ValueError as error:
             msg = f"{self._path} is damaged: {error}"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None

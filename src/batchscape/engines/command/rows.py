@@ -9,7 +9,7 @@ from typing import Any
 
 from batchscape.engines.command.metrics import Log
 from batchscape.engines.command.tree import RankMemory
-from batchscape.record.files import JsonLines, read_json_lines, write_atomically
+from batchscape.record.files import JsonLines, json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 
@@ -59,8 +59,7 @@ class RowWriter:
                     lines.close()
             else:
                 # What a program logged of earlier steps has changed; there are few such readers.
-                text = "".join(json.dumps(row) + "\n" for row in rows)
-                write_atomically(self._folder.lines(table), text.encode())
+                write_atomically(self._folder.lines(table), json_lines(rows))
             self._written[table] = rows
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from batchscape.record.files import write_json
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
 def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    made = open_processes(TARGET, (), lambda: False, request.param)
+    made = open_processes(TARGET, lambda: False, request.param)
     assert made is not None
     assert made.method == request.param
     yield made
@@ -167,7 +167,7 @@ class TestForked:
 
     @pytest.mark.slow
     def test_threads_make_forking_unsafe(self) -> None:
-        instead = open_processes("threads_at_import:main", (), lambda: False, None)
+        instead = open_processes("threads_at_import:main", lambda: False, None)
         assert isinstance(instead, Spawned)
         assert "1 more native threads" in str(instead.note)
         instead.close()
@@ -178,7 +178,7 @@ class TestForked:
         (tmp_path / "numpy.py").write_text("raise ImportError('planted')")
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(LaunchError, match="planted"):
-            open_processes(TARGET, (), lambda: False, "fork")
+            open_processes(TARGET, lambda: False, "fork")
 
     def test_booting_can_be_stopped(self) -> None:
-        assert open_processes(TARGET, (), lambda: True, "fork") is None
+        assert open_processes(TARGET, lambda: True, "fork") is None

@@ -63,7 +63,7 @@ def fork_server() -> list[Finding]:
     """Boot the server that forks ranks."""
     started = time.monotonic()
     try:
-        processes = open_processes(WORKER, (), lambda: time.monotonic() - started > _ANSWER_S, None)
+        processes = open_processes(WORKER, lambda: time.monotonic() - started > _ANSWER_S, None)
     except LaunchError as error:
         said = str(error).splitlines()[-1]
         return [Finding("fork server", "broken", said, _INSTALL, needed=True)]

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,12 +31,9 @@ class Forked:
     method = "fork"
     note: str | None = None
 
-    def __init__(
-        self, target: str, keep_open: tuple[int, ...] = (), also_preload: str = ""
-    ) -> None:
+    def __init__(self, target: str, also_preload: str = "") -> None:
         self._target = target
         self._also_preload = also_preload
-        self._keep_open = keep_open
         self._living: dict[str, set[int]] = {}
         self._groups: dict[str, int] = {}
         self._boot()
@@ -45,11 +43,10 @@ class Forked:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server)
         self._ready = False
         with far_end:
-            descriptors = (far_end.fileno(), *self._keep_open)
             self._server = start_interpreter(
                 "forkserver",
                 (str(far_end.fileno()), self._target),
-                descriptors,
+                (far_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 output=self._errors,
                 environment={ALSO_PRELOADED: self._also_preload},
@@ -79,7 +76,7 @@ class Forked:
             self._ready = True
         return self._ready
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced."""
         if self._server.poll() is not None:
             self._channel.close()
@@ -88,7 +85,7 @@ class Forked:
         while not self.is_ready(1.0):
             pass
         self._living[start.run] = set(range(start.ranks))
-        self._send(asdict(start))
+        self._send(asdict(start), keep_open)
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
@@ -150,6 +147,6 @@ class Forked:
             return None
         return json.loads(message) if message else None
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         with contextlib.suppress(ConnectionError):
-            self._channel.send(json.dumps(message).encode())
+            socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)

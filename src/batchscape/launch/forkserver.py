@@ -45,6 +45,8 @@ PRELOADED = (
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_DESCRIPTORS = 250
+"""Locks of one run; the system passes 253 descriptors in one message."""
 
 
 @dataclass
@@ -136,7 +138,7 @@ class _Server:
 
     def _answer(self) -> bool:
         try:
-            message = self._channel.recv(1 << 20)
+            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not message:
@@ -148,6 +150,9 @@ class _Server:
                 os.killpg(group.leader, request["signal"])
         else:
             self._start(Start(**request))
+        for descriptor in inherited:
+            # The ranks have them: what is locked is theirs, not the server's.
+            os.close(descriptor)
         return True
 
     def _start(self, start: Start) -> None:

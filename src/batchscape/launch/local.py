@@ -83,7 +83,7 @@ def run_sweep(
     if not specs:
         return SweepResult((), interrupted=False)
     console = Console() if console is None else console
-    with sweep_lock(sweep) as lock, Interrupts() as interrupts, ExitStack() as stack:
+    with sweep_lock(sweep), Interrupts() as interrupts, ExitStack() as stack:
         ordered = launch_order(specs, specs[0].config.launcher.order_seed)
         done = _stand_still(ordered, sweep)
         queue = deque(spec for spec in ordered if spec.run_id not in done)
@@ -96,7 +96,6 @@ def run_sweep(
             stack.enter_context(presence)
             processes = open_processes(
                 _preloaded(queue, target),
-                (lock,),
                 lambda: interrupts.count > 0,
                 method,
                 _slow_import(queue),

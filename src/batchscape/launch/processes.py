@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batchscape.launch.child import RankExit, Start
@@ -21,8 +21,14 @@ class Processes(Protocol):
     note: str | None
     """What the user should know about the choice of it."""
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """Start one process for each rank, all in one new process group.
+
+        Parameters
+        ----------
+        start : Start
+        keep_open : sequence of int
+            File descriptors that the ranks inherit: a lock then lasts as long as they do.
 
         Raises
         ------
@@ -42,7 +48,6 @@ class Processes(Protocol):
 
 def open_processes(
     target: str,
-    keep_open: tuple[int, ...],
     should_stop: Callable[[], bool],
     method: str | None,
     also_preload: str = "",
@@ -53,8 +58,6 @@ def open_processes(
     ----------
     target : str
         What the ranks will call; preloaded where they are forked.
-    keep_open : tuple of int
-        File descriptors that the processes inherit: a lock then lasts as long as they do.
     should_stop : callable
         Asked while the fork server boots.
     method : str or None
@@ -75,8 +78,8 @@ def open_processes(
     if method is None:
         method = "fork" if sys.platform == "linux" else "spawn"
     if method == "spawn":
-        return Spawned(keep_open)
-    server = Forked(target, keep_open, also_preload)
+        return Spawned()
+    server = Forked(target, also_preload)
     try:
         while not server.is_ready(0.1):
             if should_stop():
@@ -84,7 +87,7 @@ def open_processes(
                 return None
     except UnsafeToForkError as error:
         server.close()
-        return Spawned(keep_open, f"every rank imports for itself, which takes seconds: {error}")
+        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
     except BaseException:
         server.close()
         raise

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import RankExit, Start, start_interpreter
@@ -22,13 +23,12 @@ class Spawned:
 
     method = "spawn"
 
-    def __init__(self, keep_open: tuple[int, ...] = (), note: str | None = None) -> None:
+    def __init__(self, note: str | None = None) -> None:
         self.note = note
-        self._keep_open = keep_open
         self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._groups: dict[str, int] = {}
 
-    def start(self, start: Start) -> None:
+    def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`."""
         living = self._living[start.run] = {}
         for rank in range(start.ranks):
@@ -37,7 +37,7 @@ class Spawned:
                     living[rank] = start_interpreter(
                         "child",
                         (start.to_json(), str(rank)),
-                        self._keep_open,
+                        keep_open,
                         stdin=subprocess.PIPE,
                         output=log,
                         environment=start.environment,

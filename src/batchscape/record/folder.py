@@ -17,6 +17,7 @@
         log.txt              what its processes printed
         checkpoints/         state to go on from
         wandb.json           what was mirrored to Weights & Biases
+        .lock                held while a launcher or a rank works here; gone once it is sealed
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class RunFolder:
         """Sketch of the gradient of the first optimizer step."""
         return self.path / "gradient_sketch.npy"
 
+    @property
+    def lock(self) -> Path:
+        """Held by the launcher that has begun the run, and by the run's ranks; `record.locks`."""
+        return self.path / ".lock"
+
     def lines(self, table: str) -> Path:
         """Rows of a table while the run is open."""
         return self.path / f"{table}.jsonl"
@@ -118,6 +124,16 @@ class SweepFolder:
     def runs(self) -> Path:
         """Folder of the run folders."""
         return self.path / "runs"
+
+    @property
+    def lock(self) -> Path:
+        """Shared by the launchers that are at work; see `record.locks`."""
+        return self.path / ".lock"
+
+    @property
+    def writing(self) -> Path:
+        """Lock that is held for moments: to write the plan, or to add run folders."""
+        return self.path / ".writing.lock"
 
     @property
     def plan(self) -> Path:

@@ -1,0 +1,155 @@
+"""Locks on files: held by open descriptors, and therefore released by any death of a process.
+
+A lock (`flock`) belongs to an open file, not to a process: descriptors that other processes inherit
+prolong it to their own end. Every lock has a file that holds nothing but the process id of who
+took it last, for messages.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Lock", "exclusively", "holder", "is_held", "take"]
+
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that is held.
+
+    Parameters
+    ----------
+    path : Path
+    descriptor : int
+        Open file that carries the lock; to be passed to processes that shall prolong it.
+    """
+
+    path: Path
+    descriptor: int
+
+    def sign(self) -> None:
+        """Note this process as the holder, for messages of others."""
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock up, also for processes that have inherited it.
+
+        Parameters
+        ----------
+        remove : bool
+            Whether to remove the file too: nobody will need this lock again.
+        """
+        if remove:
+            self.path.unlink(missing_ok=True)
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+def take(path: Path, *, shared: bool = False, patience_s: float = 0.0) -> Lock | None:
+    """Take a lock, if nobody else holds it.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it does not exist; its folder must.
+    shared : bool
+        Whether others may hold it too, if they also share it.
+    patience_s : float
+        How long to try: `is_held` holds a lock for a moment.
+
+    Returns
+    -------
+    Lock or None
+        None while others hold it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened, or its file system has no locks.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        lock = _try(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        if lock is not None or time.monotonic() >= deadline:
+            return lock
+        time.sleep(_RETRY_S)
+
+
+def is_held(path: Path) -> bool:
+    """Whether anybody holds a lock, shared or not; nobody does where there is no such file."""
+    try:
+        # Network file systems lock only what may be written to.
+        descriptor = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def holder(path: Path) -> int | None:
+    """Return the process id of who signed a lock last; None where nobody did."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def exclusively(path: Path) -> Iterator[None]:
+    """Hold a lock for a short time, waiting for others who do the same.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it does not exist, with its folder.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened, or its file system has no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try(path: Path, kind: int) -> Lock | None:
+    """Lock the file that is at `path` now: the one that was opened may have been removed."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            is_there = _is_at(path, descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_there:
+            return Lock(path, descriptor)
+        os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False

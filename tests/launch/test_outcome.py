@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from batchscape.errors import RecordError
 from batchscape.launch.child import RankExit
 from batchscape.launch.outcome import SIGNAL_LAG_S, Outcome, Stop, Verdict, decide
+from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.status import Status, StopReason
 
@@ -60,22 +62,56 @@ def test_the_earliest_cause_decides(order: list[int], status: str) -> None:
         for place, rank in enumerate(order)
     }
     verdict = decide(4, outcomes, all_gone(4, 1))
-    assert verdict == Verdict(Status(status), None, "cause 0", order[0])
+    assert (verdict.status, verdict.reason, verdict.rank) == (status, "cause 0", order[0])
+    causes = {"oom": "out_of_memory", "diverged": "divergence", "failed": "exception"}
+    assert verdict.cause == causes.get(status, "interrupted")
 
 
 @pytest.mark.parametrize(
-    ("code", "text"),
+    ("code", "text", "cause"),
     [
-        (-9, "killed by SIGKILL (often the system's out-of-memory killer)"),
-        (-11, "killed by SIGSEGV; its log ends: last words"),
-        (-35, "killed by signal 35"),
-        (7, "exited with code 7; its log ends: last words"),
+        (-9, "killed, probably out of memory: rank 0 was killed by SIGKILL", Cause.KILLED),
+        (-11, "killed by SIGSEGV; its log ends: last words", Cause.SIGNAL),
+        (-35, "killed by signal 35", Cause.SIGNAL),
+        (7, "exited with code 7; its log ends: last words", Cause.EXCEPTION),
     ],
 )
-def test_a_silent_death_is_described(code: int, text: str) -> None:
+def test_a_silent_death_is_described(code: int, text: str, cause: Cause) -> None:
     verdict = decide(1, {}, {0: gone(0, code)}, last_words="last words")
-    assert (verdict.status, verdict.rank) == (Status.FAILED, 0)
+    assert (verdict.status, verdict.rank, verdict.cause) == (Status.FAILED, 0, cause)
     assert text in str(verdict.reason)
+
+
+def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
+    verdict = decide(1, {}, {0: gone(0, -9)}, oom_kills=2)
+    assert (verdict.status, verdict.cause) == (Status.OOM, Cause.OUT_OF_MEMORY)
+    assert str(verdict.reason).endswith("counted 2 kills by the out-of-memory killer meanwhile")
+    # The count says nothing of a process that died of something else.
+    assert decide(1, {}, {0: gone(0, -11)}, oom_kills=2).cause is Cause.SIGNAL
+    # Nor does it make ours what the launcher has killed.
+    outcomes = {0: left("failed", 100.0, "planted")}
+    exits = {0: gone(0, 1), 1: gone(1, -9, 105.0)}
+    verdict = decide(2, outcomes, exits, killed_at=104.9, oom_kills=1)
+    assert (verdict.status, verdict.cause, verdict.rank) == (Status.FAILED, Cause.EXCEPTION, 0)
+
+
+def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank() -> None:
+    ended = RankExit("run", 1, -9, 100.0, lost="the fork server died")
+    verdict = decide(1, {}, {0: ended}, last_words="last words")
+    assert verdict == Verdict(
+        Status.FAILED, reason="the fork server died", cause=Cause.INFRASTRUCTURE
+    )
+
+
+def test_a_lost_connection_is_a_cause_only_by_itself() -> None:
+    """Whoever complains first: the peers of a rank that died lose it."""
+    lost = replace(left("failed", 100.0, "connection reset"), cause=Cause.LOST_CONNECTION)
+    died = decide(2, {0: lost}, {0: gone(0, 1), 1: gone(1, 7, 103.0)})
+    assert (died.cause, died.rank) == (Cause.EXCEPTION, 1)
+    alone = decide(2, {0: lost}, {0: gone(0, 1), 1: gone(1, -9, 105.0)}, killed_at=104.9)
+    assert (alone.cause, alone.rank) == (Cause.LOST_CONNECTION, 0)
+    both = decide(2, {0: lost, 1: replace(lost, at=99.0)}, all_gone(2, 1))
+    assert (both.cause, both.rank) == (Cause.LOST_CONNECTION, 1)
 
 
 def test_a_death_by_signal_precedes_the_complaints_of_its_peers() -> None:
@@ -89,10 +125,12 @@ def test_a_death_by_signal_precedes_the_complaints_of_its_peers() -> None:
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.TIMEOUT])
 def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
-    stop = Stop(status, "asked to", 50.0)
+    stop = Stop(status, "asked to", 50.0, Cause.INTERRUPTED)
     outcomes = {0: left("interrupted", 51.0), 1: left("failed", 52.0)}
     exits = {**all_gone(2, 1), 2: gone(2, -9, 70.0), 3: gone(3, -15, 50.001)}
-    assert decide(4, outcomes, exits, stop) == Verdict(status, reason="asked to")
+    assert decide(4, outcomes, exits, stop) == Verdict(
+        status, reason="asked to", cause=Cause.INTERRUPTED
+    )
     # Even a stop comes too late for what had failed or ended before.
     outcomes[0] = left("oom", 49.9)
     assert decide(4, outcomes, exits, stop).status is Status.OOM
@@ -103,7 +141,8 @@ def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
 def test_any_mixture_has_a_verdict() -> None:
     """Every combination for two ranks: completed if and only if both say so."""
     choices = [None, *("completed", "failed", "oom", "diverged", "interrupted")]
-    stops = [None, Stop(Status.TIMEOUT, "late", 50.0), Stop(Status.TIMEOUT, "late", 150.0)]
+    late = Stop(Status.TIMEOUT, "late", 50.0, Cause.TIME_LIMIT)
+    stops = [None, late, replace(late, at=150.0)]
     for pair, stop in itertools.product(itertools.product(choices, repeat=2), stops):
         outcomes = {rank: left(name) for rank, name in enumerate(pair) if name is not None}
         verdict = decide(2, outcomes, all_gone(2, 1), stop)

@@ -191,8 +191,8 @@ def _died(ended: RankExit, last_words: str | None) -> Verdict:
     if ended.lost is not None:
         return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
     if ended.code == -signal.SIGKILL:
-        reason, cause = f"{who} was killed by SIGKILL, which the launcher did not send", Cause.KILLED
-        return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+        reason = f"{who} was killed by SIGKILL, which the launcher did not send"
+        return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
     if ended.code < 0:
         reason, cause = f"{who} was killed by {_signal_name(-ended.code)}", Cause.SIGNAL
     else:

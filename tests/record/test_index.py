@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from batchscape.record import index as index_module
 from batchscape.record import reading, tables
-from batchscape.record.files import JsonLines, write_json
+from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import TABLES, SweepFolder
 from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.packed_rows import packed_rows, unpacked_rows
@@ -31,7 +31,7 @@ def add_run(spec_of, tmp_path):
     def add(name, length, status=Status.COMPLETED):
         run = SweepFolder(tmp_path).run(name)
         spec.write(run.config)
-        write_json(run.config, {**json.loads(run.config.read_text()), "run_id": name})
+        write_json(run.config, {**read_json(run.config), "run_id": name})
         write_json(run.launch, {"timing_valid": length % 2 == 0, "devices": [0, 1]})
         steps, evals, ranks = (JsonLines(run.lines(table)) for table in TABLES)
         steps.append(
@@ -135,8 +135,10 @@ def test_a_run_that_changed_is_read_and_verified_anew(sweep, opened, part):
     indexed(sweep)
     opened.clear()
     path = sweep / "runs" / "run-3" / part
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + b"~" if part == "steps.parquet" else content + b" ")
+    if part == "steps.parquet":
+        path.write_bytes(path.read_bytes()[:-1] + b"~")
+    else:
+        write_json(path, read_json(path))
     found = indexed(sweep)
     assert set(opened) == {"run-2b", "run-3"}
     assert_alike(found, from_folders(sweep))

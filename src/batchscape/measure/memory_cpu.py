@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from batchscape.measure.memory_limit import not_charged
 from batchscape.measure.memory_report import (
     GIB,
     OUTSIDE,
@@ -88,6 +89,8 @@ class CpuProbe:
         _mark(_BEGIN)
         return self
 
+    # Reading the trace is no part of a training, and takes more than a small one.
+    @not_charged()
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from batchscape.config import Loader as LoaderConfig
 from batchscape.data.datasets import Dataset, Indices
+from batchscape.measure.memory_limit import lift_memory_limit
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 
@@ -189,7 +190,10 @@ class _Fetcher(TorchDataset[Batch]):
 
 
 class _WorkerStart:
-    """What a worker does first: it ends with its rank, and leaves requests to stop to it."""
+    """What a worker does first: it ends with its rank, and leaves requests to stop to it.
+
+    It is no part of the device, so the device's limit of memory is not its own.
+    """
 
     def __init__(self, rank_pid: int) -> None:
         self._rank_pid = rank_pid
@@ -199,6 +203,7 @@ class _WorkerStart:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != self._rank_pid:
             os._exit(1)
+        lift_memory_limit()
         for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)

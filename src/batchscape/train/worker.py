@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
+from batchscape.measure.memory_limit import memory_limit, not_charged
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -116,13 +117,15 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
     torch.set_float32_matmul_precision(spec.config.in_process.float32_matmul)
-    with _process_group(launch, rank, device):
+    with _process_group(launch, rank, device), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
+        limits.enter_context(_memory_limit(spec, launch, device))
         progress.phase = "compilation"
-        training.compile_ahead()
+        with not_charged():
+            training.compile_ahead()
         progress.phase = "memory probe"
         memory.rehearse(training)
         startup_s: float | None = None
@@ -160,6 +163,18 @@ def _device(launch: dict[str, Any], rank: int) -> torch.device:
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
+
+
+def _memory_limit(
+    spec: RunSpec, launch: dict[str, Any], device: torch.device
+) -> AbstractContextManager[None]:
+    """Limit this rank to its part of what the run may take of a device."""
+    sharing = 1
+    if device.type == "cuda":
+        own = device.index
+        taken = [rank % len(launch["devices"]) for rank in range(launch["world_size"])]
+        sharing = taken.count(own)
+    return memory_limit(device, spec.config.device.memory_limit_gib, ranks_on_device=sharing)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import last_row
+from batchscape.measure.oom_kills import oom_kills
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json_lines, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
@@ -60,6 +62,9 @@ class ActiveRun:
     """On the monotonic clock."""
     exits: dict[int, RankExit] = field(default_factory=dict)
     stop: Stop | None = None
+    killed_at: float | None = None
+    """When this launcher killed the ranks, in seconds since the epoch."""
+    _oom_kills_before: int | None = field(default_factory=oom_kills)
     _kill_at: float | None = None
     _watching_end_since: float | None = None
     _spoiled: bool = False
@@ -84,13 +89,16 @@ class ActiveRun:
     def ask_to_stop(self, status: Status, reason: str) -> None:
         """Ask the ranks for a checkpoint and their end; they are killed if it takes too long."""
         if self.stop is None:
-            self.stop = Stop(status, reason, time.time())
+            cause = Cause.TIME_LIMIT if status is Status.TIMEOUT else Cause.INTERRUPTED
+            self.stop = Stop(status, reason, time.time(), cause)
             self._kill_within(self.stop_grace_s)
             self.processes.signal(self.spec.run_id, signal.SIGTERM)
 
     def kill(self) -> None:
         """End all ranks now."""
         self._kill_at = None
+        if self.killed_at is None:
+            self.killed_at = time.time()
         self.processes.signal(self.spec.run_id, signal.SIGKILL)
 
     def spoil_times(self, reason: str) -> None:
@@ -124,7 +132,7 @@ class ActiveRun:
         elif self._end_is_overdue(now):
             late = sorted(set(range(self.processes_of_run)) - set(self.exits))
             reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
-            self.stop = Stop(Status.FAILED, reason, time.time())
+            self.stop = Stop(Status.FAILED, reason, time.time(), Cause.HANG)
             self.kill()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
@@ -147,14 +155,14 @@ class ActiveRun:
                 write_json(self.folder.launch, self.launch)
             self._write()
         except RecordError as error:
-            self.abandon(f"its records are damaged: {error}")
+            self.abandon(f"its records are damaged: {error}", Cause.DAMAGED_RECORDS)
         except OSError as error:
             self.abandon(f"its end cannot be recorded: {error}")
         return self.status
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self, reason: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
         """Write that the run failed by no word of its ranks, if anything can be written."""
-        self._fill_in(Verdict(Status.FAILED, reason=reason))
+        self._fill_in(Verdict(Status.FAILED, reason=reason, cause=cause))
         self.status.seal = {}
         with contextlib.suppress(OSError):
             self.status.write(self.folder.status)
@@ -180,17 +188,35 @@ class ActiveRun:
             if self.folder.outcome(rank).exists()
         }
         last_words = _last_line(self.folder.log, self.log_offset)
-        return decide(self.processes_of_run, outcomes, self.exits, self.stop, last_words)
+        return decide(
+            self.processes_of_run,
+            outcomes,
+            self.exits,
+            self.stop,
+            last_words,
+            killed_at=self.killed_at,
+            oom_kills=self._oom_kills_since(),
+        )
+
+    def _oom_kills_since(self) -> int:
+        """Return the kills by the out-of-memory killer that were counted during this attempt."""
+        before, now = self._oom_kills_before, oom_kills()
+        return 0 if before is None or now is None else now - before
 
     def _fill_in(self, verdict: Verdict) -> None:
         self.status.status = verdict.status
         self.status.stop_reason = verdict.stop_reason
         self.status.reason = verdict.reason
+        self.status.cause = verdict.cause
         self.status.rank = verdict.rank
+        self.status.phase = verdict.phase if verdict.cause is not None else None
+        self.status.peak_memory_gib = verdict.peak_memory_gib
+        self.status.peak_memory_method = verdict.peak_memory_method
         attempt = self.status.attempts[-1]
         attempt.ended_at = time.time()
         attempt.status = str(verdict.status)
         attempt.reason = verdict.reason
+        attempt.cause = None if verdict.cause is None else str(verdict.cause)
 
 
 def _went_on_from(folder: RunFolder, attempt: int) -> int:

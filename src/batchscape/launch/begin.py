@@ -12,6 +12,7 @@ from batchscape.launch.child import Start
 from batchscape.launch.launch_record import with_times_of
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
@@ -70,14 +71,18 @@ def begin(
         lost = status.attempts[-1]
         lost.ended_at = status.updated_at
         lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
+        lost.cause = str(Cause.INTERRUPTED)
     attempt = len(status.attempts)
     spec.write(folder.config)
     write_json(folder.environment, environment)
     launch = {"attempt": attempt, **launch}
     write_json(folder.launch, launch)
     _set_log_aside(spec, folder, attempt)
-    status.status, status.stop_reason, status.reason, status.rank = Status.RUNNING, None, None, None
-    status.attempts.append(Attempt(started_at=time.time(), from_optimizer_step=0))
+    status = RunStatus(
+        Status.RUNNING,
+        attempts=[*status.attempts, Attempt(started_at=time.time(), from_optimizer_step=0)],
+        summary=status.summary,
+    )
     status.write(folder.status)
     active = ActiveRun(
         spec=spec,

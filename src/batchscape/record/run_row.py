@@ -62,6 +62,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "status": str(status.status),
         "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
         "reason": status.reason,
+        "cause": None if status.cause is None else str(status.cause),
         "rank": status.rank,
         "attempts": len(status.attempts),
     }

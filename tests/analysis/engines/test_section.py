@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 
@@ -17,7 +15,7 @@ from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
-from batchscape.record.files import write_json
+from batchscape.record.files import read_json, write_json
 
 FIVE = {"ddp": 1e-7, "fsdp": 2e-7, "accelerate": 1e-7, "deepspeed": 3e-7, "fabric": 0.0}
 
@@ -119,11 +117,11 @@ def test_times_of_engines_are_not_pooled_in_one_fit(engines):
 
 def as_program(folder, observed):
     """Turn a run into one of a program, as if a command had been launched."""
-    config = json.loads(folder.config.read_text())
+    config = read_json(folder.config)
     config["config"]["engine"] = {"name": "command", "command": ["train"]}
     config["config"]["model"] = {"name": "external"}
     config["config"]["data"] = {"name": "external"}
-    folder.config.write_text(json.dumps(config))
+    write_json(folder.config, config)
     if observed is not None:
         names = ("world_size", "micro_batch_size", "gradient_accumulation_steps")
         found = {name: observed.get(name) for name in (*names, "global_batch_size")}

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.report.notes import find_notes
+from batchscape.record.files import read_json, write_json
 
 
 def notes_of(sweep: Any) -> str:
@@ -75,8 +77,9 @@ def test_mixed_software_in_a_cell(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)
     other = sweep.run(seed=1)
-    text = other.environment.read_text()
-    other.environment.write_text(text.replace("2.9.0", "2.10.0").replace("0.1.0", "0.2.0"))
+    text = json.dumps(read_json(other.environment))
+    text = text.replace("2.9.0", "2.10.0").replace("0.1.0", "0.2.0")
+    write_json(other.environment, json.loads(text))
     assert "Some cells hold runs that differ in batchscape, packages.torch." in notes_of(sweep)
 
 

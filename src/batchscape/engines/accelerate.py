@@ -19,6 +19,7 @@ from batchscape.engines.optimizers import clip_gradients
 from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
+from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["AccelerateEngine"]
 
@@ -98,6 +99,7 @@ class AccelerateEngine(ReplicatedEngine):
         with apart, accelerator.accumulate(self._prepared):
             loss: Tensor = self._prepared(inputs, targets)[0]
             weighted = self._reaching_all(loss * (weight * divisor), last=last)
+            beat(Phase.BACKWARD)
             accelerator.backward(weighted)
         self._end_micro_step(loss, last=last)
         return loss.detach()

@@ -13,6 +13,7 @@ from batchscape.engines.base import Reported
 from batchscape.engines.precision import autocast
 from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.geometry import BatchGeometry
+from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["DdpEngine"]
 
@@ -60,6 +61,7 @@ class DdpEngine(ReplicatedEngine):
         with nullcontext() if wrapped is None or last else wrapped.no_sync():
             with autocast(self._device_type, self._precision):
                 loss: Tensor = (wrapped or self.module)(inputs, targets)[0]
+            beat(Phase.BACKWARD)
             self._scaler.scale(self._reaching_all(loss * weight, last=last)).backward()
         self._end_micro_step(loss, last=last)
         return loss.detach()

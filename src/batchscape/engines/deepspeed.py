@@ -19,6 +19,7 @@ from batchscape.engines.zero_state import gather_state, restore_state
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.deepspeed_config import deepspeed_config
 from batchscape.measure.clock import NoMarks, StepMarks
+from batchscape.record.heartbeat import Phase, beat
 
 if find_spec("deepspeed") is None:
     # Imported later, once the device is known; that it is missing is told now.
@@ -116,6 +117,7 @@ class DeepSpeedEngine:
         self._engine.set_gradient_accumulation_boundary(last)
         loss: Tensor = self._engine(inputs, targets)[0]
         self._given, self._last = 0, last
+        beat(Phase.BACKWARD)
         self._engine.backward(loss * (weight * self.gradient_scale), scale_wrt_gas=False)
         self._last = None
         if last and not self._alone:

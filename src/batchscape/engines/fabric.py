@@ -20,6 +20,7 @@ from batchscape.engines.environment import environment
 from batchscape.engines.optimizers import clip_gradients
 from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.geometry import BatchGeometry
+from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["FabricEngine"]
 
@@ -71,6 +72,7 @@ class FabricEngine(ReplicatedEngine):
         self._begin_micro_step(inputs, targets)
         with self._fabric.no_backward_sync(self._prepared, enabled=not last):
             loss: Tensor = self._prepared(inputs, targets)[0]
+            beat(Phase.BACKWARD)
             self._fabric.backward(self._reaching_all(loss * weight, last=last))
         self._end_micro_step(loss, last=last)
         return loss.detach()

@@ -21,6 +21,7 @@ from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes,
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.checkpointing import blocks_of
+from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["FsdpEngine", "fsdp_engine"]
 
@@ -135,6 +136,7 @@ class FsdpEngine(PlainEngine):
         self._exchanges_last, self._exchanged_last = last, 0
         with autocast(self._device_type, self._precision):
             loss: Tensor = self.module(inputs, targets)[0]
+        beat(Phase.BACKWARD)
         (loss * weight).backward()
         if last:
             if self._exchanged_last != self.gradient_bytes:

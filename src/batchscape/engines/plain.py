@@ -13,6 +13,7 @@ from batchscape.engines.base import Reported
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
 from batchscape.engines.precision import autocast
 from batchscape.measure.clock import NoMarks, StepMarks
+from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["PlainEngine"]
 
@@ -72,6 +73,7 @@ class PlainEngine:
         """Do one forward and backward."""
         with autocast(self._device_type, self._precision):
             loss: Tensor = self.module(inputs, targets)[0]
+        beat(Phase.BACKWARD)
         self._scaler.scale(loss * weight).backward()
         if last:
             self.marks.gradients_ready()

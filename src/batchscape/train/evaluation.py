@@ -17,6 +17,7 @@ from batchscape.data.order import SampleOrder
 from batchscape.engines import Engine
 from batchscape.engines.precision import autocast
 from batchscape.errors import BatchscapeError
+from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.spec import RunSpec
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
@@ -80,6 +81,7 @@ class Evaluator:
         engine.module.eval()
         with torch.no_grad(), autocast(self._device.type, self._precision):
             for indices in self._batches:
+                beat(Phase.EVALUATION)
                 batch = self._dataset.batch(indices)
                 count = self._count(indices, batch[1])
                 inputs, targets = to_device(batch, self._device, self._precision)

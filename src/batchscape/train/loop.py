@@ -26,6 +26,7 @@ from batchscape.models.undisturbed import undisturbed
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
+from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
@@ -133,6 +134,7 @@ class Training:
         for k in range(optimizer_steps):
             targets = self._accumulate(heaviest, most_micro_steps=2).targets
             phase("first_optimizer_step" if k == 0 else "steady")
+            beat(Phase.OPTIMIZER)
             self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
             if self._average is not None:
                 self._average.update(targets)
@@ -245,6 +247,7 @@ class Training:
         """Tell the other ranks what this one wishes, where it is time to; return what is agreed."""
         if not at_once and not self.recorder.is_due:
             return Verdict()
+        beat(Phase.RECORD)
         stop, checkpoint = self._stop_requested, self._checkpoint_is_due()
         if at_once:
             return self.recorder.flush(stop=stop, checkpoint=checkpoint)
@@ -267,6 +270,7 @@ class Training:
 
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""
+        beat(Phase.COMPILATION)
         began = time.perf_counter()
         indices = self._stream.step(self.done, sampling=False).indices.ravel()
         # Where ranks work together, a backward without its exchange would leave something behind.
@@ -295,6 +299,9 @@ class Training:
     def _accumulate(self, k: int, most_micro_steps: int | None = None) -> _Accumulated:
         """Do the micro-steps of optimizer step k (from 0)."""
         began = time.perf_counter()
+        # A rehearsal comes before the first step.
+        number = k + 1 if most_micro_steps is None else 0
+        beat(Phase.DATA, number)
         step = self._loader.step(k, sampling=most_micro_steps is None)
         self._clock.add_data(time.perf_counter() - began)
         if step.targets == 0:
@@ -309,8 +316,10 @@ class Training:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for micro_step in range(last + 1):
             began = time.perf_counter()
+            beat(Phase.DATA, number, micro_step)
             inputs, targets = next(step.batches)
             self._clock.add_data(time.perf_counter() - began)
+            beat(Phase.FORWARD)
             loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
         return _Accumulated(loss_sum, step.targets, last + 1)
 
@@ -329,6 +338,7 @@ class Training:
         if k == 0:
             self._sketch_gradient()
             self._phase("first_optimizer_step")
+        beat(Phase.OPTIMIZER)
         norm = self._engine.optimizer_step(optimizer, factor)
         if self._average is not None:
             self._average.update(done.targets)
@@ -388,6 +398,7 @@ class Training:
         return every is not None and self._timeline.samples_before(self.done) % every == 0
 
     def _evaluate(self) -> float:
+        beat(Phase.EVALUATION, self.done)
         self.recorder.telemetry.pause()
         began = time.perf_counter()
         result = self._evaluator.evaluate(self._engine, self._average)
@@ -413,6 +424,7 @@ class Training:
         return time.monotonic() - self._last_checkpoint >= every_s
 
     def _save(self) -> None:
+        beat(Phase.CHECKPOINT, self.done)
         self.recorder.telemetry.pause()
         began = time.perf_counter()
         # Ranks may have parts of the model: all of them take part, and the first one writes.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -23,6 +21,7 @@ from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session
 from batchscape.record.folder import SweepFolder
 from batchscape.record.index import INDEXED, index_is_stale
@@ -104,7 +103,6 @@ def run_sweep(
             stack.callback(processes.close)
             if processes.note is not None:
                 progress.note(processes.note, "yellow")
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="batchscape-"))
             session = Session(
                 sweep=sweep,
                 machine=machine,
@@ -113,7 +111,7 @@ def run_sweep(
                 interrupts=interrupts,
                 presence=presence,
                 target=target,
-                scratch=Path(scratch),
+                scratch=stack.enter_context(scratch_folder()),
             )
             with progress:
                 done |= session.run(queue)

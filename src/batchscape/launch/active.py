@@ -20,6 +20,7 @@ from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import last_row
 from batchscape.measure.oom_kills import oom_kills
+from batchscape.record import instants
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json_lines, write_json
 from batchscape.record.folder import TABLES, RunFolder
@@ -90,7 +91,7 @@ class ActiveRun:
         """Ask the ranks for a checkpoint and their end; they are killed if it takes too long."""
         if self.stop is None:
             cause = Cause.TIME_LIMIT if status is Status.TIMEOUT else Cause.INTERRUPTED
-            self.stop = Stop(status, reason, time.time(), cause)
+            self.stop = Stop(status, reason, instants.now(), cause)
             self._kill_within(self.stop_grace_s)
             self.processes.signal(self.spec.run_id, signal.SIGTERM)
 
@@ -98,7 +99,7 @@ class ActiveRun:
         """End all ranks now."""
         self._kill_at = None
         if self.killed_at is None:
-            self.killed_at = time.time()
+            self.killed_at = instants.now()
         self.processes.signal(self.spec.run_id, signal.SIGKILL)
 
     def spoil_times(self, reason: str) -> None:
@@ -132,7 +133,7 @@ class ActiveRun:
         elif self._end_is_overdue(now):
             late = sorted(set(range(self.processes_of_run)) - set(self.exits))
             reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
-            self.stop = Stop(Status.FAILED, reason, time.time(), Cause.HANG)
+            self.stop = Stop(Status.FAILED, reason, instants.now(), Cause.HANG)
             self.kill()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
@@ -213,7 +214,7 @@ class ActiveRun:
         self.status.peak_memory_gib = verdict.peak_memory_gib
         self.status.peak_memory_method = verdict.peak_memory_method
         attempt = self.status.attempts[-1]
-        attempt.ended_at = time.time()
+        attempt.ended_at = attempt.started_at + time.monotonic() - self.began
         attempt.status = str(verdict.status)
         attempt.reason = verdict.reason
         attempt.cause = None if verdict.cause is None else str(verdict.cause)

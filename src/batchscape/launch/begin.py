@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from typing import Any
 
 from batchscape.config import Command
@@ -15,6 +15,7 @@ from batchscape.launch.processes import Processes
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
 
@@ -69,7 +70,8 @@ def begin(
         leftover.unlink(missing_ok=True)
     if status.attempts and status.attempts[-1].ended_at is None:
         lost = status.attempts[-1]
-        lost.ended_at = status.updated_at
+        # The clock of the wall may have been set back meanwhile.
+        lost.ended_at = max(lost.started_at, status.updated_at)
         lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
         lost.cause = str(Cause.INTERRUPTED)
     attempt = len(status.attempts)
@@ -80,7 +82,7 @@ def begin(
     _set_log_aside(spec, folder, attempt)
     status = RunStatus(
         Status.RUNNING,
-        attempts=[*status.attempts, Attempt(started_at=time.time(), from_optimizer_step=0)],
+        attempts=[*status.attempts, Attempt(_start_after(status.attempts), 0)],
         summary=status.summary,
     )
     status.write(folder.status)
@@ -107,6 +109,11 @@ def begin(
         active.abandon(str(error))
         raise
     return active
+
+
+def _start_after(attempts: Sequence[Attempt]) -> float:
+    """Return the time of a new attempt: after those before it, whatever the clock says."""
+    return max([now(), *(before.ended_at or before.started_at for before in attempts)])
 
 
 def _set_log_aside(spec: RunSpec, folder: RunFolder, attempt: int) -> None:

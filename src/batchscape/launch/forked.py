@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import ALSO_PRELOADED, RankExit, Start, start_interpreter
+from batchscape.record.instants import now
 
 __all__ = ["Forked", "UnsafeToForkError"]
 
@@ -127,9 +127,9 @@ class Forked:
         for group in self._groups.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        now = time.time()
+        at = now()
         ended = [
-            RankExit(run, rank, -signal.SIGKILL, now)
+            RankExit(run, rank, -signal.SIGKILL, at)
             for run, ranks in self._living.items()
             for rank in sorted(ranks)
         ]

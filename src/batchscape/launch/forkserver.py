@@ -20,7 +20,6 @@ import os
 import select
 import signal
 import socket
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any, NoReturn
 import psutil
 
 from batchscape.launch.child import ALSO_PRELOADED, Start, live
+from batchscape.record.instants import now
 
 __all__ = ["PRELOADED", "main"]
 
@@ -165,7 +165,7 @@ class _Server:
             except OSError as error:
                 with Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
-                self._send(event="exit", run=start.run, rank=rank, code=1, at=time.time())
+                self._send(event="exit", run=start.run, rank=rank, code=1, at=now())
                 continue
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, held)
@@ -213,7 +213,7 @@ class _Server:
             self._bury(ended.si_pid)
 
     def _bury(self, pid: int) -> None:
-        at = time.time()
+        at = now()
         group = next((group for group in self._groups.values() if pid in group.ranks), None)
         if group is not None and len(group.ranks) == 1:
             os.killpg(group.leader, signal.SIGKILL)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import RankExit, Start, start_interpreter
+from batchscape.record.instants import now
 
 __all__ = ["Spawned"]
 
@@ -54,7 +55,7 @@ class Spawned:
         deadline = time.monotonic() + timeout_s
         while True:
             exits = [
-                RankExit(run, rank, process.returncode, time.time())
+                RankExit(run, rank, process.returncode, now())
                 for run, living in self._living.items()
                 for rank, process in living.items()
                 if process.poll() is not None

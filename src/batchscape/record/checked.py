@@ -75,7 +75,7 @@ def text_of(text: bytes) -> dict[str, Any]:
     return content
 
 
-def _has_half_a_check(content: Mapping[str, Any]) -> bool:
+def _has_half_a_check(content: dict[str, Any]) -> bool:
     """Whether an object ends with what was a check before a byte of it was changed."""
     if not content:
         return False

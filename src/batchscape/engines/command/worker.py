@@ -26,6 +26,7 @@ from batchscape.engines.command.tree import TreeMemory, driver_memory
 from batchscape.errors import BatchscapeError, RecordError
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
+from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 
@@ -74,7 +75,7 @@ def main(run_dir: str, rank: int) -> int:
             "status": str(status),
             "stop_reason": str(StopReason.BUDGET) if completed else None,
             "reason": None if reason is None else redact(reason),
-            "at": time.time(),
+            "at": now(),
             "optimizer_step": 0 if supervision is None else supervision.optimizer_step,
             "phase": None,
         },

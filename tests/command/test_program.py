@@ -13,7 +13,6 @@ import pytest
 from batchscape.engines.command.endings import ending, last_words
 from batchscape.engines.command.program import Program
 from batchscape.errors import LaunchError
-from batchscape.record.status import Status
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 LEAVES_DEAF = (
@@ -143,38 +142,84 @@ def traceback_of(words: str, mark: str = "") -> str:
         ),
         (traceback_of("KeyError: 1") + traceback_of("ValueError: 2"), 1, "ValueError: 2"),
         ("step 1\n", 3, "rank 1 exited with code 3"),
-        ("", -9, "rank 1 was killed by SIGKILL (often the system's out-of-memory killer)"),
+        ("", -9, "rank 1 was killed by SIGKILL, which the launcher did not send"),
     ],
 )
 def test_of_a_failed_torchrun_the_words_are_those_of_the_first_rank(printed, code, words):
     assert last_words(printed + torchrun_footer(1, code)) == words
 
 
+HANDLED = traceback_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
 @pytest.mark.parametrize(
-    ("code", "text", "expected"),
+    ("code", "text", "status", "cause", "reason"),
     [
-        (0, "out of memory", None),
-        (3, "bye", (Status.FAILED, "the program exited with code 3; its log ends: bye")),
-        (1, "", (Status.FAILED, "the program exited with code 1")),
-        (-11, "", (Status.FAILED, "the program was killed by SIGSEGV")),
+        (3, "bye", "failed", "exception", "exited with code 3; its log ends: bye"),
+        (1, "", "failed", "exception", "exited with code 1"),
+        (-11, "", "failed", "signal", "was killed by SIGSEGV"),
+        (-9, "", "failed", "killed", "was killed by SIGKILL, which the launcher did not send"),
+        (137, "", "failed", "killed", "exited with code 137"),
         (
             1,
-            "torch.OutOfMemoryError: CUDA out of memory.\nmore",
-            (
-                Status.OOM,
-                "the program exited with code 1; its log ends: "
-                "torch.OutOfMemoryError: CUDA out of memory.",
+            HANDLED + "more",
+            "oom",
+            "out_of_memory",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        (1, traceback_of("MemoryError"), "oom", "out_of_memory", "its log ends: MemoryError"),
+        (
+            1,
+            "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8 EiB",
+            "oom",
+            "out_of_memory",
+            "8 EiB",
+        ),
+        (
+            1,
+            traceback_of(
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: "
+                "can't allocate memory: you tried to allocate 4 bytes. Error code 12"
             ),
+            "oom",
+            "out_of_memory",
+            "DefaultCPUAllocator",
+        ),
+        (
+            -6,
+            "terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\n",
+            "oom",
+            "out_of_memory",
+            "std::bad_alloc",
         ),
         (
             1,
-            "MemoryError",
-            (Status.OOM, "the program exited with code 1; its log ends: MemoryError"),
+            "[rank0]: torch.distributed.DistBackendError: NCCL error in: ncclUtils.hpp:1\n"
+            "[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "[rank0]: Last error:\n[rank0]: Cuda failure 2 'out of memory'\n",
+            "oom",
+            "out_of_memory",
+            "ncclUnhandledCudaError",
         ),
+        # What was caught, or is only spoken of, is not what the program died of.
+        (1, HANDLED + "smaller\n" + traceback_of("KeyError: 1"), "failed", "exception", "KeyError"),
+        (1, "ValueError: the plan says that it runs out of memory", "failed", "exception", "plan"),
+        (1, "WARNING: CUDA out of memory last time\nbye", "failed", "exception", "bye"),
+        (1, "MemoryError\n" + "step\n" * 20 + "bye", "failed", "exception", "bye"),
     ],
 )
-def test_endings(tmp_path: Path, code, text, expected):
+def test_endings(tmp_path: Path, code, text, status, cause, reason):
     log = tmp_path / "log.txt"
     before = "MemoryError: of an earlier attempt\n"
     log.write_text(before + text)
-    assert ending(code, log, len(before)) == expected
+    found = ending(code, log, len(before))
+    assert found is not None
+    assert (found.status, found.cause) == (status, cause)
+    assert str(found.reason).startswith("the program ")
+    assert reason in str(found.reason)
+
+
+def test_an_exit_code_of_zero_is_no_bad_ending(tmp_path: Path):
+    (tmp_path / "log.txt").write_text("MemoryError")
+    assert ending(0, tmp_path / "log.txt", 0) is None

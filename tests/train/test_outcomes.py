@@ -82,6 +82,7 @@ def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path, g
         ended = outcome(folder, rank)
         assert ended["status"] == "diverged"
         assert ended["reason"] == "the loss of optimizer step 7 is not finite"
+        assert ended["cause"] == "divergence"
     rows = steps(folder)
     assert rows["loss"].iloc[:6].map(math.isfinite).all()
     assert 7 <= len(rows) <= 7 + 50
@@ -93,6 +94,8 @@ def test_failure_names_the_exception(trainer, outcome, tmp_path):
     assert trainer.wait(spec) == [1]
     assert outcome(folder)["status"] == "failed"
     assert outcome(folder)["reason"] == "ZeroDivisionError: planted"
+    assert outcome(folder)["cause"] == "exception"
+    assert outcome(folder)["phase"] == "forward"
     assert "Traceback" in folder.log.read_text()
 
 
@@ -101,8 +104,14 @@ def test_out_of_memory_is_told_from_other_failures(trainer, outcome, tmp_path):
     folder = trainer.start(spec, tmp_path, target="faulty_workers:greedy")
     assert trainer.wait(spec) == [1]
     assert outcome(folder)["status"] == "oom"
-    assert outcome(folder)["reason"].startswith("in phase " + outcome(folder)["phase"])
-    assert outcome(folder)["phase"] == "first_optimizer_step"
+    assert outcome(folder)["cause"] == "out_of_memory"
+    assert outcome(folder)["phase"] == "optimizer"
+    peak = outcome(folder)["peak_memory_gib"]
+    assert outcome(folder)["peak_memory_method"] == "resident"
+    assert 0.05 < peak < 2
+    reason = outcome(folder)["reason"]
+    assert reason.startswith("out of memory in optimizer of optimizer step 1: RuntimeError: ")
+    assert reason.endswith(f"; peak until then: {peak:.3g} GiB resident")
 
 
 def test_a_last_step_that_ruins_the_model_is_divergence(trainer, outcome, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from batchscape.train import worker
+from batchscape.train import failures, worker
 
 
 def launched(device_type, ranks, devices):
@@ -60,4 +60,8 @@ def test_ranks_take_the_devices_of_their_run_in_turn(monkeypatch):
     ids=str,
 )
 def test_what_memory_that_is_out_is_told_by(error, is_oom):
-    assert worker._is_out_of_memory(error) == is_oom
+    assert failures.is_out_of_memory(error) == is_oom
+    try:
+        raise KeyError("wrapped") from error
+    except KeyError as wrapped:
+        assert failures.is_out_of_memory(wrapped) == is_oom

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from enum import StrEnum
 
-__all__ = ["Cause"]
+__all__ = ["Cause", "is_fault_of_the_machine"]
+
+_MACHINE_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ENFILE,
+    errno.EMFILE,
+    errno.EAGAIN,
+}
+"""Errors of the system that say more of its disks and limits than of what was asked for."""
 
 
 class Cause(StrEnum):
@@ -49,3 +63,10 @@ _OF_THE_MACHINE = {
     Cause.LOST_CONNECTION,
     Cause.INFRASTRUCTURE,
 }
+
+
+def is_fault_of_the_machine(error: BaseException) -> bool:
+    """Return whether an exception is the machine's: of a full or failing disk, of a network."""
+    if isinstance(error, ConnectionError):
+        return True
+    return isinstance(error, OSError) and error.errno in _MACHINE_FAULTS

@@ -23,6 +23,7 @@ from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.models import build_model
 from batchscape.models.undisturbed import undisturbed
+from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
@@ -52,6 +53,11 @@ class Outcome:
     optimizer_step: int
     stop_reason: StopReason | None = None
     reason: str | None = None
+    cause: Cause | None = None
+    """What ended it, where it did not complete."""
+    peak_memory_gib: float | None = None
+    """Of a rank that is out of memory."""
+    peak_memory_method: str | None = None
 
 
 class _Accumulated(NamedTuple):
@@ -240,7 +246,9 @@ class Training:
             if verdict.stop or verdict.checkpoint:
                 self._save()
             if verdict.stop:
-                return Outcome(Status.INTERRUPTED, self.done, reason="asked to stop")
+                return Outcome(
+                    Status.INTERRUPTED, self.done, reason="asked to stop", cause=Cause.INTERRUPTED
+                )
         return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
 
     def _agree(self, *, at_once: bool) -> Verdict:
@@ -266,7 +274,8 @@ class Training:
         return None
 
     def _not_finite(self, what: str) -> Outcome:
-        return Outcome(Status.DIVERGED, self.done, reason=f"{what} is not finite")
+        reason = f"{what} is not finite"
+        return Outcome(Status.DIVERGED, self.done, reason=reason, cause=Cause.DIVERGENCE)
 
     def _compile(self) -> None:
         """Compile in a forward and backward that is forgotten, so that no step contains it."""

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ import torch.distributed as dist
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit, not_charged
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
+from batchscape.record.heartbeat import Phase, beat, last_beat
+from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.train.failures import failure_of, peak_memory
 from batchscape.train.loop import Outcome, Training
 from batchscape.train.memory import MemoryPhases
 from batchscape.train.ranks import write_rank_row
@@ -33,15 +38,6 @@ __all__ = ["main"]
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """A rank that waits longer for the others gives up; when one has died, the launcher is faster."""
-
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "out of memory",  # the driver, the runtime, NCCL and Triton, each in its own words around it
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Failed to CUDA calloc",
-)
-"""What libraries say when memory is out and they raise a plain RuntimeError."""
 
 
 def main(run_dir: str, rank: int) -> int:
@@ -66,13 +62,10 @@ def main(run_dir: str, rank: int) -> int:
     try:
         outcome = _train(folder, rank, began, progress)
     except BatchscapeError as error:
-        outcome = Outcome(Status.FAILED, progress.optimizer_step, reason=str(error))
+        outcome = progress.failed(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         sys.stderr.write(redact(traceback.format_exc()))
-        status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
-        if _is_out_of_memory(error):
-            status, reason = Status.OOM, f"in phase {progress.phase}: {reason}"
-        outcome = Outcome(status, progress.optimizer_step, reason=reason)
+        outcome = progress.failed(error)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -82,13 +75,30 @@ class _Progress:
     """How far a rank has come, for the report of a failure."""
 
     def __init__(self) -> None:
-        self.phase = "start"
         self.has_left = False
         self.training: Training | None = None
+        self.device: torch.device | None = None
 
     @property
     def optimizer_step(self) -> int:
         return 0 if self.training is None else self.training.done
+
+    def failed(self, error: Exception) -> Outcome:
+        """Return how a rank ended that raised."""
+        failure = failure_of(error)
+        outcome = Outcome(
+            failure.status, self.optimizer_step, reason=failure.reason, cause=failure.cause
+        )
+        if failure.cause is not Cause.OUT_OF_MEMORY:
+            return outcome
+        peak = peak_memory(self.device)
+        known = "" if peak.gib is None else f"; peak until then: {peak.gib:.3g} GiB {peak.method}"
+        return replace(
+            outcome,
+            reason=failure.reason + known,
+            peak_memory_gib=peak.gib,
+            peak_memory_method=peak.method,
+        )
 
     def request_stop(self) -> None:
         if self.training is not None:
@@ -103,18 +113,22 @@ def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) 
             "status": str(outcome.status),
             "stop_reason": None if outcome.stop_reason is None else str(outcome.stop_reason),
             "reason": None if outcome.reason is None else redact(outcome.reason),
-            "at": time.time(),
+            "at": now(),
             "optimizer_step": outcome.optimizer_step,
-            "phase": progress.phase,
+            "phase": str(last_beat().phase),
+            "cause": None if outcome.cause is None else str(outcome.cause),
+            "peak_memory_gib": outcome.peak_memory_gib,
+            "peak_memory_method": outcome.peak_memory_method,
         },
     )
+    beat(Phase.END)
     progress.has_left = True
 
 
 def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
     spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
-    device = _device(launch, rank)
+    device = progress.device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
     torch.set_float32_matmul_precision(spec.config.in_process.float32_matmul)
     with _process_group(launch, rank, device), ExitStack() as limits:
@@ -123,16 +137,15 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         limits.enter_context(_memory_limit(spec, launch, device))
-        progress.phase = "compilation"
+        beat(Phase.COMPILATION)
         with not_charged():
             training.compile_ahead()
-        progress.phase = "memory probe"
+        beat(Phase.START)
         memory.rehearse(training)
         startup_s: float | None = None
 
         def enter(phase: str) -> None:
             nonlocal startup_s
-            progress.phase = phase
             if startup_s is None and phase in {"first_backward", "steady"}:
                 apart_s = training.evaluation_s + sum(training.compilations_s)
                 startup_s = time.perf_counter() - began - apart_s
@@ -208,12 +221,6 @@ def _backend(launch: dict[str, Any]) -> str:
     """
     own_devices = launch["world_size"] <= len(launch["devices"])
     return "nccl" if launch["device_type"] == "cuda" and own_devices else "gloo"
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":

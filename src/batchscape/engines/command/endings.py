@@ -7,19 +7,33 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from batchscape.record.causes import Cause
 from batchscape.record.status import Status
 
-__all__ = ["ending", "last_words"]
+__all__ = ["Ending", "ending", "last_words"]
 
 _TAIL_BYTES = 1 << 16
+_LAST_LINES = 6
+"""Lines at the end that are judged: of a program that names no error, or after the last one."""
+_RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
 _OUT_OF_MEMORY = re.compile(
-    r"out of memory|OutOfMemoryError|\bMemoryError\b|std::bad_alloc|can't allocate memory"
-    r"|Cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-    r"|Failed to CUDA calloc",
-    re.IGNORECASE,
+    r"(?:\w+\.)*(?:OutOfMemoryError|MemoryError|_ArrayMemoryError)(?::|\s*$)"
+    r"|CUDA out of memory"
+    rf"|{_RAISED}(?:CUDA out of memory|CUDA (?:driver )?error: out of memory)"
+    rf"|{_RAISED}Triton Error \[CUDA\]: out of memory"
+    rf"|{_RAISED}RESOURCE_EXHAUSTED: Out of memory"
+    rf"|{_RAISED}DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    rf"|{_RAISED}\[Errno 12\] Cannot allocate memory"
+    rf"|{_RAISED}(?:CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|Failed to CUDA calloc)"
+    rf"|{_RAISED}std::bad_alloc"
+    r"|Cuda failure (?:2 )?'out of memory'"
+    r"|terminate called after throwing an instance of 'std::bad_alloc'"
+    r"|\s*what\(\):\s+std::bad_alloc"
 )
-"""What is printed when memory is out: by the driver, torch, Python, C++, the system."""
+"""How a line begins that says that memory is out: of torch, the driver, numpy, JAX, Python, NCCL,
+C++. A program that only speaks of it, in the middle of a line, may have died of anything."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""
@@ -38,7 +52,15 @@ _ROOT_CAUSE = re.compile(
 """Which rank torchrun saw fail first, and its exit code."""
 
 
-def ending(code: int, log: Path, offset: int) -> tuple[Status, str] | None:
+class Ending(NamedTuple):
+    """How the run of a program ended."""
+
+    status: Status
+    cause: Cause | None
+    reason: str | None
+
+
+def ending(code: int, log: Path, offset: int) -> Ending | None:
     """Say how a program ended that did not end well; None where its exit code is 0.
 
     Parameters
@@ -52,8 +74,9 @@ def ending(code: int, log: Path, offset: int) -> tuple[Status, str] | None:
 
     Returns
     -------
-    tuple of Status and str, or None
-        `oom` where it printed that memory was out, else `failed`; and the reason.
+    Ending or None
+        `oom` where the last error that it printed says that memory was out, else `failed`; never
+        `completed`.
     """
     if code == 0:
         return None
@@ -61,8 +84,27 @@ def ending(code: int, log: Path, offset: int) -> tuple[Status, str] | None:
     how = _how("the program", code)
     words = last_words(text)
     reason = how if words is None else f"{how}; its log ends: {words}"
-    found = _OUT_OF_MEMORY.search(text)
-    return (Status.FAILED if found is None else Status.OOM), reason
+    if _is_out_of_memory(text, words):
+        return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
+    if code >= 0:
+        # Shells and launchers report a signal of their child as 128 and its number.
+        cause = Cause.KILLED if code == 128 + signal.SIGKILL else Cause.EXCEPTION
+    else:
+        cause = Cause.KILLED if code == -signal.SIGKILL else Cause.SIGNAL
+    return Ending(Status.FAILED, cause, reason)
+
+
+def _is_out_of_memory(text: str, words: str | None) -> bool:
+    """Return whether the last error of a log, or else its last lines, say that memory was out.
+
+    What follows the error counts as well: NCCL gives its details below.
+    """
+    lines = [_OF_RANK.sub("", line, count=1) for line in text.splitlines() if line.strip()]
+    last = lines[-_LAST_LINES:]
+    if words is not None and _ERROR.match(words):
+        said = [place for place, line in enumerate(lines) if words in line]
+        last = lines[said[-1] :][:_LAST_LINES] if said else []
+    return any(_OUT_OF_MEMORY.match(line) for line in (words or "", *last))
 
 
 def last_words(text: str) -> str | None:
@@ -111,7 +153,7 @@ def _how(what: str, code: int) -> str:
     if code >= 0:
         return f"{what} exited with code {code}"
     how = f"{what} was killed by {_signal_name(-code)}"
-    return f"{how} (often the system's out-of-memory killer)" if code == -signal.SIGKILL else how
+    return f"{how}, which the launcher did not send" if code == -signal.SIGKILL else how
 
 
 def _tail(log: Path, offset: int) -> str:

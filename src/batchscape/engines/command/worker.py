@@ -17,13 +17,14 @@ from typing import Any
 from batchscape.config import Command
 from batchscape.credentials import redact
 from batchscape.engines.command.agreement import contradictions, observed_batch, unfinished
-from batchscape.engines.command.endings import ending
+from batchscape.engines.command.endings import Ending, ending
 from batchscape.engines.command.metrics import Log, Reader, open_reader
 from batchscape.engines.command.program import Ended, Program
 from batchscape.engines.command.rows import RowWriter, diverged_at, rank_rows
 from batchscape.engines.command.start import CommandLine, command_line, prepare_folder
 from batchscape.engines.command.tree import TreeMemory, driver_memory
 from batchscape.errors import BatchscapeError, RecordError
+from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.instants import now
@@ -59,15 +60,18 @@ def main(run_dir: str, rank: int) -> int:
     """
     folder = RunFolder(Path(run_dir))
     supervision: Supervision | None = None
+    cause: Cause | None = None
     try:
         supervision = Supervision(folder)
         signal.signal(signal.SIGTERM, supervision.request_stop)
-        status, reason = supervision.run()
+        status, cause, reason = supervision.run()
     except BatchscapeError as error:
-        status, reason = Status.FAILED, str(error)
+        status, cause, reason = Status.FAILED, Cause.EXCEPTION, str(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         sys.stderr.write(redact(traceback.format_exc()))
         status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
+        of_machine = is_fault_of_the_machine(error)
+        cause = Cause.INFRASTRUCTURE if of_machine else Cause.EXCEPTION
     completed = status is Status.COMPLETED
     write_json(
         folder.outcome(rank),
@@ -78,6 +82,7 @@ def main(run_dir: str, rank: int) -> int:
             "at": now(),
             "optimizer_step": 0 if supervision is None else supervision.optimizer_step,
             "phase": None,
+            "cause": None if cause is None else str(cause),
         },
     )
     return 0 if status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -117,7 +122,7 @@ class Supervision:
         """Ask the program to end, at the next look."""
         self._stop = True
 
-    def run(self) -> tuple[Status, str | None]:
+    def run(self) -> Ending:
         """Start the program, wait for its end, record it; return how the run ended."""
         folder, spec = self._folder, self._spec
         goes_on = self._command.resumable and self._attempt > 0
@@ -185,7 +190,7 @@ class Supervision:
         reader: Reader,
         rows: RowWriter,
         line: CommandLine,
-    ) -> tuple[Status, str | None]:
+    ) -> Ending:
         """Record what the program did, and judge it."""
         unread: str | None = None
         try:
@@ -211,29 +216,30 @@ class Supervision:
                 "problems": wrong,
             },
         )
-        status, reason = self._judged(ended, log, unread, wrong)
+        judged = self._judged(ended, log, unread, wrong)
         if wrong:
             rows.clear()
-        return status, reason
+        return judged
 
-    def _judged(
-        self, ended: Ended, log: Log, unread: str | None, wrong: list[str]
-    ) -> tuple[Status, str | None]:
+    def _judged(self, ended: Ended, log: Log, unread: str | None, wrong: list[str]) -> Ending:
         """Say how the run ended, by the first of its troubles."""
         badly = ending(ended.code, self._folder.log, self._log_offset)
         diverged = diverged_at(log)
         cut = unfinished(self._spec, log.steps)
         if self._stop and (cut is not None or badly is not None):
-            return Status.INTERRUPTED, "the program was asked to end"
+            return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
         if wrong:
-            return Status.FAILED, "; ".join([*wrong, *([] if badly is None else [badly[1]])])
+            said = "; ".join([*wrong, *([] if badly is None else [str(badly.reason)])])
+            return Ending(Status.FAILED, Cause.CONTRADICTION, said)
         if diverged is not None:
-            return Status.DIVERGED, diverged
+            return Ending(Status.DIVERGED, Cause.DIVERGENCE, diverged)
         if badly is not None:
             return badly
         if unread is not None:
-            cut = f"the program's metrics cannot be read: {unread}"
-        return (Status.COMPLETED if cut is None else Status.FAILED), cut
+            said = f"the program's metrics cannot be read: {unread}"
+            return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
+        completed = Ending(Status.COMPLETED, None, None)
+        return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
 
     def _described(self, line: CommandLine) -> dict[str, Any]:
         return {

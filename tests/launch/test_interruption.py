@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.errors import LaunchError
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
-from batchscape.launch.lock import sweep_lock
 from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import holder, take
 from batchscape.record.status import RunStatus, Status
 
 SCRIPT = Path(__file__).with_name("launch_elsewhere.py")
@@ -115,18 +114,18 @@ def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
 def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], method: str) -> None:
     launcher = launch(method, "stubborn-d2")
     pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
-    with pytest.raises(LaunchError, match=f"process {launcher.process.pid}"):
-        resume(launcher, "completes")
+    lock = launcher.sweep.run("stubborn-d2").lock
+    assert holder(lock) == launcher.process.pid
     launcher.process.kill()
     launcher.process.wait()
 
     def is_unlocked() -> bool:
-        try:
-            with sweep_lock(launcher.sweep):
-                # A new launcher never meets a rank of the old one.
-                assert not any(is_alive(pid) for name, pid in pids.items() if "rank" in name)
-        except LaunchError:
+        taken = take(lock)
+        if taken is None:
             return False
+        # A new launcher never meets a rank of the old one.
+        assert not any(is_alive(pid) for name, pid in pids.items() if "rank" in name)
+        taken.release()
         return True
 
     wait_until(is_unlocked, "the lock outlives the processes that held it")

@@ -15,7 +15,6 @@ from sweeps_of_fakes import MACHINE, TARGET, renamed, spec_named
 from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.launch.local import launch_order
-from batchscape.launch.lock import sweep_lock
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -125,7 +124,8 @@ def test_sealed_is_what_is_over_for_good(sweep: Sweep) -> None:
 
 
 def test_the_same_command_skips_what_is_sealed_and_resumes_the_rest(sweep: Sweep) -> None:
-    specs = [spec_named("completes"), spec_named("torn-d2"), spec_named("diverges")]
+    names = ["completes", "torn-d2", "diverges"]
+    specs = [spec_named(name, retry=["failed"]) for name in names]
     sweep.run(*specs)
     before = sweep.folder.run("completes").status.read_bytes()
     assert sweep.status("torn-d2").status is Status.FAILED
@@ -187,7 +187,7 @@ def test_a_damaged_folder_is_left_alone(sweep: Sweep) -> None:
 
 
 def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None:
-    spec = spec_named("exits7")
+    spec = spec_named("exits7", retry=["failed"])
     sweep.run(spec)
     folder = sweep.folder.run("exits7")
     other = Machine(cpu_cores=2, cpu_name="another processor")
@@ -214,7 +214,7 @@ def test_rows_of_spoiled_attempts_stay_spoiled(sweep: Sweep) -> None:
     sweep.run(spec_named("halts", concurrent_runs=2))
     assert timing(sweep, "halts") == (False, "up to 2 runs share the machine")
     for _ in range(2):
-        sweep.run(spec_named("halts"))
+        sweep.run(spec_named("halts", retry=["failed"]))
         assert timing(sweep, "halts") == (False, earlier)
     assert sweep.status("halts").status is Status.COMPLETED
 
@@ -224,16 +224,17 @@ def test_attempts_on_other_cores_are_not_compared(sweep: Sweep) -> None:
     changed = "usable cores changed from 2 to 4 between attempts"
     sweep.run(spec_named("halts"))
     assert timing(sweep, "halts") == (True, None)
-    sweep.run(spec_named("halts"), machine=more)
+    again = spec_named("halts", retry=["failed"])
+    sweep.run(again, machine=more)
     assert timing(sweep, "halts") == (False, changed)
-    sweep.run(spec_named("halts"), machine=more)
+    sweep.run(again, machine=more)
     assert timing(sweep, "halts") == (False, f"an earlier attempt: {changed}")
 
 
 def test_an_attempt_that_left_no_checkpoint_spoils_nothing(sweep: Sweep) -> None:
     """Its rows are dropped."""
     sweep.run(spec_named("exits7", concurrent_runs=2))
-    sweep.run(spec_named("exits7"))
+    sweep.run(spec_named("exits7", retry=["failed"]))
     assert timing(sweep, "exits7") == (True, None)
 
 
@@ -282,7 +283,7 @@ def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
         assert (status.status, status.rank) == (Status.TIMEOUT, None)
         assert status.reason == "not done after timeout_s = 1 s"
     # The polite one had time to write its checkpoint, and goes on.
-    sweep.run(spec_named("polite-d2"))
+    sweep.run(spec_named("polite-d2", retry=["timeout"]))
     assert sweep.status("polite-d2").status is Status.COMPLETED
 
 
@@ -401,12 +402,6 @@ def test_the_order_is_seeded_and_balanced(sweep: Sweep) -> None:
     assert [run.run_id for run in result.runs] == [s.run_id for s in launch_order(few, 0)]
     started = [sweep.status(run.run_id).attempts[0].started_at for run in result.runs]
     assert started == sorted(started)
-
-
-def test_one_launcher_a_folder(sweep: Sweep) -> None:
-    with sweep_lock(sweep.folder), pytest.raises(LaunchError, match="another launcher"):
-        sweep.run(spec_named("completes"))
-    assert sweep.run(spec_named("completes")).failed == ()
 
 
 def test_each_run_is_given_once(sweep: Sweep) -> None:

@@ -88,10 +88,23 @@ class Local:
     comparisons. Wider runs are rejected. Scope: display."""
     max_ranks_per_device: Count = 1
     """The same for CUDA devices; ranks that share one exchange through gloo. Scope: display."""
+    max_runs_per_device: Count = 1
+    """Runs that may share a CUDA device or a core, where `concurrent_runs` allows several; above 1
+    all are oversubscribed, and their times stay out of comparisons. Scope: display."""
+    exclusive_devices: bool = True
+    """Wait for devices that other launchers on this machine hold; false: share them. Scope:
+    display."""
     timeout_s: Positive | None = None
     """Longest time a run may take; null: no limit. Scope: display."""
     order_seed: Seed = 0
     """Seed of the order in which runs are launched. Scope: display."""
+    retry: list[Literal["failed", "oom", "timeout", "all"]] = Field(default_factory=list)
+    """Statuses of runs that ended by a fault in an earlier launch and are launched again; such a
+    run goes on from its checkpoint where it has one. The option `--retry` sets it. Scope:
+    display."""
+    max_failures: Count | None = None
+    """Once this many runs of one launch have ended by a fault, no more are started; those that
+    run are finished. null: no limit. Scope: display."""
     skip_larger_after_oom: bool = True
     """Reject a run whose micro-batch is larger than that of a run that ran out of memory with all
     else that decides memory alike; false: try each. Scope: display."""

@@ -32,6 +32,7 @@ def begin(
     launch: dict[str, Any],
     environment: dict[str, Any],
     variables: dict[str, str],
+    keep_open: Sequence[int] = (),
 ) -> ActiveRun:
     """Make the folder ready for the next attempt, and start the ranks.
 
@@ -50,6 +51,8 @@ def begin(
         For `environment.json`.
     variables : dict
         Environment variables of the ranks.
+    keep_open : sequence of int
+        Descriptors that the ranks inherit, of locks that last as long as they do.
 
     Raises
     ------
@@ -84,6 +87,7 @@ def begin(
         Status.RUNNING,
         attempts=[*status.attempts, Attempt(_start_after(status.attempts), 0)],
         summary=status.summary,
+        notes=status.notes,
     )
     status.write(folder.status)
     active = ActiveRun(
@@ -104,7 +108,7 @@ def begin(
         environment=variables,
     )
     try:
-        processes.start(start)
+        processes.start(start, keep_open)
     except (LaunchError, OSError) as error:
         active.abandon(str(error))
         raise

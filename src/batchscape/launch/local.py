@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from batchscape.config import Command, Transformers
-from batchscape.errors import BatchscapeError, LaunchError, RecordError
+from batchscape.errors import BatchscapeError, LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
+from batchscape.launch.claims import Claims
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.mirroring import Mirroring, may_mirror_live
@@ -23,11 +24,12 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session
+from batchscape.launch.standing import Standing, repeated
 from batchscape.record.folder import SweepFolder
 from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, verify_seal
+from batchscape.record.status import RunStatus
+from batchscape.record.tables import load
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -44,7 +46,10 @@ def run_sweep(
     method: str | None = None,
     console: Console | None = None,
 ) -> SweepResult:
-    """Run everything that is not sealed yet; one run's failure leaves the others alone.
+    """Run everything that is missing; one run's failure leaves the others alone.
+
+    Runs that ended by a fault before are launched again only where `launcher.retry` names their
+    status. Other launchers may work in the same folder at the same time: no run is done twice.
 
     The first SIGINT, SIGTERM or SIGHUP asks the running ranks for a checkpoint and starts no
     more runs; a second one kills. The same call goes on from there.
@@ -71,8 +76,7 @@ def run_sweep(
     Raises
     ------
     LaunchError
-        If another launcher works in the folder, the folder cannot be used, two runs have one
-        name, or no process can be started at all.
+        If the folder cannot be used, two runs have one name, or no process can be started at all.
     """
     run_ids = [spec.run_id for spec in specs]
     if len(set(run_ids)) < len(run_ids):
@@ -84,12 +88,13 @@ def run_sweep(
     console = Console() if console is None else console
     with sweep_lock(sweep), Interrupts() as interrupts, ExitStack() as stack:
         ordered = launch_order(specs, specs[0].config.launcher.order_seed)
-        done = _stand_still(ordered, sweep)
-        queue = deque(spec for spec in ordered if spec.run_id not in done)
+        launcher = specs[0].config.launcher
+        standing = Standing(ordered, sweep, repeated(launcher.retry))
+        done, queue = dict(standing.settled), deque(standing.missing)
         mirror = Mirroring(specs[0].config.tracker, sweep, live=may_mirror_live(queue, machine))
         progress = Progress(console, len(specs), sum(spec.samples for spec in queue))
         progress.stand_still(list(done.values()))
-        processes = None
+        processes, stopped = None, None
         presence = Presence()
         if queue:
             stack.enter_context(presence)
@@ -100,6 +105,8 @@ def run_sweep(
                 _slow_import(queue),
             )
         if processes is not None:
+            claims = Claims(sweep, standing)
+            stack.callback(claims.release_all)
             stack.callback(processes.close)
             if processes.note is not None:
                 progress.note(processes.note, "yellow")
@@ -110,11 +117,14 @@ def run_sweep(
                 progress=progress,
                 interrupts=interrupts,
                 presence=presence,
+                claims=claims,
                 target=target,
                 scratch=stack.enter_context(scratch_folder()),
+                max_failures=launcher.max_failures,
             )
             with progress:
                 done |= session.run(queue)
+            stopped = session.stopped
             if not interrupts.count and index_is_stale(sweep):
                 progress.note("Writing the index of this sweep, which its reports read ...")
                 # The runs are done: whatever the matter is with their files, a report will say it.
@@ -123,7 +133,7 @@ def run_sweep(
     interrupted = interrupts.count > 0
     note = mirror.finish(len(specs), interrupted=interrupted)
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
-    result = SweepResult(runs, interrupted, note, mirror.standing())
+    result = SweepResult(runs, interrupted, stopped, note, mirror.standing())
     progress.summary(result)
     return result
 
@@ -162,29 +172,6 @@ def _slow_import(specs: Iterable[RunSpec]) -> str:
     if any(isinstance(spec.config.model, Transformers) for spec in specs):
         return "batchscape.models.offline_transformers"
     return ""
-
-
-def _stand_still(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, RunResult]:
-    """Return the runs that are not to be launched; give every other one a folder and a status."""
-    found = {}
-    for spec in specs:
-        folder = sweep.run(spec.run_id)
-        try:
-            status = RunStatus.read(folder.status) if folder.status.exists() else None
-            if status is not None and status.status.is_sealed:
-                verify_seal(folder, status)
-                found[spec.run_id] = RunResult(
-                    spec.run_id, status.status, status.reason, folder.log, skipped=True
-                )
-            elif status is None or status.status is Status.REJECTED:
-                spec.write(folder.config)
-                RunStatus(Status.PENDING).write(folder.status)
-        except RecordError as error:
-            reason = f"{error}; delete {folder.path} to run it again"
-            found[spec.run_id] = RunResult(spec.run_id, Status.FAILED, reason, folder.log)
-        except OSError as error:
-            found[spec.run_id] = RunResult(spec.run_id, Status.FAILED, str(error), folder.log)
-    return found
 
 
 def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:

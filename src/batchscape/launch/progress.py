@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.credentials import redact
-from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.result import FAULTS, RunResult, SweepResult
 from batchscape.record.checked import row_of
 from batchscape.record.status import RunStatus, Status, StopReason
 
@@ -61,6 +62,7 @@ class Progress:
         self._samples_done = 0
         self._began = time.monotonic()
         self._drawn = 0.0
+        self._waits_for = ""
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Progress:
@@ -76,14 +78,35 @@ class Progress:
         self._console.print(Text(redact(text), style=style), soft_wrap=True)
 
     def stand_still(self, results: Sequence[RunResult]) -> None:
-        """Tell of runs that are not launched: sealed before, or damaged."""
-        skipped = sum(result.skipped for result in results)
-        self._done += skipped
-        if skipped:
-            self.note(f"{skipped} of {_runs(self._total)} done already, not run again")
+        """Tell of runs that are not launched: sealed before, ended by a fault, or damaged."""
+        skipped = [result for result in results if result.skipped]
+        faults = Counter(str(result.status) for result in skipped if result.status in FAULTS)
+        sealed = len(skipped) - faults.total()
+        self._done += len(skipped)
+        self._failed += faults.total()
+        if sealed:
+            self.note(f"{sealed} of {_runs(self._total)} done already, not run again")
+        if faults:
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(faults.items()))
+            self.note(
+                f"{_runs(faults.total())} ended by a fault before, not run again ({counts}); "
+                f"to run them again, add --retry {','.join(sorted(faults))}",
+                "yellow",
+            )
         for result in results:
             if not result.skipped:
                 self.run_refused(result)
+
+    def run_settled(self, result: RunResult) -> None:
+        """Tell of a run that needed no start: it had ended, here or by another launcher."""
+        by = "by another launcher" if result.by_another else "its rows were whole already"
+        self._tell(result.run_id, result.status, f"{by}, {result.reason}" if result.reason else by)
+
+    def waits(self, text: str) -> None:
+        """Tell what is waited for, once."""
+        if text != self._waits_for:
+            self._waits_for = text
+            self.note(text)
 
     def run_started(self, run: ActiveRun) -> None:
         """Tell of a run that begins; a terminal sees it below the lines anyway."""
@@ -103,12 +126,12 @@ class Progress:
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
 
     def run_refused(self, result: RunResult) -> None:
-        """Tell of a run that could not begin."""
+        """Tell of a run that could not begin, or need not."""
         self._tell(result.run_id, result.status, result.reason or "")
 
     def _tell(self, run_id: str, status: Status, description: str) -> None:
         self._done += 1
-        self._failed += status in {Status.FAILED, Status.OOM, Status.TIMEOUT}
+        self._failed += status in FAULTS
         line = f"[{self._done}/{self._total}] {run_id} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
         # What is drawn still shows the run.
@@ -147,6 +170,8 @@ class Progress:
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
+        if result.stopped is not None:
+            self.note(f"{result.stopped}: no more were started; the same command goes on")
         if result.interrupted:
             self.note("Stopped before the end; the same command goes on")
         if result.mirrored is not None:

@@ -6,9 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscape.record.status import Status
+from batchscape.record.folder import RunFolder
+from batchscape.record.status import RunStatus, Status
 
-__all__ = ["RunResult", "SweepResult"]
+__all__ = ["FAULTS", "RunResult", "SweepResult"]
+
+FAULTS = frozenset({Status.FAILED, Status.OOM, Status.TIMEOUT})
+"""Statuses of a run that ended by a fault: they are repeated only where that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,22 @@ class RunResult:
     log: Path
     """What its processes printed."""
     skipped: bool = False
-    """Whether it was sealed by an earlier launch."""
+    """Whether it had ended in an earlier launch, and was not launched again."""
+    by_another: bool = False
+    """Whether another launcher ended it while this one was at work."""
+
+    @classmethod
+    def of(
+        cls,
+        folder: RunFolder,
+        status: RunStatus,
+        *,
+        skipped: bool = False,
+        by_another: bool = False,
+    ) -> RunResult:
+        """Return how a run stands by its folder."""
+        name = folder.path.name
+        return cls(name, status.status, status.reason, folder.log, skipped, by_another)
 
 
 @dataclass(frozen=True)
@@ -33,6 +52,8 @@ class SweepResult:
     runs: tuple[RunResult, ...]
     interrupted: bool
     """Whether a signal stopped the sweep."""
+    stopped: str | None = None
+    """Why no more runs were started before the end, where that was no signal."""
     mirror_note: str | None = None
     """What was not mirrored to the tracker, and why; None where all was, or nothing was asked."""
     mirrored: str | None = None
@@ -44,9 +65,7 @@ class SweepResult:
 
         So is `interrupted`, unless the sweep was: then somebody else stopped the run.
         """
-        faults = {Status.FAILED, Status.OOM, Status.TIMEOUT}
-        if not self.interrupted:
-            faults.add(Status.INTERRUPTED)
+        faults = FAULTS if self.interrupted else FAULTS | {Status.INTERRUPTED}
         return tuple(run for run in self.runs if run.status in faults)
 
     @property

@@ -23,11 +23,10 @@ from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json_lines, write_json
-from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.summary import summarise
-from batchscape.record.tables import read_table, seal
+from batchscape.record.tables import note_rows, seal
 
 __all__ = ["ActiveRun"]
 
@@ -178,8 +177,7 @@ class ActiveRun:
             for outcome in self.folder.outcomes():
                 outcome.unlink(missing_ok=True)
             return
-        tables = {table: read_table(self.folder, table) for table in TABLES}
-        self.status.summary = summarise(**tables, data_parallel_size=self.lease.ranks)
+        note_rows(self.folder, self.status, self.lease.ranks)
         self.status.write(self.folder.status)
 
     def _verdict(self) -> Verdict:

@@ -136,6 +136,11 @@ class SweepFolder:
         return self.path / ".writing.lock"
 
     @property
+    def damaged(self) -> Path:
+        """Folder of the run folders that were damaged, and set aside when their runs began anew."""
+        return self.path / "damaged"
+
+    @property
     def plan(self) -> Path:
         """The latest plan: every cell, launched or rejected. Derived from the run folders."""
         return self.path / "plan.csv"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.errors import DamageError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import RunFolder
 
@@ -25,7 +26,9 @@ def write_sketch(folder: RunFolder, sketch: NDArray[np.float64]) -> None:
     """
     content = BytesIO()
     np.save(content, sketch)
-    write_atomically(folder.gradient_sketch, content.getvalue())
+    array = content.getvalue()
+    # Readers of arrays stop where the array ends.
+    write_atomically(folder.gradient_sketch, array + sha256(array).digest())
 
 
 def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
@@ -48,12 +51,22 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     """
     path = folder.gradient_sketch
     try:
-        sketch = np.load(path, allow_pickle=False)
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise RecordError(msg) from None
+    try:
+        file = BytesIO(content)
+        sketch = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
         msg = f"{path} is damaged: {error}"
         raise DamageError(msg) from None
+    digest = content[file.tell() :]
+    if digest and digest != sha256(content[: file.tell()]).digest():
+        msg = f"{path} is damaged: the array does not match the SHA-256 behind it"
+        raise DamageError(msg)
     if not isinstance(sketch, np.ndarray) or sketch.dtype != np.float64 or sketch.ndim != 1:
         msg = f"{path} is damaged: a row of float64 numbers is expected"
         raise DamageError(msg)

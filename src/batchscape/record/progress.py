@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.causes import Cause
 from batchscape.record.checked import row_of
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
 
@@ -39,6 +39,22 @@ class RunProgress:
     age_s: float | None
     """Time since the last row of an open run."""
     reason: str | None
+    cause: str | None = None
+    """What ended it, a `Cause`, where it did not complete."""
+    stop_reason: str | None = None
+    """Why a completed run stopped."""
+    rank: int | None = None
+    """The rank that raised the cause first."""
+    phase: str | None = None
+    """What that rank was doing."""
+    attempts: int = 0
+    """Starts of its processes so far."""
+    checkpoint_step: int | None = None
+    """Optimizer steps in the newest checkpoint of an open run; None without one."""
+    left_s: float | None = None
+    """Time that a running run still takes at its mean step time so far, evaluations excluded."""
+    launcher: int | None = None
+    """Process id of the launcher of a running run."""
 
 
 def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
@@ -55,11 +71,10 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    alive = has_launcher(sweep)
     found = []
     for folder in folders:
         try:
-            found.append(_progress(folder, alive=alive))
+            found.append(_progress(folder))
         except RecordError as error:
             found.append(
                 RunProgress(folder.path.name, "damaged", None, None, None, None, str(error))
@@ -68,40 +83,78 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
 
 
 def has_launcher(sweep: SweepFolder) -> bool:
-    """Whether a launcher holds the lock of a sweep."""
-    try:
-        descriptor = os.open(sweep.path / ".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    """Whether a launcher is at work in a sweep."""
+    return is_held(sweep.lock)
 
 
-def _progress(folder: RunFolder, *, alive: bool) -> RunProgress:
+def _progress(folder: RunFolder) -> RunProgress:
     config = read_json(folder.config)
     check_version(folder.config, config)
     status = RunStatus.read(folder.status) if folder.status.exists() else RunStatus(Status.PENDING)
-    state, reason = status.status, status.reason
-    if state is Status.RUNNING and not alive:
-        state, reason = Status.INTERRUPTED, "the launcher is gone; the same command goes on"
+    state, reason, cause = status.status, status.reason, status.cause
+    # Asked after the status was read: a run that has ended since is not taken for a lost one.
+    if state is Status.RUNNING and not is_held(folder.lock):
+        status = RunStatus.read(folder.status)
+        state, reason, cause = status.status, status.reason, status.cause
+        if state is Status.RUNNING:
+            state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
+            reason = "the launcher is gone; the same command goes on"
     row = _last_row(folder.lines("steps"))
+    _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
+    steps = (config.get("resolved") or {}).get("optimizer_steps")
     return RunProgress(
         run_id=folder.path.name,
         status=str(state),
         optimizer_step=(
             status.summary.get("optimizer_steps") if status.seal else row.get("optimizer_step")
         ),
-        optimizer_steps=(config.get("resolved") or {}).get("optimizer_steps"),
+        optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
         age_s=_age_s(folder.lines("steps")) if row else None,
         reason=reason,
+        cause=cause,
+        stop_reason=status.stop_reason,
+        rank=status.rank,
+        phase=status.phase,
+        attempts=len(status.attempts),
+        checkpoint_step=None if status.seal else _checkpointed(folder),
+        left_s=_left_s(row, steps) if state is Status.RUNNING else None,
+        launcher=holder(folder.lock) if state is Status.RUNNING else None,
     )
+
+
+def _checkpointed(folder: RunFolder) -> int | None:
+    """Return the optimizer steps in the newest checkpoint, by its name."""
+    found = folder.checkpoints.glob("step-*.pt")
+    return max((int(path.name.split("-")[1]) for path in found), default=None)
+
+
+def _left_s(row: dict[str, Any], steps: int | None) -> float | None:
+    done, spent_s = row.get("optimizer_step"), row.get("train_time_s")
+    if not done or spent_s is None or steps is None:
+        return None
+    return max(0.0, float(spent_s) / done * (steps - done))
+
+
+def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:
+    """Check what costs nothing: the sizes of sealed files, the last row of a run at rest.
+
+    Raises
+    ------
+    DamageError
+        If it is not what was written.
+    """
+    for name, sealed in status.seal.items():
+        path = folder.path / name
+        if not path.exists() or path.stat().st_size != sealed["bytes"]:
+            msg = f"{path} is missing or differs from what was sealed"
+            raise DamageError(msg)
+    if not status.seal and status.rows.get("steps") and status.status is not Status.RUNNING:
+        left, found = status.summary.get("optimizer_steps"), row.get("optimizer_step")
+        if found != left:
+            msg = f"{folder.lines('steps')} is damaged: it ends at step {found}, and had {left}"
+            raise DamageError(msg)
 
 
 def _age_s(path: Path) -> float:

@@ -29,6 +29,7 @@ __all__ = [
     "RunRead",
     "Shape",
     "Wanted",
+    "check_rows",
     "open_rows",
     "read_folders",
     "signature_of",
@@ -178,6 +179,20 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
         raise DamageError(msg) from None
 
 
+def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> None:
+    """Check that an open run that is at rest has all rows that its last attempt left.
+
+    Raises
+    ------
+    DamageError
+        If some are gone.
+    """
+    left = status.rows.get(table, 0)
+    if found < left and status.status is not Status.RUNNING:
+        msg = f"{folder.lines(table)} is damaged: {found} rows are left of {left}"
+        raise DamageError(msg)
+
+
 def _read(
     folder: RunFolder, wanted: Wanted
 ) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
@@ -188,6 +203,10 @@ def _read(
     tables = {folder.parquet(table).name for table in wanted}
     for name in sorted(status.seal.keys() - tables):
         _verified(folder.path, name, status)
+    if not status.seal:
+        for table, (count, read) in rows.items():
+            if read is not None:
+                check_rows(folder, status, table, count)
     content = None
     if status.seal or status.status is Status.REJECTED:
         digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]

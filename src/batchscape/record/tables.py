@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
+from batchscape.record.disk import disk_error
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.index import (
     INDEXED,
     WORTH_AN_INDEX,
@@ -28,7 +31,7 @@ from batchscape.record.reading_pool import Columns, read_many
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
-__all__ = ["Tables", "load", "read_table", "seal", "verify_seal", "write_sealed"]
+__all__ = ["Tables", "load", "note_rows", "read_table", "seal", "verify_seal", "write_sealed"]
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,19 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
         If the file is damaged.
     """
     sealed = folder.parquet(table)
-    if sealed.exists():
-        try:
-            return pd.read_parquet(sealed)
-        except (OSError, ValueError) as error:
-            msg = f"{sealed} is damaged: {error}"
-            raise DamageError(msg) from None
-    return open_rows(folder, table)
+    if not sealed.exists():
+        return open_rows(folder, table)
+    seal = RunStatus.read(folder.status).seal.get(sealed.name) if folder.status.exists() else None
+    if seal is None and folder.lines(table).exists():
+        # A launcher died while it sealed the run: the lines are whole, the table may not be.
+        return open_rows(folder, table)
+    if seal is not None:
+        _verify(sealed, seal)
+    try:
+        return pd.read_parquet(sealed)
+    except (OSError, ValueError) as error:
+        msg = f"{sealed} is damaged: {error}"
+        raise DamageError(msg) from None
 
 
 def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
@@ -91,11 +100,46 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
     data_parallel_size : int
         Data-parallel ranks of the run.
     """
-    tables = {table: read_table(folder, table) for table in TABLES}
-    status.summary = summarise(**tables, data_parallel_size=data_parallel_size)
+    tables = note_rows(folder, status, data_parallel_size)
+    read_sketch(folder)  # what is sealed must be what was written
     write_sealed(folder, status, tables)
     for table in TABLES:
         folder.lines(table).unlink(missing_ok=True)
+
+
+def note_rows(
+    folder: RunFolder, status: RunStatus, data_parallel_size: int
+) -> dict[str, pd.DataFrame]:
+    """Note in the status what the rows of an ended attempt come to, and what files there are.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    status : RunStatus
+        Its `summary`, `rows` and `files` are filled in.
+    data_parallel_size : int
+        Data-parallel ranks of the run.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        The rows of each table.
+
+    Raises
+    ------
+    DamageError
+        If the rows are damaged.
+    """
+    tables = {table: read_table(folder, table) for table in TABLES}
+    try:
+        status.summary = summarise(**tables, data_parallel_size=data_parallel_size)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
+        raise DamageError(msg) from error
+    status.rows = {table: len(rows) for table, rows in tables.items()}
+    beside = (folder.launch, folder.environment, folder.command)
+    status.files = [path.name for path in beside if path.exists()]
+    return tables
 
 
 def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -116,17 +160,31 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
         # Measured numbers repeat too seldom for dictionaries, and counters grow evenly: this is a
         # quarter smaller than pyarrow's choice, and read in two thirds of the time.
         counters = [name for name, column in COLUMNS[table].items() if column.dtype == "Int64"]
-        rows.to_parquet(
-            temporary,
-            index=False,
-            use_dictionary=False,
-            column_encoding=dict.fromkeys(counters, "DELTA_BINARY_PACKED"),
-        )
-        temporary.replace(path)
+        try:
+            rows.to_parquet(
+                temporary,
+                index=False,
+                use_dictionary=False,
+                column_encoding=dict.fromkeys(counters, "DELTA_BINARY_PACKED"),
+            )
+            # The lines are removed after it, and a machine may lose its power at any time.
+            _flush(temporary)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise disk_error(error, path, int(rows.memory_usage(deep=True).sum())) from error
         status.seal[path.name] = _seal_of(path)
     if folder.gradient_sketch.exists():
         status.seal[folder.gradient_sketch.name] = _seal_of(folder.gradient_sketch)
     status.write(folder.status)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _seal_of(path: Path) -> dict[str, Any]:
@@ -142,10 +200,13 @@ def verify_seal(folder: RunFolder, status: RunStatus) -> None:
         If one is missing or differs.
     """
     for name, sealed in status.seal.items():
-        path = folder.path / name
-        if not path.exists() or sha256_of(path) != sealed["sha256"]:
-            msg = f"{path} is missing or differs from what was sealed"
-            raise DamageError(msg)
+        _verify(folder.path / name, sealed)
+
+
+def _verify(path: Path, sealed: Mapping[str, Any]) -> None:
+    if not path.exists() or sha256_of(path) != sealed["sha256"]:
+        msg = f"{path} is missing or differs from what was sealed"
+        raise DamageError(msg)
 
 
 def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:

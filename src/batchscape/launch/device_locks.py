@@ -1,0 +1,138 @@
+"""Devices of this machine are one launcher's at a time, whatever folders launchers work in.
+
+Each device has a file in one folder for all users, named by the UUID of a CUDA device or by the
+number of a core, and whoever holds the lock on it holds the device. The ranks of a run inherit the
+lock, so that ranks which outlive a killed launcher still hold their devices; a crash of them all
+releases it. The files stay: removing one would let two launchers lock two files of one name.
+
+A launcher decides what to start while it holds the turn, a lock of its own, so that two of them
+never take halves of what each needs. One that has nothing at work and waits for devices keeps the
+turn: the others start nothing until it has started. It waits for runs only, and these end.
+
+The folder is in the temporary folder, which `TMPDIR` names: launchers that see different ones (in
+containers, or with a temporary folder each) do not see each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+__all__ = ["DeviceLocks"]
+
+_PATIENCE_S = 0.05
+"""How long to wait for the turn: another launcher starts its runs in that time."""
+_POLL_S = 0.005
+
+
+class DeviceLocks:
+    """Locks on the devices of one kind. Where the folder cannot be used, nobody is kept away.
+
+    Parameters
+    ----------
+    kind : str
+        `cpu` or `cuda`.
+    names : mapping
+        What a device is called on the whole machine, by its number here.
+    warn : callable
+        Told once, in words, when there can be no locks.
+    """
+
+    def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
+        self.folder = Path(tempfile.gettempdir()) / "batchscape-devices"
+        self._kind, self._names, self._warn = kind, names, warn
+        self._held: dict[int, int] = {}
+        self._turn = -1
+        self._usable = True
+
+    def take_turn(self) -> bool:
+        """Take the turn to start runs, or keep it; False while another launcher has it."""
+        if self._turn >= 0 or not self._usable:
+            return True
+        descriptor = self._open(f"{self._kind}-turn")
+        if descriptor is None:
+            return True
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._try(descriptor):
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                return False
+            time.sleep(_POLL_S)
+        self._turn = descriptor
+        return True
+
+    def end_turn(self) -> None:
+        """Let other launchers start runs."""
+        if self._turn >= 0:
+            _release(self._turn)
+            self._turn = -1
+
+    def take(self, device: int) -> bool:
+        """See `Locks`."""
+        descriptor = self._open(f"{self._kind}-{self._names[device]}") if self._usable else None
+        if descriptor is None:
+            return True
+        if not self._try(descriptor):
+            os.close(descriptor)
+            return False
+        self._held[device] = descriptor
+        return True
+
+    def give_back(self, device: int) -> None:
+        """See `Locks`."""
+        descriptor = self._held.pop(device, None)
+        if descriptor is not None:
+            _release(descriptor)
+
+    def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
+        """See `Locks`."""
+        return tuple(self._held[device] for device in devices if device in self._held)
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._give_up(error)
+        return True
+
+    def _open(self, name: str) -> int | None:
+        path = self.folder / name
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                # Reading is enough to lock, and is all that other users may do with it. Links are
+                # not followed, and a pipe must not block.
+                return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir()
+                # As the folder above it: everybody may add files, nobody may remove another's.
+                self.folder.chmod(0o1777)
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644)
+                os.fchmod(descriptor, 0o644)
+                return descriptor
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            self._give_up(error)
+            return None
+
+    def _give_up(self, error: OSError) -> None:
+        if self._usable:
+            self._usable = False
+            self._warn(
+                f"devices cannot be locked in {self.folder} ({error}): launchers on this machine "
+                "may take the same ones"
+            )
+
+
+def _release(descriptor: int) -> None:
+    # Not only closed: a process that a rank left behind may have inherited it.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

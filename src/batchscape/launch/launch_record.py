@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.pool import Lease
@@ -40,6 +41,7 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         why.append(f"up to {concurrent} runs share the machine")
     if others:
         why.append(OTHER_LAUNCHER)
+    memories = [d.memory_gib for d in machine.cuda_devices if d.index in lease.devices]
     return {
         "world_size": lease.ranks,
         "device_type": spec.device_type,
@@ -47,6 +49,8 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         if spec.device_type == "cuda"
         else machine.cpu_name,
         "devices": list(lease.devices),
+        # Of a CPU, environment.json has what all ranks share.
+        **_device_memory(memories if spec.device_type == "cuda" else []),
         "usable_cores": machine.cpu_cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
@@ -54,6 +58,11 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         "timing_valid": not why,
         "timing_invalid_reason": "; ".join(why) or None,
     }
+
+
+def _device_memory(memories_gib: Sequence[float | None]) -> dict[str, float]:
+    known = [memory for memory in memories_gib if memory is not None]
+    return {"device_memory_gib": min(known)} if known else {}
 
 
 def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:

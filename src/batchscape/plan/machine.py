@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -28,6 +29,8 @@ class CudaDevice:
     compute_capability: tuple[int, int]
     uuid: str
     """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
+    memory_gib: float | None = None
+    """All of its memory, as NVML tells."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,14 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
+    try:
+        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
+    except pynvml.NVMLError:
+        # Of a device that is cut into slices the driver may not tell.
+        return None
+
+
 def _cuda_devices(variable: str | None) -> tuple[CudaDevice, ...]:
     try:
         pynvml.nvmlInit()
@@ -168,6 +179,7 @@ def _cuda_devices(variable: str | None) -> tuple[CudaDevice, ...]:
                 name=str(pynvml.nvmlDeviceGetName(handles[index])),
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handles[index]),
                 uuid=uuids[index],
+                memory_gib=_memory_gib(handles[index]),
             )
             for index in visible_indices(variable, uuids)
         )

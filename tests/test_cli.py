@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -150,7 +151,13 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert main(["status", str(folder)]) == 0
     text = capsys.readouterr().out
     assert text.count("2/2") == 3
-    assert "3 completed, 1 rejected" in text
+    assert "3 runs: 3 completed; 1 cell rejected" in text
+    assert "The same command now skips 3 done." in text
+    assert main(["status", str(folder), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["state"] == "finished"
+    assert told["counts"] == {"completed": 3, "rejected": 1}
+    assert told["next"] == {"skip": 3, "reject": 1}
 
     # Hydra's own way to say it finds the same folder, and has nothing to do.
     before = {run.path.name: read_json(run.status) for run in SweepFolder(folder).run_folders()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -304,33 +303,23 @@ def _analyze(arguments: list[str]) -> int:
 def _status(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="batchscape status",
-        description="Show how far the runs of a sweep are, also while it runs.",
+        description="Show what a sweep has done, what runs now, what failed and why, and what the "
+        "same command would do next; also while it runs. docs/statuses.md explains the words.",
         epilog="Example: batchscape status outputs/fixed_global_batch",
     )
     parser.add_argument("dir", metavar="DIR", type=Path, help="folder of a sweep")
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON, every run")
     parsed = parser.parse_args(arguments)
-    from rich import box
-    from rich.table import Table
-
     from batchscape.record.folder import SweepFolder
-    from batchscape.record.progress import sweep_progress
+    from batchscape.record.overview import overview
 
-    runs = sweep_progress(SweepFolder(parsed.dir))
-    table = Table("run_id", "status", "optimizer step", "loss", "last row", "reason")
-    table.box = box.SIMPLE_HEAD
-    rejected = Counter(run.reason for run in runs if run.status == "rejected")
-    for run in runs:
-        if run.status == "rejected":
-            continue
-        step = "" if run.optimizer_step is None else f"{run.optimizer_step}/{run.optimizer_steps}"
-        loss = "" if run.loss is None else f"{run.loss:.4f}"
-        age = "" if run.age_s is None else f"{run.age_s:.0f} s ago"
-        table.add_row(run.run_id, run.status, step, loss, age, run.reason)
-    _console().print(table)
-    for reason, count in rejected.items():
-        _console().print(f"rejected ({count}): {reason}")
-    counts = Counter(run.status for run in runs)
-    _console().print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    found = overview(SweepFolder(parsed.dir))
+    if parsed.json:
+        sys.stdout.write(found.as_json() + "\n")
+        return 0
+    from batchscape.record.overview_text import overview_text
+
+    _console().print(overview_text(found))
     return 0
 
 

@@ -59,6 +59,8 @@ SWEEP = (
     "launcher.device=cpu",
     "launcher.concurrent_runs=2",
     "tracker=none",
+    # A killed rank that the launcher does not try again is a fault that stands otherwise.
+    "launcher.retry=[failed]",
 )
 """24 runs of 24 optimizer steps, with a checkpoint every four."""
 RUNS = 24
@@ -138,7 +140,7 @@ class Chaos:
         """Launch one sweep, with kills, until every run is sealed."""
         idle, sealed = 0, 0
         while True:
-            launched = self._launch(sweep, delay_s=self._delay_s, again=self.counts.launches > 0)
+            launched = self._launch(sweep, delay_s=self._delay_s)
             while launched.poll() is None and self.counts.kills.total() < self._wanted:
                 self._kill_something(launched, sweep)
             self._await_end(launched, sweep)
@@ -149,7 +151,7 @@ class Chaos:
             idle = idle + 1 if sealed == before else 0
             assert idle < _MOST_LAUNCHES_WITHOUT_PROGRESS, self._printed(sweep)
 
-    def _launch(self, sweep: Path, *, delay_s: float, again: bool = False) -> subprocess.Popen:
+    def _launch(self, sweep: Path, *, delay_s: float) -> subprocess.Popen:
         self.counts.launches += 1
         environment = {
             **os.environ,
@@ -158,10 +160,9 @@ class Chaos:
             "TMPDIR": str(self._temporary),
             "XDG_CACHE_HOME": str(self._root / "cache"),
         }
-        retry = _RETRY if again else ()
         with (self._root / f"{sweep.name}.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, f"sweep_dir={sweep}", *retry],
+                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, f"sweep_dir={sweep}"],
                 cwd=self._root,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -273,9 +274,6 @@ class Chaos:
         later = [attempt.from_optimizer_step for attempt in status.attempts[1:]]
         self.counts.from_checkpoint += any(step > 0 for step in later)
         self.counts.begun_again += bool(later) and not all(step > 0 for step in later)
-
-
-_RETRY: tuple[str, ...] = ()
 
 
 def _suits(victim: Victim, moment: str, phases: dict[Path, str]) -> bool:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import fcntl
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 from batchscape.errors import RecordError
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.locks import take
 from batchscape.record.progress import has_launcher, sweep_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -49,7 +50,7 @@ def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) 
         summary={"optimizer_steps": 20, "final_loss": 2.5},
         seal={"steps.parquet": {"bytes": 1, "sha256": "0"}},
     )
-    add("a-completed", sealed)
+    add("a-completed", sealed).parquet("steps").write_bytes(b"1")
     add("b-rejected", RunStatus(Status.REJECTED, reason="no devices"))
     add("c-interrupted", RunStatus(Status.INTERRUPTED), rows=7)
     add("d-not-yet", None)
@@ -84,12 +85,18 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     (alone,) = sweep_progress(sweep)
     assert alone.status == "interrupted"
     assert "launcher is gone" in (alone.reason or "")
-    with (sweep.path / ".lock").open("w") as lock:
-        assert not has_launcher(sweep)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert has_launcher(sweep)
-        (led,) = sweep_progress(sweep)
-        assert (led.status, led.optimizer_step) == ("running", 2)
+    launcher, run = (take(path) for path in (sweep.lock, sweep.run("a").lock))
+    assert launcher is not None
+    assert run is not None
+    run.sign()
+    assert has_launcher(sweep)
+    (led,) = sweep_progress(sweep)
+    assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, os.getpid())
+    run.release()
+    # Another launcher is at work there, but not on this run.
+    assert has_launcher(sweep)
+    assert sweep_progress(sweep)[0].status == "interrupted"
+    launcher.release()
     assert not has_launcher(sweep)
 
 

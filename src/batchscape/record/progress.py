@@ -134,7 +134,7 @@ def _left_s(row: dict[str, Any], steps: int | None) -> float | None:
     done, spent_s = row.get("optimizer_step"), row.get("train_time_s")
     if not done or spent_s is None or steps is None:
         return None
-    return max(0.0, float(spent_s) / done * (steps - done))
+    return max(0.0, float(spent_s) / int(done) * (steps - int(done)))
 
 
 def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:

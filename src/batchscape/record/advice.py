@@ -1,0 +1,75 @@
+"""What to do about a run, in one line for each status and cause."""
+
+from __future__ import annotations
+
+from batchscape.record.causes import Cause
+from batchscape.record.status import Status
+
+__all__ = ["CAUSE_ADVICE", "DAMAGED", "DAMAGED_ADVICE", "STATUS_ADVICE", "advice"]
+
+DAMAGED = "damaged"
+"""Shown in place of a status that cannot be read, or whose files are not what was written."""
+DAMAGED_ADVICE = (
+    "look for the cause (disk, other programs); the same command moves the folder to damaged/ "
+    "and runs it again"
+)
+
+STATUS_ADVICE: dict[Status, str] = {
+    Status.PENDING: "nothing: the same command starts it",
+    Status.RUNNING: "wait; Ctrl-C in its launcher stops it with a checkpoint",
+    Status.COMPLETED: "nothing: it is sealed, and the same command skips it",
+    Status.OOM: "use a smaller micro-batch with more accumulation, which trains alike, or "
+    "activation checkpointing; to try the same again: --retry oom",
+    Status.DIVERGED: "nothing: it is a result; lower the learning rate for another one",
+    Status.TIMEOUT: "raise launcher.timeout_s and add --retry timeout; it goes on from its "
+    "checkpoint",
+    Status.FAILED: "read the end of its log.txt, mend what it says, and add --retry failed",
+    Status.INTERRUPTED: "nothing: the same command goes on with it",
+    Status.PRUNED: "nothing: a stated rule cut it, and its targets are bounds",
+    Status.REJECTED: "choose one of the geometries that its reason names",
+}
+"""By status; of a run that ended by a fault, `CAUSE_ADVICE` says more."""
+
+CAUSE_ADVICE: dict[Cause, str] = {
+    Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
+    Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
+    Cause.HANG: "read the stacks of all ranks in its log.txt; add --retry failed",
+    Cause.TIME_LIMIT: STATUS_ADVICE[Status.TIMEOUT],
+    Cause.EXCEPTION: STATUS_ADVICE[Status.FAILED],
+    Cause.SIGNAL: "a native library crashed: read the stack in its log.txt; add --retry failed",
+    Cause.KILLED: "mostly memory: look into the system's log (dmesg), run fewer at a time or with "
+    "smaller micro-batches; add --retry failed",
+    Cause.LOST_CONNECTION: "look at what the other ranks logged; add --retry failed",
+    Cause.INFRASTRUCTURE: "look at the machine (disk, limits of processes); add --retry failed",
+    Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
+    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs); add "
+    "--retry failed",
+    Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
+    "and add --retry failed",
+}
+"""By cause."""
+
+
+def advice(status: Status | str, cause: Cause | None = None) -> str:
+    """Return what to do about a run.
+
+    Parameters
+    ----------
+    status : Status or str
+        Or `DAMAGED`.
+    cause : Cause, optional
+        What ended it; None where it has not ended, completed, or was recorded before there were
+        causes.
+
+    Returns
+    -------
+    str
+        One line.
+    """
+    if status == DAMAGED:
+        return DAMAGED_ADVICE
+    status = Status(status)
+    is_over = status not in {Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.REJECTED}
+    if is_over and cause is not None:
+        return CAUSE_ADVICE[cause]
+    return STATUS_ADVICE[status]

@@ -1,0 +1,175 @@
+"""An overview of a sweep as a person reads it, on a terminal of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from batchscape.record.advice import DAMAGED
+from batchscape.record.overview import Overview, advice_of, by_reason
+from batchscape.record.progress import RunProgress
+from batchscape.record.status import Status, StopReason
+
+__all__ = ["duration", "overview_text"]
+
+_MOST_LISTED = 20
+"""Runs that are listed of a kind; `--json` has all."""
+_FAULTS = (Status.FAILED, Status.OOM, Status.TIMEOUT)
+
+
+def overview_text(found: Overview) -> RenderableType:
+    """Return what a person wants to know of a sweep, the most urgent first."""
+    parts: list[RenderableType] = [_headline(found), Text(_counts(found))]
+    if running := found.with_status(Status.RUNNING):
+        parts += [_title("Running now"), _running(running)]
+    parts += _faults(found)
+    if damaged := found.with_status(DAMAGED):
+        parts.append(_title("Damaged"))
+        parts += [_listed(f"{run.run_id}: {run.reason}") for run in damaged[:_MOST_LISTED]]
+        parts += _more(len(damaged))
+        parts.append(_listed(f"What to do: {advice_of(damaged[0])}"))
+    if stopped := found.with_status(Status.INTERRUPTED):
+        parts.append(_title("Interrupted"))
+        parts += [_listed(_interrupted(run)) for run in stopped[:_MOST_LISTED]]
+        parts += _more(len(stopped))
+    if diverged := found.with_status(Status.DIVERGED, Status.PRUNED):
+        parts.append(_title("Over, without having reached their budget"))
+        parts += [_listed(f"{r.run_id} {r.status}: {r.reason}") for r in diverged[:_MOST_LISTED]]
+        parts += _more(len(diverged))
+    if rejected := found.with_status(Status.REJECTED):
+        parts.append(_title("Rejected cells"))
+        parts += [_listed(f"{count}: {reason}") for reason, count in by_reason(rejected).items()]
+    if completed := found.with_status(Status.COMPLETED):
+        parts.append(_title("Completed"))
+        parts += [_listed(_completed(run)) for run in completed[:_MOST_LISTED]]
+        parts += _more(len(completed))
+    if found.set_aside:
+        parts.append(_title("Set aside in damaged/, and done anew"))
+        parts += [_listed(name) for name in found.set_aside[:_MOST_LISTED]]
+        parts += _more(len(found.set_aside))
+    return Group(*parts, Text(""), Text(_next(found)))
+
+
+def duration(seconds: float) -> str:
+    """Write a time as a person says it."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} days"
+
+
+def _headline(found: Overview) -> Text:
+    processes = ", ".join(map(str, found.launchers))
+    noun = "processes" if len(found.launchers) > 1 else "process"
+    by = f" (launchers: {noun} {processes})" if found.launchers else ""
+    return Text(f"{found.sweep_dir}: {found.state}{by}", style="bold")
+
+
+def _counts(found: Overview) -> str:
+    counts = dict(found.counts)
+    rejected = counts.pop(str(Status.REJECTED), 0)
+    total = sum(counts.values())
+    runs = "1 run" if total == 1 else f"{total} runs"
+    text = f"{runs}: {', '.join(f'{n} {status}' for status, n in counts.items()) or 'none'}"
+    cells = "1 cell" if rejected == 1 else f"{rejected} cells"
+    return f"{text}; {cells} rejected" if rejected else text
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _listed(text: str, indent: int = 2) -> Padding:
+    return Padding(Text(text), (0, 0, 0, indent), expand=False)
+
+
+def _more(count: int) -> list[Padding]:
+    left = count - _MOST_LISTED
+    return [_listed(f"and {left} more; --json lists all")] if left > 0 else []
+
+
+def _running(runs: list[RunProgress]) -> Table:
+    table = Table("run_id", "step", "loss", "left", "last row", "attempt", box=None)
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            "starting" if run.optimizer_step is None else _step(run),
+            "" if run.loss is None else f"{run.loss:.4f}",
+            "" if run.left_s is None else duration(run.left_s),
+            "" if run.age_s is None else f"{duration(run.age_s)} ago",
+            str(run.attempts),
+        )
+    return table
+
+
+def _step(run: RunProgress) -> str:
+    return f"{run.optimizer_step or 0}/{run.optimizer_steps}"
+
+
+def _faults(found: Overview) -> Iterator[RenderableType]:
+    runs = sorted(found.with_status(*_FAULTS), key=lambda run: (run.status, run.cause or ""))
+    for (status, cause), group in groupby(runs, key=lambda run: (run.status, run.cause)):
+        alike = list(group)
+        named = f", cause: {cause}" if cause else ""
+        yield _title(f"{status.capitalize()}{named} ({len(alike)})")
+        for run in alike[:_MOST_LISTED]:
+            yield _listed(_fault(run))
+            yield _listed(run.reason or "for an unknown reason", indent=4)
+        yield from _more(len(alike))
+        yield _listed(f"What to do: {advice_of(alike[0])}")
+
+
+def _fault(run: RunProgress) -> str:
+    parts = [] if run.optimizer_step is None else [f"step {_step(run)}"]
+    if run.rank is not None:
+        parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
+    if run.attempts > 1:
+        parts.append(f"{run.attempts} attempts")
+    return f"{run.run_id}  {', '.join(parts)}"
+
+
+def _completed(run: RunProgress) -> str:
+    loss = "" if run.loss is None else f", loss {run.loss:.4f}"
+    target = ", target reached" if run.stop_reason == StopReason.TARGET else ""
+    return f"{run.run_id}  step {_step(run)}{loss}{target}"
+
+
+def _interrupted(run: RunProgress) -> str:
+    if run.checkpoint_step is None:
+        return f"{run.run_id}  step {_step(run)}, without a checkpoint: it begins again"
+    return f"{run.run_id}  step {_step(run)}, goes on from step {run.checkpoint_step}"
+
+
+def _next(found: Overview) -> str:
+    """Say what the same command would do."""
+    said = {
+        "begin": "begins {}",
+        "go_on": "goes on with {} from checkpoints",
+        "set_aside": "sets aside and repeats {} damaged",
+        "wait": "leaves {} running to their launcher",
+        "leave": "leaves {} that failed",
+        "skip": "skips {} done",
+    }
+    steps = found.next_steps
+    parts = [text.format(steps[step]) for step, text in said.items() if step in steps]
+    if not parts:
+        return "The same command would do nothing."
+    text = f"The same command now {', '.join(parts)}."
+    if "leave" in steps:
+        names = sorted({run.status for run in found.with_status(*_FAULTS)})
+        text += f" To repeat those that failed, add --retry {','.join(names)}."
+    return text

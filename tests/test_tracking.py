@@ -61,7 +61,7 @@ def test_training_is_untouched_where_wandb_cannot_be_reached(
     assert main([*SWEEP, "tracker=wandb", "tracker.mode=online", "sweep_dir=tracked"]) == 0
     told = capsys.readouterr()
     said = "".join((told.out + told.err).split())
-    assert "1of1runswerewrittenforWeights&Biasesoffline" in said
+    assert "Weights&Biaseswasnotupdated:1of1runswerewrittenoffline" in said
     assert f"batchscapesync{tmp_path}/tracked" in said
     assert KEY not in said
 

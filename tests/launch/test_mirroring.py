@@ -52,11 +52,16 @@ def test_a_disabled_tracker_is_silent(tmp_path: Path) -> None:
 def test_the_interrupted_user_does_not_wait(tmp_path: Path) -> None:
     mirroring = Mirroring(WandbTracker(name="wandb"), SweepFolder(tmp_path), live=False)
     note = mirroring.finish(3, interrupted=True)
-    assert note == "Weights & Biases was not updated; the same command catches up"
+    assert note == (
+        "Weights & Biases was not updated: the sweep was interrupted. "
+        f"`batchscape sync {tmp_path}` sends what it lacks."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mirror_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "wandb").write_text("a file where the mirror wants a folder")
     mirroring = Mirroring(WandbTracker(name="wandb"), SweepFolder(tmp_path), live=False)
-    assert "cannot be mirrored to" in str(mirroring.finish(1, interrupted=False))
+    note = str(mirroring.finish(1, interrupted=False))
+    assert "was not updated: its mirror cannot start (" in note
+    assert f"batchscape sync {tmp_path}" in note

@@ -278,6 +278,19 @@ class FakeRun:
         return row
 
 
+@dataclass
+class Fault:
+    """What the server does instead of its work."""
+
+    kind: int | str
+    """An HTTP status, or `hang`: never an answer, `late`: one after a second, `garbage`: none that
+    is JSON, `cut`: a connection that is closed."""
+    of: str = ""
+    """Only requests whose path contains it: `graphql`, `file_stream`."""
+    left: float = math.inf
+    """Requests that it still meets."""
+
+
 class FakeServer(ThreadingHTTPServer):
     """As much of a W&B server as runs need: it keeps lines where the client wants them."""
 
@@ -288,6 +301,21 @@ class FakeServer(ThreadingHTTPServer):
         self.known_key = KEY
         self.refused: dict[str, int] = {}
         """HTTP status for rows of runs whose id has the given beginning."""
+        self.fault: Fault | None = None
+        self.faults_met = 0
+        self.is_over = threading.Event()
+        """Lets go of those who hang."""
+        self.on_complete: Callable[[str], None] | None = None
+        """Called with the name of a run whose end has just arrived, before that is answered."""
+
+    def fault_of(self, path: str) -> Fault | None:
+        """What meets a request, counted."""
+        fault = self.fault
+        if fault is None or fault.of not in path or fault.left <= 0:
+            return None
+        fault.left -= 1
+        self.faults_met += 1
+        return fault
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that is killed leaves connections behind."""
@@ -352,6 +380,8 @@ class FakeServer(ThreadingHTTPServer):
                 run.summary = json.loads(part["content"][-1])
         if message.get("complete"):
             run.state = "finished" if message["exitcode"] == 0 else "failed"
+            if self.on_complete is not None:
+                self.on_complete(name)
         return 200
 
 
@@ -363,6 +393,23 @@ class _Answers(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             content = gzip.decompress(content)
         answer, status = {}, 200
+        if (fault := self.server.fault_of(self.path)) is not None:
+            if isinstance(fault.kind, int):
+                self.send_response(fault.kind)
+                self.end_headers()
+                self.wfile.write(b'{"errors": [{"message": "a fault"}]}')
+                return
+            if fault.kind == "hang":
+                self.server.is_over.wait()
+            if fault.kind in {"hang", "cut"}:
+                self.close_connection = True
+                return
+            if fault.kind == "garbage":
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"<html>{not JSON")
+                return
+            self.server.is_over.wait(1.0)
         if self.path == "/graphql":
             key = base64.b64decode(self.headers["Authorization"].split()[-1]).decode()
             if key == f"api:{self.server.known_key}":
@@ -391,8 +438,15 @@ def server(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
+        server.is_over.set()
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def fault_of() -> type[Fault]:
+    """Makes faults of the server."""
+    return Fault
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from batchscape.config import Tracker, WandbTracker
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Mirroring", "may_mirror_live"]
 
-_BASE_S = 60.0
-_PER_RUN_S = 10.0
-_INTERRUPTED_S = 5.0
-
 
 def may_mirror_live(specs: Sequence[RunSpec], machine: Machine) -> bool:
     """Return whether the mirror can work beside timed runs without taking anything from them."""
@@ -32,7 +30,8 @@ def may_mirror_live(specs: Sequence[RunSpec], machine: Machine) -> bool:
 class Mirroring:
     """The mirror of one launch; nothing at all without a tracker, or with a disabled one.
 
-    What goes wrong here is told, and stops no training.
+    What goes wrong here is told, and stops no training. Every wait has a bound, of
+    `record.mirror_bounds`.
 
     Parameters
     ----------
@@ -69,18 +68,46 @@ class Mirroring:
         """
         if self._tracker is None:
             return None
-        if self._process is None and interrupted:
-            return "Weights & Biases was not updated; the same command catches up"
+        try:
+            return self._finish(runs, interrupted=interrupted)
+        except KeyboardInterrupt:
+            return self._not_updated("the wait for it was interrupted")
+        except Exception as error:  # noqa: BLE001  (what goes wrong here must fail no sweep)
+            return self._not_updated(f"{type(error).__name__}: {error}")
+
+    def _finish(self, runs: int, *, interrupted: bool) -> str | None:
+        from batchscape.record import mirror_bounds
+
+        if interrupted:
+            if self._process is None:
+                return self._not_updated("the sweep was interrupted")
+            return self._waited(mirror_bounds.INTERRUPTED_S)
+        if self._process is not None and self._process.has_failed:
+            self._process = None  # killed or broken on the way: one more, which catches up
         if self._process is None:
             self._start(live=False)
         if self._process is None:
             return self._problem
+        bounds = mirror_bounds.whole_s(runs), mirror_bounds.stall_s()
+        note = self._waited(*bounds)
+        if note is not None and self._process.has_failed:
+            self._start(live=False)  # once: what fails twice is told
+            note = self._waited(*bounds)
+        return note
+
+    def _waited(self, timeout_s: float, stall_s: float = math.inf) -> str | None:
+        if self._process is None:
+            return self._problem
         try:
-            return self._process.finish(
-                _INTERRUPTED_S if interrupted else _BASE_S + _PER_RUN_S * runs
-            )
+            return self._process.finish(timeout_s, stall_s)
         except KeyboardInterrupt:
             return self._process.finish(0.0)
+
+    def _not_updated(self, why: str) -> str:
+        return (
+            f"Weights & Biases was not updated: {why}. `batchscape sync {self._sweep.path}` sends "
+            "what it lacks."
+        )
 
     def standing(self) -> str | None:
         """Say where W&B has the runs of the sweep; None where it has none."""
@@ -88,7 +115,9 @@ class Mirroring:
             return None
         from batchscape.record.mirror_state import describe_standing
 
-        return describe_standing(self._sweep)
+        with suppress(OSError):
+            return describe_standing(self._sweep)
+        return None
 
     def _start(self, *, live: bool) -> None:
         if self._tracker is not None:
@@ -97,4 +126,5 @@ class Mirroring:
             try:
                 self._process = mirror.start(self._sweep.path, self._tracker, live=live)
             except (BatchscapeError, OSError) as error:
-                self._problem = f"Weights & Biases cannot be mirrored to: {error}"
+                self._process = None
+                self._problem = self._not_updated(f"its mirror cannot start ({error})")

@@ -9,9 +9,11 @@ to W&B is in `record.mirror_process` and `record.wandb_run`; this one does not i
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +21,16 @@ from pathlib import Path
 import psutil
 
 from batchscape.config import WandbTracker
+from batchscape.credentials import redact
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
-from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState, wandb_folder
+from batchscape.record.mirror_state import (
+    GIVING_UP,
+    MIRRORED_STATUSES,
+    MirrorState,
+    progress_sign,
+    wandb_folder,
+)
 from batchscape.record.status import RunStatus
 
 __all__ = ["MirrorProcess", "kill_tree", "mirror_log", "start", "wandb_environment"]
@@ -40,19 +49,27 @@ class MirrorProcess:
     def __init__(self, process: subprocess.Popen[bytes], sweep_dir: Path) -> None:
         self._process = process
         self._sweep_dir = sweep_dir
+        self._was_killed = False
 
     @property
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
 
-    def finish(self, timeout_s: float) -> str | None:
-        """Let it mirror what is left, and wait for its end; it is killed after `timeout_s`.
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by itself before its work was done."""
+        return self._process.poll() not in {None, 0} and not self._was_killed
+
+    def finish(self, timeout_s: float, stall_s: float = math.inf) -> str | None:
+        """Let it mirror what is left, and wait for its end; it is killed if that takes too long.
 
         Parameters
         ----------
         timeout_s : float
             Longest time to wait, in seconds.
+        stall_s : float
+            Longest time to wait without any progress, in seconds.
 
         Returns
         -------
@@ -60,7 +77,6 @@ class MirrorProcess:
             None if W&B has, or has on disk where offline was asked for, every run that ended.
             Else what is missing, why, and how to get it later.
         """
-        cause = f"the mirror did not end within {timeout_s:g} s"
         stdin = self._process.stdin
         if stdin is not None and not stdin.closed:
             with suppress(OSError):
@@ -69,15 +85,34 @@ class MirrorProcess:
                 stdin.flush()
             with suppress(OSError):
                 stdin.close()
-        try:
-            code = self._process.wait(timeout_s)
-            cause = (
-                f"the mirror ended with exit code {code}" if code else "it could not go on there"
-            )
-        except subprocess.TimeoutExpired:
+        cause = self._wait(timeout_s, stall_s)
+        if cause is None and (code := self._process.returncode):
+            cause = f"the mirror ended with exit code {code}"
+        return _what_is_missing(self._sweep_dir, cause)
+
+    def _wait(self, timeout_s: float, stall_s: float) -> str | None:
+        """Wait for its end; return why it was killed, None where it ended by itself."""
+        began = moved = time.monotonic()
+        sign = _changed_at(self._sweep_dir)
+        while True:
+            # What it is asked for last is whether it has ended: a bound of 0 s kills what runs.
+            left = min(began + timeout_s, moved + stall_s) - time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(min(max(left, 0.0), _LOOK_S))
+                return None
+            now = time.monotonic()
+            if (changed := _changed_at(self._sweep_dir)) != sign:
+                sign, moved = changed, now
+            if now - began >= timeout_s:
+                cause = f"the mirror did not end within {timeout_s:g} s"
+            elif now - moved >= stall_s:
+                cause = f"the mirror showed no progress for {stall_s:g} s"
+            else:
+                continue
+            self._was_killed = True
             kill_tree(self.pid)
             self._process.wait()
-        return _what_is_missing(self._sweep_dir, cause)
+            return cause
 
 
 def start(sweep_dir: Path, tracker: WandbTracker, *, live: bool) -> MirrorProcess:
@@ -135,6 +170,10 @@ def wandb_environment(sweep_dir: Path, tracker: WandbTracker) -> dict[str, str]:
     return environment
 
 
+_LOOK_S = 1.0
+_LOG_TAIL_BYTES = 8192
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process of ours and its descendants (W&B runs its own helper)."""
     with suppress(psutil.NoSuchProcess):
@@ -144,8 +183,29 @@ def kill_tree(pid: int) -> None:
                 member.kill()
 
 
-def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
-    ended, missing, unsent = 0, [], 0
+def _last_words(sweep_dir: Path) -> str | None:
+    """Return why the mirror gave up, by its log; None where it did not."""
+    with suppress(OSError):
+        with mirror_log(sweep_dir).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        for line in reversed(lines):
+            if line.startswith(GIVING_UP):
+                return line.removeprefix(GIVING_UP)
+    return None
+
+
+def _changed_at(sweep_dir: Path) -> int | None:
+    try:
+        return progress_sign(sweep_dir).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _what_is_missing(sweep_dir: Path, cause: str | None) -> str | None:
+    """Say which ended runs W&B does not have, and why: as the wait for it ended, if that tells."""
+    ended, unsent, lacking = 0, 0, []
+    damage: str | None = None
     problem: str | None = None
     for folder in SweepFolder(sweep_dir).run_folders():
         state: MirrorState | None = None
@@ -157,23 +217,22 @@ def _what_is_missing(sweep_dir: Path, cause: str) -> str | None:
                 continue
             state = MirrorState.read(folder)
         except RecordError as error:
-            cause = str(error)
+            damage = str(error)
         ended += 1
         if state is None or not state.covers(status):
-            missing.append(folder.path.name)
-        elif state.problem is not None and state.unsent(sweep_dir):
+            lacking.append(folder.path.name)
+        elif state.problem is not None and state.is_only_offline(sweep_dir):
             unsent, problem = unsent + 1, state.problem
-    parts: list[str] = []
-    if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        parts.append(
-            f"Weights & Biases lacks {len(missing)} of {ended} runs ({shown}): {cause}. "
-            f"The same command, run again, or batchscape sync {sweep_dir} mirrors them. "
-            f"Details: {mirror_log(sweep_dir)}"
-        )
+    what = []
+    if lacking:
+        shown = ", ".join(lacking[:3]) + (", ..." if len(lacking) > 3 else "")
+        what.append(f"it lacks {len(lacking)} of {ended} runs ({shown})")
     if unsent:
-        parts.append(
-            f"{unsent} of {ended} runs were written for Weights & Biases offline, because "
-            f"{problem}. Upload them with: batchscape sync {sweep_dir}"
-        )
-    return " ".join(parts) or None
+        what.append(f"{unsent} of {ended} runs were written offline")
+    if not what:
+        return None
+    why = cause or damage or problem or _last_words(sweep_dir) or "it could not go on there"
+    return redact(
+        f"Weights & Biases was not updated: {', and '.join(what)}, because {why}. "
+        f"`batchscape sync {sweep_dir}` sends what it lacks. Details: {mirror_log(sweep_dir)}"
+    )

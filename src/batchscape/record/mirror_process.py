@@ -3,9 +3,11 @@
 It looks at the run folders every few seconds until its standard input ends or carries a byte,
 mirrors what is left, and ends. One process mirrors a sweep at a time; a second one waits.
 
-W&B may fail to answer, or hang, when a run is opened online. This process then replaces itself
-by one that writes offline: a fresh start is the only state of the W&B library that is known to
-work, and a hanging call cannot be ended otherwise.
+W&B may fail, refuse or hang whenever it is called. This process then replaces itself by one that
+writes offline: a fresh start is the only state of the W&B library that is known to work, and a
+hanging call cannot be ended otherwise. Where W&B fails offline too, the process ends with code 1.
+All waits are in `record.mirror_bounds`; what one run's own files make impossible leaves the other
+runs alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import select
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -27,19 +29,24 @@ import psutil
 import wandb
 
 from batchscape.config import WandbTracker
+from batchscape.credentials import redact
 from batchscape.errors import RecordError
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState, wandb_folder
+from batchscape.record.mirror_bounds import closing_s, opening_s, patience_s
+from batchscape.record.mirror_state import (
+    GIVING_UP,
+    MIRRORED_STATUSES,
+    MirrorState,
+    progress_sign,
+)
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.wandb_run import WandbRun
 
-__all__ = ["Mirror", "knows_a_key", "main", "only_one", "patience_s"]
+__all__ = ["Mirror", "end_helpers", "knows_a_key", "main", "only_one"]
 
 _POLL_S = 2.0
-_PATIENCE_S = 20.0
-"""`WANDB_INIT_TIMEOUT`, which W&B knows too, replaces it."""
-_GRACE_S = 10.0
-"""W&B exceeds its own timeout; after this much more, it is taken to hang."""
+_FAILED = 1
+"""Exit code where W&B fails offline as well."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -123,11 +130,17 @@ class Mirror:
                 settled = True
             if settled:
                 self._settled[folder.path] = written
+            with suppress(OSError):
+                os.utime(progress_sign(self._sweep.path))
 
     def leave(self) -> None:
         """End the segments of runs that are still marked as running: nobody is left to end them."""
-        for run in self._open.values():
-            run.leave()
+        for path, run in self._open.items():
+            with self._bounded(closing_s(), f"the rows of {path.name}"):
+                try:
+                    run.leave()
+                except RecordError as error:
+                    _log(str(error))
 
     def _visit(self, folder: RunFolder) -> bool:
         """Mirror what is new in one run folder; return whether that is all until it changes."""
@@ -137,16 +150,24 @@ class Mirror:
             run = run or self._start(folder, status)
             if run is not None:
                 self._open[folder.path] = run
-                run.follow()
+                with self._bounded(closing_s(), f"the rows of {folder.path.name}"):
+                    run.follow()
             return run is None
         if status.status in MIRRORED_STATUSES:
             state = MirrorState.read(folder)
             if run is None and (state is None or not state.covers(status)):
                 run = self._start(folder, status)
             if run is not None:
-                if not run.close(status):
-                    _log(f"{folder.path.name}: W&B does not show the end of the run")
                 self._open.pop(folder.path, None)
+                with self._bounded(closing_s(), f"the end of {folder.path.name}"):
+                    try:
+                        is_there = run.close(status)
+                    except RecordError:
+                        run.drop()
+                        raise
+                if not is_there:
+                    # It was refused for good; the next run would cost the same wait.
+                    self._give_up(f"it does not show the end of {folder.path.name}")
         return True
 
     def _start(self, folder: RunFolder, status: RunStatus) -> WandbRun | None:
@@ -157,8 +178,7 @@ class Mirror:
             # Only the server knows which rows of the segment that was cut short have reached it.
             _log(f"{folder.path.name} was cut short online: W&B must be reachable to go on")
             return None
-        patience = patience_s()
-        with self._offline_after(patience + _GRACE_S, mode):
+        with self._bounded(opening_s(), f"the start of {folder.path.name}"):
             return WandbRun(
                 folder,
                 self._sweep.path,
@@ -166,33 +186,33 @@ class Mirror:
                 mode=mode,
                 status=status,
                 problem=problem,
-                patience_s=patience,
+                patience_s=patience_s(),
             )
 
     @contextmanager
-    def _offline_after(self, deadline_s: float, mode: str) -> Iterator[None]:
-        """Start anew, offline, if what is inside fails or takes longer than a deadline."""
-        if mode == "offline":
-            yield
-            return
-        silence = f"W&B did not answer within {deadline_s:g} s"
-        timer = threading.Timer(deadline_s, self._start_anew_offline, [silence])
+    def _bounded(self, deadline_s: float, what: str) -> Iterator[None]:
+        """Give up if what W&B does inside fails, or takes longer than a deadline."""
+        silence = f"it did not take {what} within {deadline_s:g} s"
+        timer = threading.Timer(deadline_s, self._give_up, [silence])
         timer.daemon = True
         timer.start()
         try:
             yield
         except RecordError:
-            raise
+            raise  # of this run's files
         except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
             said = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._start_anew_offline(f"W&B could not open a run ({said})")
+            self._give_up(f"it failed on {what} ({said})")
         finally:
             timer.cancel()
 
-    def _start_anew_offline(self, reason: str) -> NoReturn:
-        _log(f"going on offline: {reason}")
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
+    def _give_up(self, why: str) -> NoReturn:
+        """Go on offline, in a process that is new to W&B; end where this one is offline already."""
+        reason = redact(f"W&B cannot be written to: {why}")
+        end_helpers()
+        _log(f"{GIVING_UP}{reason}")
+        if self._mode == "offline":
+            os._exit(_FAILED)
         command = [sys.executable, "-P", "-m", "batchscape.record.mirror_process"]
         command += [str(self._sweep.path), json.dumps(asdict(self._tracker))]
         command += ["--offline-because", reason, *(["--live"] if self._live else [])]
@@ -216,7 +236,15 @@ class _Launcher:
 
 
 def _log(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
+    with suppress(OSError):  # of a full disk
+        print(redact(message), file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
+
+
+def end_helpers() -> None:
+    """Kill what W&B has started beside this process."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
 
 
 def knows_a_key() -> bool:
@@ -225,11 +253,6 @@ def knows_a_key() -> bool:
         return bool(wandb.login(verify=False))  # asks nobody
     except wandb.Error:
         return False
-
-
-def patience_s() -> float:
-    """Return the time that W&B has to open a run, and to show its end, in seconds."""
-    return float(os.environ.get("WANDB_INIT_TIMEOUT", _PATIENCE_S))
 
 
 @contextmanager
@@ -248,7 +271,7 @@ def only_one(sweep_dir: Path, *, wait: bool) -> Iterator[bool]:
     bool
         Whether the lock is held: not where another process has it and is not waited for.
     """
-    with (wandb_folder(sweep_dir) / "mirror.lock").open("w") as file:
+    with progress_sign(sweep_dir).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,12 +15,17 @@ from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
 
 __all__ = [
+    "GIVING_UP",
     "MIRRORED_STATUSES",
     "MirrorState",
     "content_of",
     "describe_standing",
+    "progress_sign",
     "wandb_folder",
 ]
+
+GIVING_UP = "giving up: "
+"""Begins the line of the mirror's log that says why it went on offline, or ended."""
 
 MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
 """Ends of a run that was launched: these are mirrored for good."""
@@ -74,6 +80,20 @@ class MirrorState:
         offline = self._offline(sweep_dir)
         return bool(offline) and all(_is_marked(path) for path in offline)
 
+    def is_only_offline(self, sweep_dir: Path) -> bool:
+        """Whether the latest that is known of the run was never uploaded, wherever that is now."""
+        offline = self._offline(sweep_dir)
+        return self.mode == "offline" and not all(_is_marked(path) for path in offline)
+
+    def forget_strays(self, sweep_dir: Path) -> None:
+        """Remove offline segments that are not in this state: nobody came to note them.
+
+        Their rows are written again, in a segment that is noted.
+        """
+        for path in wandb_folder(sweep_dir).glob(f"offline-run-*-{self.id}"):
+            if path.name not in self.segments and not path.is_symlink() and not _is_marked(path):
+                shutil.rmtree(path, ignore_errors=True)
+
     def unsent(self, sweep_dir: Path) -> list[Path]:
         """Segments that were written offline and are not marked as uploaded."""
         offline = [path for path in self._offline(sweep_dir) if path.is_dir()]
@@ -86,8 +106,18 @@ class MirrorState:
                 file.with_name(f"{file.name}.synced").touch()
 
     def write(self, folder: RunFolder) -> None:
-        """Replace the state of a run."""
-        write_json(folder.mirror, {"format_version": FORMAT_VERSION, **asdict(self)})
+        """Replace the state of a run.
+
+        Raises
+        ------
+        RecordError
+            If it cannot be written.
+        """
+        try:
+            write_json(folder.mirror, {"format_version": FORMAT_VERSION, **asdict(self)})
+        except OSError as error:
+            msg = f"{folder.mirror} cannot be written: {error}"
+            raise RecordError(msg) from error
 
     @classmethod
     def read(cls, folder: RunFolder) -> MirrorState | None:
@@ -131,10 +161,15 @@ def describe_standing(sweep: SweepFolder) -> str | None:
                 states.append(state)
     if not states:
         return None
-    unsent = sum(bool(state.unsent(sweep.path)) for state in states)
+    unsent = sum(state.is_only_offline(sweep.path) for state in states)
     projects = ", ".join(sorted({state.project for state in states}))
     said = f"Weights & Biases: {len(states)} runs in project {projects}"
     return f"{said}; {unsent} offline, upload: batchscape sync {sweep.path}" if unsent else said
+
+
+def progress_sign(sweep_dir: Path) -> Path:
+    """Lock of what mirrors a sweep; its time of change says when that last came further."""
+    return wandb_folder(sweep_dir) / "mirror.lock"
 
 
 def wandb_folder(sweep_dir: Path) -> Path:

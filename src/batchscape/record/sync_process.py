@@ -13,18 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import wandb
 from pydantic import TypeAdapter, ValidationError
 
 from batchscape.config import Tracker, WandbTracker
+from batchscape.credentials import redact
 from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror_process import knows_a_key, only_one, patience_s
+from batchscape.record.mirror_bounds import contact_s, patience_s
+from batchscape.record.mirror_process import end_helpers, knows_a_key, only_one
 from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import verify_seal
@@ -82,6 +87,9 @@ def _problem() -> str | None:
     """Say why nothing can be uploaded; None if W&B answers to the key."""
     if not knows_a_key():
         return _NO_KEY
+    silence = threading.Timer(contact_s(), _refuse_silence)
+    silence.daemon = True
+    silence.start()
     try:
         wandb.Api(timeout=math.ceil(patience_s()))
     except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
@@ -89,7 +97,17 @@ def _problem() -> str | None:
             f"Weights & Biases cannot be used: {str(error).splitlines()[0]}. Check the network, "
             f"WANDB_BASE_URL, and the key (`wandb login --relogin`)"
         )
+    finally:
+        silence.cancel()
     return None
+
+
+def _refuse_silence() -> NoReturn:
+    """A call that hangs cannot be ended; the process can."""
+    silence = f"Weights & Biases cannot be used: no answer within {contact_s():g} s"
+    _tell(event="refused", reason=f"{silence}. Check the network and WANDB_BASE_URL")
+    end_helpers()
+    os._exit(0)
 
 
 def _upload(sweep: SweepFolder, run: str, destination: dict[str, str | None]) -> None:
@@ -134,7 +152,7 @@ def _tracker(folder: RunFolder, destination: dict[str, str | None]) -> WandbTrac
 
 
 def _tell(**message: str) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.write(json.dumps({name: redact(text) for name, text in message.items()}) + "\n")
     sys.stdout.flush()
 
 

@@ -33,6 +33,8 @@ from typing import Any, Literal
 import wandb
 
 from batchscape.config import WandbTracker
+from batchscape.credentials import redact
+from batchscape.errors import RecordError
 from batchscape.record.folder import RunFolder
 from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
@@ -120,7 +122,11 @@ class WandbRun:
         self._state.segments.append(Path(self._run.dir).parent.name)
         self._state.mode, self._state.problem = mode, problem
         self._state.closed = False
-        self._state.write(folder)
+        try:
+            self._state.write(folder)
+        except RecordError:
+            self._run.finish(exit_code=1)
+            raise
         self._last_step = self._where_to_go_on()
         self._tokens: int | None = 0
         self._may_add_figures = False
@@ -156,6 +162,10 @@ class WandbRun:
             self._run.log(self._end_points(status), step=self._last_step)
         figures = {name: status.summary.get(name) for name in SUMMARY}
         return self._finish(status, figures, ok=status.status in {Status.COMPLETED, Status.PRUNED})
+
+    def drop(self) -> None:
+        """End the segment of a run that cannot be read, without a note: it is not mirrored."""
+        self._run.finish(exit_code=1)
 
     def leave(self) -> None:
         """End the segment of a run that nobody runs any more; a later one goes on from here."""
@@ -230,7 +240,8 @@ class WandbRun:
 
     def _discard_open_segment(self) -> None:
         """Remove an offline segment that was cut short; its rows are written again, once."""
-        if self._state.closed or self._state.mode != "offline":
+        self._state.forget_strays(self._sweep_dir)
+        if self._state.closed or self._state.mode != "offline" or not self._state.segments:
             return
         path = wandb_folder(self._sweep_dir) / self._state.segments[-1]
         if path in self._state.unsent(self._sweep_dir):
@@ -263,6 +274,6 @@ def _has_ended_there(path: str, state: str, patience_s: float) -> bool:
         except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
             said = str(error)
         if time.monotonic() > deadline:
-            sys.stderr.write(f"the end of {path} has not arrived: {said}\n")
+            sys.stderr.write(redact(f"the end of {path} has not arrived: {said}\n"))
             return False
         time.sleep(patience_s / 20)

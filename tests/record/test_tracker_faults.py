@@ -1,0 +1,357 @@
+"""Weights & Biases fails in every way there is: it costs a bounded wait, and nothing else.
+
+The client is the real one, its server a small one that fails on purpose. Whatever happened,
+`batchscape sync` sends everything afterwards, once: the rows of the server are the folder's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from batchscape.cli import main
+from batchscape.config import WandbTracker
+from batchscape.launch import local
+from batchscape.launch.mirroring import Mirroring
+from batchscape.record import mirror
+from batchscape.record.files import read_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.mirror_bounds import closing_s, opening_s, patience_s, stall_s, whole_s
+from batchscape.record.mirror_state import MirrorState, wandb_folder
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import read_table
+
+ONLINE = WandbTracker(name="wandb", mode="online", project="geometry")
+OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry")
+KEY = "0123456789abcdef0123456789abcdef01234567"
+LONG_S = 100.0
+FAULTS = [
+    ("graphql", 500),
+    ("graphql", "hang"),
+    ("graphql", "garbage"),
+    ("graphql", 429),
+    ("file_stream", 401),
+    ("file_stream", 404),
+    ("file_stream", "cut"),
+    ("file_stream", "hang"),
+    ("file_stream", "late"),
+]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def ended(training, steps: int = 5):
+    training.begin()
+    training.train(range(1, steps + 1))
+    training.end(Status.COMPLETED)
+    return training
+
+
+def sync(sweep: SweepFolder, capsys) -> str:
+    assert main(["sync", str(sweep.path)]) == 0
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def check_all_there(server, folders, rows_of) -> None:
+    """Every row once, and as the folder has it."""
+    for folder in folders:
+        run = server.run_of(folder.path.name)
+        assert run.visible_history == rows_of(folder)
+        assert run.lines_received == len(run.history)
+        assert run.state == "finished"
+
+
+def test_every_wait_has_a_bound(monkeypatch) -> None:
+    monkeypatch.delenv("WANDB_INIT_TIMEOUT", raising=False)
+    assert (patience_s(), opening_s(), closing_s(), stall_s()) == (20, 30, 130, 180)
+    assert whole_s(24) == 300
+    for given, expected in (("7", 7), ("inf", 600), ("soon", 20), ("-1", 20), ("nan", 20)):
+        monkeypatch.setenv("WANDB_INIT_TIMEOUT", given)
+        assert patience_s() == expected
+        assert math.isfinite(stall_s())
+        # The mirror itself gives up before the launcher gives the mirror up.
+        assert opening_s() < closing_s() < stall_s()
+
+
+@pytest.mark.slow
+def test_every_fault_of_the_server_leaves_all_for_sync(
+    sweep, server, fake_training, rows_of, fault_of, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
+    folders = []
+    for number, (where, kind) in enumerate(FAULTS):
+        training = ended(fake_training(f"run-{number}"))
+        folders.append(training.folder)
+        server.fault, server.faults_met = fault_of(kind, where), 0
+        said = mirror.start(sweep.path, ONLINE, live=False).finish(LONG_S)
+        assert server.faults_met, (where, kind)
+        assert said is not None, (where, kind)
+        assert "Weights & Biases was not updated: " in said
+        assert "because W&B cannot be written to: it " in said
+        assert f"`batchscape sync {sweep.path}` sends what it lacks" in said
+        assert KEY not in said
+    server.fault = None
+    assert f"uploaded {len(FAULTS)} runs" in sync(sweep, capsys)
+    check_all_there(server, folders, rows_of)
+    assert "nothing to upload" in sync(sweep, capsys)
+
+
+@pytest.mark.slow
+def test_sync_says_within_its_bound_that_a_server_is_silent(
+    sweep, server, fake_training, rows_of, fault_of, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
+    training = ended(fake_training("run-a"))
+    server.fault = fault_of("hang")
+    assert main(["sync", str(sweep.path)]) == 2
+    assert "Weights & Biases cannot be used" in capsys.readouterr().err
+    server.fault = None
+    sync(sweep, capsys)
+    check_all_there(server, [training.folder], rows_of)
+
+
+def test_a_mirror_that_stands_still_is_killed(sweep, fake_training) -> None:
+    """By its launcher, where it does not even keep its own bounds."""
+    ended(fake_training("run-a"))
+    process = mirror.start(sweep.path, OFFLINE, live=True)
+    os.kill(process.pid, signal.SIGSTOP)
+    said = process.finish(LONG_S, stall_s=0.5)
+    assert said is not None
+    assert "it lacks 1 of 1 runs (run-a), because the mirror showed no progress for 0.5 s" in said
+    assert not psutil.pid_exists(process.pid)
+
+
+@pytest.mark.slow
+def test_killed_between_the_upload_and_its_note(
+    sweep, server, fake_training, rows_of, capsys
+) -> None:
+    """The server has it all, the folder does not know: nothing is sent again."""
+    training = ended(fake_training("run-a"))
+    pids: list[int] = []
+
+    def kill(_: str) -> None:
+        server.on_complete = None
+        os.kill(pids[0], signal.SIGKILL)
+
+    server.on_complete = kill
+    process = mirror.start(sweep.path, ONLINE, live=False)
+    pids.append(process.pid)
+    said = process.finish(LONG_S)
+    assert said is not None
+    assert "it lacks 1 of 1 runs (run-a), because the mirror ended with exit code -9" in said
+    assert process.has_failed
+    run = server.run_of("run-a")
+    assert run.state == "finished"
+    received = run.lines_received
+    assert received == len(rows_of(training.folder))
+    assert "uploaded 1 run" in sync(sweep, capsys)
+    assert run.lines_received == received
+    check_all_there(server, [training.folder], rows_of)
+
+
+@pytest.mark.slow
+def test_killed_helpers_of_wandb(sweep, server, fake_training, rows_of, capsys) -> None:
+    """The library's own process dies under a run that is open, online and offline."""
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 4))
+    process = mirror.start(sweep.path, ONLINE, live=True)
+    wait_until(lambda: _is_open(training.folder), "the run was not opened")
+    for helper in psutil.Process(process.pid).children(recursive=True):
+        helper.kill()
+    training.train(range(4, 6))
+    training.end(Status.COMPLETED)
+    other = ended(fake_training("run-b"))
+    said = process.finish(LONG_S)
+    assert said is not None
+    assert "it lacks 1 of 2 runs (run-a), and 1 of 2 runs were written offline, because W&B" in said
+    assert "uploaded 2 runs" in sync(sweep, capsys)
+    check_all_there(server, [training.folder, other.folder], rows_of)
+
+
+def _is_open(folder: RunFolder) -> bool:
+    state = MirrorState.read(folder)
+    return state is not None and not state.closed
+
+
+@pytest.mark.slow
+def test_killed_at_random_again_and_again(sweep, server, fake_training, rows_of, capsys) -> None:
+    folders = [ended(fake_training(f"run-{name}"), steps=9).folder for name in "abc"]
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"moments of seed {seed}")  # shown where the test fails
+    moments = random.Random(seed)
+    for _ in range(4):
+        process = mirror.start(sweep.path, ONLINE, live=False)
+        time.sleep(moments.uniform(0.8, 4.0))
+        helpers = psutil.Process(process.pid).children()
+        os.kill(process.pid, signal.SIGKILL)
+        process.finish(LONG_S)
+        _, alive = psutil.wait_procs(helpers, timeout=LONG_S)
+        assert not alive
+    sync(sweep, capsys)
+    check_all_there(server, folders, rows_of)
+    assert "nothing to upload" in sync(sweep, capsys)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_the_mirror_is_told_and_mended(
+    sweep, server, fake_training, rows_of, capsys
+) -> None:
+    """No note of a run can be written: no run is taken for mirrored, and none is sent twice."""
+    folders = [ended(fake_training(f"run-{name}")).folder for name in "ab"]
+    for tracker in (ONLINE, OFFLINE):
+        process = mirror.start(sweep.path, tracker, live=False)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, 64))
+        said = process.finish(LONG_S)
+        assert said is not None
+        assert "Weights & Biases was not updated: it lacks 2 of 2 runs (run-a, run-b)" in said
+        assert [MirrorState.read(folder) for folder in folders] == [None, None]
+    assert "uploaded 2 runs" in sync(sweep, capsys)
+    check_all_there(server, folders, rows_of)
+
+
+@pytest.mark.slow
+def test_a_note_that_cannot_be_written_leaves_no_stray_segment(
+    sweep, server, fake_training, rows_of, offline_segments, capsys
+) -> None:
+    """The mirror was killed after W&B had made its folder and before it was noted."""
+    training = ended(fake_training("run-a"))
+    assert mirror.start(sweep.path, OFFLINE, live=False).finish(LONG_S) is None
+    state = MirrorState.read(training.folder)
+    assert state is not None
+    (known,) = state.segments
+    state.segments, state.status, state.last_step, state.content = [], None, -1, None
+    state.write(training.folder)
+    assert mirror.start(sweep.path, OFFLINE, live=False).finish(LONG_S) is None
+    (segment,) = offline_segments(training.folder)
+    assert not (wandb_folder(sweep.path) / known).exists() or len(segment.history) == 7
+    assert len(list(wandb_folder(sweep.path).glob("offline-run-*"))) == 1
+    sync(sweep, capsys)
+    check_all_there(server, [training.folder], rows_of)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", ["offline-run-*", "."])
+def test_what_wandb_wrote_may_be_deleted(
+    sweep, server, fake_training, rows_of, capsys, removed
+) -> None:
+    training = ended(fake_training("run-a"))
+    mirroring = Mirroring(OFFLINE, sweep, live=False)
+    assert mirroring.finish(1, interrupted=False) is None
+    for path in sorted(wandb_folder(sweep.path).glob(removed)):
+        shutil.rmtree(path)
+    # It is not taken for uploaded because nothing is left to upload.
+    assert "1 offline, upload: batchscape sync" in str(mirroring.standing())
+    assert "uploaded 1 run" in sync(sweep, capsys)
+    check_all_there(server, [training.folder], rows_of)
+    assert "offline" not in str(mirroring.standing())
+
+
+@pytest.mark.slow
+def test_a_broken_mirror_is_started_once_more(sweep, server, fake_training, rows_of) -> None:
+    """A live one that was killed on the way does not keep the launcher from the end."""
+    training = ended(fake_training("run-a"))
+    mirroring = Mirroring(ONLINE, sweep, live=True)
+    (child,) = psutil.Process().children()
+    child.kill()
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it lives")
+    assert mirroring.finish(1, interrupted=False) is None
+    check_all_there(server, [training.folder], rows_of)
+
+
+TABLES = {
+    "steps": ["optimizer_step", "samples", "tokens", "loss", "gradient_norm", "learning_rate"],
+    "evals": ["optimizer_step", "samples", "eval_loss", "eval_targets"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sweep")
+def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
+    tmp_path, server, rows_of, fault_of, monkeypatch, capsys
+) -> None:
+    """The mirror follows the runs while they train, hangs or is killed, and everything is kept."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # no other launcher of this machine
+    monkeypatch.setattr(local, "may_mirror_live", lambda *_: True)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
+    settings = [
+        *("sweep", "seed=0,1", "model=gpt_micro", "batch.micro_batch_size=8"),
+        *("batch.global_batch_size=16", "launcher.device=cpu", "data.sequence_length=16"),
+        *("budget.samples=640", "evaluation.every_samples=160", "evaluation.samples=16"),
+        "measure.memory=false",
+    ]
+    assert main([*settings, "tracker=none", "sweep_dir=plain"]) == 0
+    plain = SweepFolder(tmp_path / "plain")
+    for case in ("hanging", "killed"):
+        capsys.readouterr()
+        server.runs.clear()
+        tracked = SweepFolder(tmp_path / case)
+        server.fault = fault_of("hang") if case == "hanging" else None
+        with killing(tracked, enabled=case == "killed"):
+            code = main([*settings, "tracker=wandb", "tracker.mode=online", f"sweep_dir={case}"])
+        assert code == 0, capsys.readouterr().err
+        assert ("was not updated" in capsys.readouterr().out) == (case == "hanging")
+        server.fault = None
+        _same(plain, tracked)
+        sync(tracked, capsys)
+        check_all_there(server, tracked.run_folders(), rows_of)
+
+
+class killing:  # noqa: N801  (a context manager, named like one)
+    """Kill the mirror of a sweep as soon as it has opened a run."""
+
+    def __init__(self, sweep: SweepFolder, *, enabled: bool) -> None:
+        self._sweep = sweep
+        self._enabled = enabled
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._kill)
+
+    def __enter__(self) -> None:
+        if self._enabled:
+            self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._enabled:
+            self._thread.join()
+
+    def _kill(self) -> None:
+        while not self._done.wait(0.02):
+            if any(_is_open(folder) for folder in self._sweep.run_folders()):
+                for child in psutil.Process().children():
+                    if "batchscape.record.mirror_process" in child.cmdline():
+                        child.kill()
+                        return
+
+
+def _same(plain: SweepFolder, tracked: SweepFolder) -> None:
+    names = [folder.path.name for folder in plain.run_folders()]
+    assert len(names) == 2
+    assert [folder.path.name for folder in tracked.run_folders()] == names
+    for name in names:
+        one, other = plain.run(name), tracked.run(name)
+        assert RunStatus.read(other.status).status is Status.COMPLETED
+        assert read_json(other.launch)["timing_valid"]
+        for table, columns in TABLES.items():
+            rows, others = (read_table(folder, table)[columns] for folder in (one, other))
+            assert len(rows) > 2
+            assert rows.to_csv() == others.to_csv()  # floats in full
+            assert rows.dtypes.to_dict() == others.dtypes.to_dict()

@@ -53,6 +53,7 @@ _NOT_SETTINGS = {
     *SUMMARY,
     *WHERE,
     "attempts",
+    "cause",
     "devices_per_node",
     "engine.precision",
     "evaluation_every_samples",

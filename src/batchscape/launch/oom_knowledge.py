@@ -138,7 +138,7 @@ class OomKnowledge:
 
 
 def reject(folder: RunFolder, reason: str) -> RunStatus:
-    """Write that a run was not launched.
+    """Write that a run was not launched because a smaller one ran out of memory.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def reject(folder: RunFolder, reason: str) -> RunStatus:
     -------
     RunStatus
     """
-    status = RunStatus(Status.REJECTED, reason=reason)
+    status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
     status.write(folder.status)
     return status
 

@@ -50,6 +50,13 @@ CAUSE_ADVICE: dict[Cause, str] = {
 """By cause."""
 
 
+_NOT_LAUNCHED = (
+    "use a smaller micro-batch with more accumulation, which trains alike; to try it all the same: "
+    "launcher.skip_larger_after_oom=false"
+)
+"""What to do about a run that was rejected because a smaller one was out of memory."""
+
+
 def advice(status: Status | str, cause: Cause | None = None) -> str:
     """Return what to do about a run.
 
@@ -69,6 +76,8 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     if status == DAMAGED:
         return DAMAGED_ADVICE
     status = Status(status)
+    if status is Status.REJECTED and cause is Cause.OUT_OF_MEMORY:
+        return _NOT_LAUNCHED
     is_over = status not in {Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.REJECTED}
     if is_over and cause is not None:
         return CAUSE_ADVICE[cause]

@@ -7,13 +7,14 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.errors import DamageError, RecordError
+from batchscape.errors import DamageError, DiskError, RecordError
 from batchscape.launch.child import RankExit
+from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
 from batchscape.launch.pool import Lease
@@ -22,6 +23,7 @@ from batchscape.launch.progress import last_row
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
+from batchscape.record.disk import disk_trouble, make_room
 from batchscape.record.files import read_json_lines, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -39,6 +41,8 @@ CHECKPOINT_GRACE_S = 10.0
 PEER_GRACE_S = 5.0
 """Time for the other ranks once one has failed, or once all have left their outcomes: they may
 wait in a collective, or for a native thread, for ever."""
+STACKS_GRACE_S = 1.0
+"""Time for ranks that hang to dump their stacks before they are asked to end."""
 END_GRACE_S = 300.0
 """Time for the other ranks once one has ended well."""
 
@@ -64,6 +68,9 @@ class ActiveRun:
     stop: Stop | None = None
     killed_at: float | None = None
     """When this launcher killed the ranks, in seconds since the epoch."""
+    hangs: HangWatch | None = None
+    _stacks_at: float | None = None
+    """When the ranks of a run that hangs have written their stacks."""
     _oom_kills_before: int | None = field(default_factory=oom_kills)
     _kill_at: float | None = None
     _watching_end_since: float | None = None
@@ -136,6 +143,26 @@ class ActiveRun:
             self.kill()
         if self._kill_at is not None and now >= self._kill_at:
             self.kill()
+        self._watch_for_hang(now)
+
+    def _watch_for_hang(self, now: float) -> None:
+        """End a run that hangs: ask all ranks for their stacks, then for their end."""
+        if self._stacks_at is not None:
+            if now >= self._stacks_at:
+                self._keep_stacks()
+                self.processes.signal(self.spec.run_id, signal.SIGTERM)
+                self._kill_within(PEER_GRACE_S)
+        elif self.stop is None and self.hangs is not None and not self.exits:
+            hang = self.hangs.look(now)
+            if hang is not None:
+                self.stop = Stop(Status.FAILED, hang.reason, instants.now(), Cause.HANG, hang.rank)
+                self._stacks_at = now + STACKS_GRACE_S
+                self.processes.signal(self.spec.run_id, signal.SIGUSR1)
+
+    def _keep_stacks(self) -> None:
+        self._stacks_at = None
+        if self.hangs is not None:
+            self.hangs.write_stacks(self.folder.log)
 
     def _end_is_overdue(self, now: float) -> bool:
         if self._watching_end_since is None or self.stop is not None or self._kill_at is not None:
@@ -149,16 +176,30 @@ class ActiveRun:
     def conclude(self) -> RunStatus:
         """Write how the run ended: sealed if that is final, else open for the next attempt."""
         # Rows that cannot be read, or a disk that is full, end this run, not the sweep.
+        if self._stacks_at is not None:
+            self._keep_stacks()
         try:
-            self._fill_in(self._verdict())
-            if self._spoiled:
-                write_json(self.folder.launch, self.launch)
-            self._write()
+            verdict = self._verdict()
+            try:
+                self._record(verdict)
+            except DiskError:
+                if not make_room(self.folder.path.parents[1]):
+                    raise
+                self._record(verdict)
         except RecordError as error:
             self.abandon(f"its records are damaged: {error}", Cause.DAMAGED_RECORDS)
         except OSError as error:
-            self.abandon(f"its end cannot be recorded: {error}")
+            cause = Cause.DISK if isinstance(error, DiskError) else Cause.INFRASTRUCTURE
+            self.abandon(f"its end cannot be recorded: {error}", cause)
+        if self.hangs is not None:
+            self.hangs.close()
         return self.status
+
+    def _record(self, verdict: Verdict) -> None:
+        self._fill_in(verdict)
+        if self._spoiled:
+            write_json(self.folder.launch, self.launch)
+        self._write()
 
     def abandon(self, reason: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
         """Write that the run failed by no word of its ranks, if anything can be written."""
@@ -187,7 +228,7 @@ class ActiveRun:
             if self.folder.outcome(rank).exists()
         }
         last_words = _last_line(self.folder.log, self.log_offset)
-        return decide(
+        verdict = decide(
             self.processes_of_run,
             outcomes,
             self.exits,
@@ -196,6 +237,13 @@ class ActiveRun:
             killed_at=self.killed_at,
             oom_kills=self._oom_kills_since(),
         )
+        if verdict.cause is not Cause.EXCEPTION or verdict.rank in outcomes:
+            return verdict
+        # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
+        trouble = disk_trouble(self.folder.path)
+        if trouble is None:
+            return verdict
+        return replace(verdict, reason=f"{trouble}; {verdict.reason}", cause=Cause.DISK)
 
     def _oom_kills_since(self) -> int:
         """Return the kills by the out-of-memory killer that were counted during this attempt."""
@@ -208,7 +256,7 @@ class ActiveRun:
         self.status.reason = verdict.reason
         self.status.cause = verdict.cause
         self.status.rank = verdict.rank
-        self.status.phase = verdict.phase if verdict.cause is not None else None
+        self.status.phase = self._phase_of(verdict)
         self.status.peak_memory_gib = verdict.peak_memory_gib
         self.status.peak_memory_method = verdict.peak_memory_method
         attempt = self.status.attempts[-1]
@@ -216,6 +264,15 @@ class ActiveRun:
         attempt.status = str(verdict.status)
         attempt.reason = verdict.reason
         attempt.cause = None if verdict.cause is None else str(verdict.cause)
+
+    def _phase_of(self, verdict: Verdict) -> str | None:
+        """Return what the rank that raised the cause was doing, by its word or its last beat."""
+        if verdict.cause is None or verdict.phase is not None:
+            return verdict.phase if verdict.cause is not None else None
+        if verdict.rank is None or self.hangs is None:
+            return None
+        beat = self.hangs.last(verdict.rank)
+        return None if beat is None else str(beat.phase)
 
 
 def _went_on_from(folder: RunFolder, attempt: int) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,9 +15,12 @@ from batchscape.config import Command, Transformers
 from batchscape.errors import BatchscapeError, LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import Claims
+from batchscape.launch.durations import Durations
 from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.mirroring import Mirroring, may_mirror_live
+from batchscape.launch.placement import Placement
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
@@ -25,11 +28,13 @@ from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session
 from batchscape.launch.standing import Standing, repeated
+from batchscape.record.disk import Reserve
 from batchscape.record.folder import SweepFolder
 from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import load
+from batchscape.record.usable import check_usable
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -86,56 +91,109 @@ def run_sweep(
     if not specs:
         return SweepResult((), interrupted=False)
     console = Console() if console is None else console
-    with sweep_lock(sweep), Interrupts() as interrupts, ExitStack() as stack:
-        ordered = launch_order(specs, specs[0].config.launcher.order_seed)
-        launcher = specs[0].config.launcher
-        standing = Standing(ordered, sweep, repeated(launcher.retry))
-        done, queue = dict(standing.settled), deque(standing.missing)
-        mirror = Mirroring(specs[0].config.tracker, sweep, live=may_mirror_live(queue, machine))
-        progress = Progress(console, len(specs), sum(spec.samples for spec in queue))
-        progress.stand_still(list(done.values()))
-        processes, stopped = None, None
+    ordered = launch_order(specs, specs[0].config.launcher.order_seed)
+    check_usable(sweep, run_ids)
+    with sweep_lock(sweep), ExitStack() as stack:
+        remove_dead_writes(sweep)
+        standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
+        live = may_mirror_live(standing.missing, machine)
+        mirror = Mirroring(specs[0].config.tracker, sweep, live=live)
+        progress = Progress(console, len(specs), sum(spec.samples for spec in standing.missing))
+        progress.stand_still(list(standing.settled.values()))
+        for renewed in standing.notes:
+            progress.note(renewed, "yellow")
         presence = Presence()
-        if queue:
+        if standing.missing:
             stack.enter_context(presence)
-            processes = open_processes(
-                _preloaded(queue, target),
-                lambda: interrupts.count > 0,
-                method,
-                _slow_import(queue),
-            )
-        if processes is not None:
-            claims = Claims(sweep, standing)
-            stack.callback(claims.release_all)
-            stack.callback(processes.close)
-            if processes.note is not None:
-                progress.note(processes.note, "yellow")
-            session = Session(
-                sweep=sweep,
-                machine=machine,
-                processes=processes,
+            stack.enter_context(Reserve(sweep.path))
+        with Interrupts() as interrupts:
+            launched = _launched(
+                standing,
+                sweep,
+                machine,
+                presence=presence,
                 progress=progress,
                 interrupts=interrupts,
-                presence=presence,
-                claims=claims,
                 target=target,
-                scratch=stack.enter_context(scratch_folder()),
-                max_failures=launcher.max_failures,
+                method=method,
             )
-            with progress:
-                done |= session.run(queue)
-            stopped = session.stopped
-            if not interrupts.count and index_is_stale(sweep):
-                progress.note("Writing the index of this sweep, which its reports read ...")
-                # The runs are done: whatever the matter is with their files, a report will say it.
-                with contextlib.suppress(BatchscapeError, OSError):
-                    load(sweep.path, columns=INDEXED)
-    interrupted = interrupts.count > 0
+        interrupted = interrupts.count > 0
+        if not interrupted:
+            _keep_index(sweep, progress)
     note = mirror.finish(len(specs), interrupted=interrupted)
+    done = standing.settled | launched.done
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
-    result = SweepResult(runs, interrupted, stopped, note, mirror.standing())
+    result = SweepResult(runs, interrupted, launched.stopped, note, mirror.standing())
     progress.summary(result)
     return result
+
+
+@dataclass(frozen=True)
+class _Launched:
+    done: dict[str, RunResult]
+    stopped: str | None = None
+
+
+def _launched(
+    standing: Standing,
+    sweep: SweepFolder,
+    machine: Machine,
+    *,
+    presence: Presence,
+    progress: Progress,
+    interrupts: Interrupts,
+    target: str,
+    method: str | None,
+) -> _Launched:
+    """Run what is missing, until it is done or a signal stops it."""
+    missing = standing.missing
+    if not missing:
+        return _Launched({})
+    with ExitStack() as stack:
+        processes = open_processes(
+            _preloaded(missing, target),
+            lambda: interrupts.count > 0,
+            method,
+            _slow_import(missing),
+        )
+        if processes is None:
+            return _Launched({})
+        claims = Claims(sweep, standing)
+        stack.callback(claims.release_all)
+        launcher, durations = missing[0].config.launcher, Durations(sweep, standing.specs)
+        placement = Placement(machine, launcher, durations, progress.warn)
+        stack.callback(placement.close)
+        stack.callback(processes.close)
+        if processes.note is not None:
+            progress.note(processes.note, "yellow")
+        session = Session(
+            sweep=sweep,
+            machine=machine,
+            processes=processes,
+            progress=progress,
+            interrupts=interrupts,
+            presence=presence,
+            claims=claims,
+            placement=placement,
+            target=target,
+            scratch=stack.enter_context(scratch_folder()),
+            max_failures=launcher.max_failures,
+        )
+        with progress:
+            return _Launched(session.run(deque(missing)), session.stopped)
+
+
+def _keep_index(sweep: SweepFolder, progress: Progress) -> None:
+    """Write the index of a sweep anew, where many runs are outside of it."""
+    try:
+        if index_is_stale(sweep):
+            progress.note("Writing the index of this sweep, which its reports read ...")
+            load(sweep.path, columns=INDEXED)
+    except KeyboardInterrupt:
+        progress.note("The index is left to the first report", "yellow")
+    except (BatchscapeError, OSError):
+        # The runs are done: whatever the matter is with their files, a report will say it.
+        return
 
 
 def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:

@@ -8,24 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscape.config import Command
-from batchscape.errors import BatchscapeError, LaunchError
+from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.begin import begin
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT
 from batchscape.launch.claims import Claims
+from batchscape.launch.forked import ServerError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
-from batchscape.launch.pool import DevicePool, Lease
+from batchscape.launch.placement import Placement
+from batchscape.launch.pool import Lease
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import FAULTS, RunResult
+from batchscape.launch.retries import Retries
+from batchscape.record.causes import Cause
+from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import Lock
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import Status
+from batchscape.record.status import RunStatus, Status
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -55,6 +60,8 @@ class Session:
         Asked for other launchers: with one beside it, a run's times are not its own.
     claims : Claims
         Other launchers may be at work on the same runs.
+    placement : Placement
+        Decides what starts next, and where; closed by the caller.
     target : str
         What the ranks call.
     scratch : Path
@@ -73,6 +80,7 @@ class Session:
         interrupts: Interrupts,
         presence: Presence,
         claims: Claims,
+        placement: Placement,
         target: str,
         scratch: Path,
         max_failures: int | None,
@@ -84,16 +92,17 @@ class Session:
         self._interrupts = interrupts
         self._presence = presence
         self._claims = claims
+        self._placement = placement
         self._target = target
         self._scratch = scratch
         self._max_failures = max_failures
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
-        self._pools = {
-            "cpu": DevicePool(range(machine.cpu_cores)),
-            "cuda": DevicePool(device.index for device in machine.cuda_devices),
-        }
+        self._retries = Retries()
+        self._again: list[RunSpec] = []
+        self._cannot_start: str | None = None
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
+        self._disk_trouble: str | None = None
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
@@ -103,11 +112,14 @@ class Session:
             goes_on = not self._must_stop()
             if goes_on:
                 queue.extend(self._claims.due())
+                queue.extend(self._again)
+                self._again.clear()
                 self._start_what_fits(queue)
             if not self._active:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return self._done
-                self._progress.waits(self._claims.describe_elsewhere())
+                waits = self._placement.waits
+                self._progress.waits(waits or self._claims.describe_elsewhere())
             for ended in self._processes.wait(_POLL_S):
                 self._active[ended.run].note(ended)
             others = self._presence.others(_LOOK_S)
@@ -121,7 +133,11 @@ class Session:
 
     @property
     def stopped(self) -> str | None:
-        """Why no more runs are started, where runs that failed are the reason."""
+        """Why no more runs are started, where no signal is the reason."""
+        if self._cannot_start is not None:
+            return f"no process can be started any more: {self._cannot_start}"
+        if self._disk_trouble is not None:
+            return f"{self._disk_trouble}; make space, then the same command goes on"
         failed = sum(result.status in FAULTS for result in self._done.values())
         if self._max_failures is None or failed < self._max_failures:
             return None
@@ -146,32 +162,24 @@ class Session:
         return True
 
     def _start_what_fits(self, queue: deque[RunSpec]) -> None:
-        """Start runs in their order: a wide one is never overtaken for ever by narrow ones."""
-        while queue and len(self._active) < queue[0].config.launcher.concurrent_runs:
-            spec = queue[0]
-            launcher = spec.config.launcher
-            per_device = {
-                "cpu": launcher.max_ranks_per_core,
-                "cuda": launcher.max_ranks_per_device,
-            }[spec.device_type]
-            pool = self._pools[spec.device_type]
-            try:
-                lease = pool.lease(spec.geometry.data_parallel_size, per_device)
-            except LaunchError as error:
-                self._refuse(queue.popleft(), error)
-                continue
+        """Start what there are devices for."""
+        while self.stopped is None and (placed := self._placement.next(queue)) is not None:
+            spec, lease = placed.spec, placed.lease
             if lease is None:
-                return
-            queue.popleft()
+                self._refuse(spec, LaunchError(placed.problem))
+                continue
             run = self._begun(spec, lease)
             if run is None:
-                pool.release(lease)
+                self._placement.release(spec, lease)
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
+        self._disk_trouble = self._disk_trouble or disk_trouble(self._sweep.path)
+        if self._disk_trouble is not None:
+            return None
         try:
             claim = self._claims.take(spec)
             if isinstance(claim, Lock):
@@ -181,9 +189,16 @@ class Session:
                     return self._begin(spec, lease, claim)
                 self._reject(spec, refusal)
                 return None
+        except ServerError as error:
+            self._cannot_start = str(error)
+            self._claims.release(spec.run_id, Status.PENDING)
+            return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            self._refuse(spec, error)
+            if isinstance(error, DiskError):
+                self._disk_trouble = str(error)  # the run is as open as it was
+            else:
+                self._refuse(spec, error)
             return None
         if claim is not None:
             self._oom.ended(spec)
@@ -210,7 +225,7 @@ class Session:
             environment=self._environment,
             # By UUID: the numbers of NVML and of CUDA may differ.
             variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
-            keep_open=(lock.descriptor,),
+            keep_open=(lock.descriptor, *lease.locks),
         )
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
@@ -222,15 +237,32 @@ class Session:
 
     def _end(self, run: ActiveRun) -> None:
         del self._active[run.spec.run_id]
-        self._pools[run.spec.device_type].release(run.lease)
+        self._placement.release(run.spec, run.lease)
         if self._presence.others():
             run.spoil_times(OTHER_LAUNCHER)
         status = run.conclude()
+        self._placement.learn(run.spec, status)
+        if status.cause is Cause.DISK:
+            self._disk_trouble = status.reason
+        if not self._interrupts.count and self.stopped is None and self._is_retried(run, status):
+            return
         run_id, log = run.spec.run_id, run.folder.log
         self._claims.release(run_id, status.status)
         self._oom.ended(run.spec)
         self._done[run_id] = RunResult(run_id, status.status, status.reason, log)
         self._progress.run_ended(run, status)
+
+    def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
+        """Put a run into the queue again that the machine may have ended; it stays claimed."""
+        if not self._retries.wants(run.spec, status):
+            return False
+        try:
+            reason = self._retries.open_again(run.spec, run.folder, status)
+        except OSError:
+            return False
+        self._progress.run_retried(run.spec.run_id, reason)
+        self._again.append(run.spec)
+        return True
 
     def _refuse(self, spec: RunSpec, error: BatchscapeError | OSError) -> None:
         log = self._sweep.run(spec.run_id).log

@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 
 from batchscape.errors import RecordError
 from batchscape.launch.finishing import has_ended_well
+from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import FAULTS, RunResult
+from batchscape.record.causes import Cause
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import exclusively
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import verify_seal
 
 __all__ = ["Standing", "repeated"]
 
@@ -39,8 +40,12 @@ class Standing:
 
     Attributes
     ----------
+    specs : sequence of RunSpec
+        All of them.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
+    notes : list of str
+        Runs whose folder was damaged and that begin anew.
     missing : list of RunSpec
         The others, in their order.
     """
@@ -50,7 +55,9 @@ class Standing:
     ) -> None:
         self._sweep = sweep
         self._retry = retry
+        self.specs = specs
         self._before: dict[str, tuple[Status, int]] = {}
+        self.notes: list[str] = []
         self.settled: dict[str, RunResult] = {}
         for spec in specs:
             result = self._settled_before(spec)
@@ -76,13 +83,14 @@ class Standing:
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)
         try:
+            note = begin_anew_if_damaged(spec, self._sweep)
+            if note is not None:
+                self.notes.append(f"{spec.run_id} {note}")
             status = RunStatus.read(folder.status) if folder.status.exists() else None
             if status is None or status.status is Status.REJECTED:
                 status = _made_pending(spec, folder, self._sweep)
             self._before[spec.run_id] = status.status, len(status.attempts)
-            if status.status.is_sealed:
-                verify_seal(folder, status)
-            elif not self._is_fault_that_stands(spec, folder, status):
+            if not status.status.is_sealed and not self._is_fault_that_stands(spec, folder, status):
                 return None
             return RunResult.of(folder, status, skipped=True)
         except RecordError as error:
@@ -93,6 +101,9 @@ class Standing:
 
     def _is_fault_that_stands(self, spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
         if status.status not in FAULTS or status.status in self._retry:
+            return False
+        # The disk has space again, or says anew that it has none; the damage has been set aside.
+        if status.cause in {Cause.DISK, Cause.DAMAGED_RECORDS}:
             return False
         # Its ranks did all that they had to: only its end could not be written.
         return not has_ended_well(spec, folder)

@@ -20,9 +20,11 @@ from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.resolve import Rejection
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.locks import exclusively
 from batchscape.record.placeholders import not_passed
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.usable import check_usable
 
 __all__ = ["PLAN_COLUMNS", "plan_rows", "plan_summary", "plan_table", "write_plan"]
 
@@ -105,14 +107,17 @@ def _not_told(plan: Plan) -> list[str]:
 def write_plan(plan: Plan) -> None:
     """Write `plan.csv`, and a run folder for each rejected cell."""
     sweep = SweepFolder(plan.sweep_dir)
-    for rejection in plan.rejections:
-        _write_rejection(sweep.run(rejection.run_id), plan.sweep_name, rejection)
+    check_usable(sweep, [cell.outcome.run_id for cell in plan.cells])
     rows = plan_rows(plan)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(sweep.plan, text.getvalue().encode())
+    # Another launcher may be about to begin a run that this plan rejects.
+    with exclusively(sweep.writing):
+        for rejection in plan.rejections:
+            _write_rejection(sweep.run(rejection.run_id), plan.sweep_name, rejection)
+        write_atomically(sweep.plan, text.getvalue().encode())
 
 
 def _row(cell: PlannedCell) -> dict[str, Any]:

@@ -41,7 +41,10 @@ class Cause(StrEnum):
     LOST_CONNECTION = "lost_connection"
     """A rank lost the others, or never found them, while they were in no trouble of their own."""
     INFRASTRUCTURE = "infrastructure"
-    """The machine: the fork server died, a disk is full or fails, no process can be started."""
+    """The machine: the fork server died, a file system fails, no process can be started."""
+    DISK = "disk"
+    """The disk of the sweep is full, over a quota, read-only, or fails. Launched again by the next
+    call of the same command, without being asked: no more runs are begun until then."""
     INTERRUPTED = "interrupted"
     """Ctrl-C, a signal to the launcher or to a rank, or the death of the launcher."""
     DAMAGED_RECORDS = "damaged_records"

@@ -21,7 +21,7 @@ TEXT_CHECK = "sha256"
 ROW_CHECK = "crc32"
 """Last key of a row of JSON lines."""
 
-_TEXT_KEY = b'"sha256": "'
+_TEXT_KEYS = (b'"sha256": "', b'"sha256":"')
 _DIGITS = 64
 _TEXT_ENDS = (b'"\n}\n', b'"}\n')
 _ROW_KEY = b'"crc32":"'
@@ -41,7 +41,10 @@ def checked_text(content: Mapping[str, Any], *, indent: int | None = 2) -> bytes
         None: all on one line.
     """
     plain = {name: value for name, value in content.items() if name != TEXT_CHECK}
-    text = json.dumps({**plain, TEXT_CHECK: ""}, indent=indent, allow_nan=False)
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(
+        {**plain, TEXT_CHECK: ""}, indent=indent, separators=separators, allow_nan=False
+    )
     place = text.rindex('"')
     head = text[:place].encode()
     return head + sha256(head).hexdigest().encode() + text[place:].encode() + b"\n"
@@ -57,7 +60,7 @@ def text_of(text: bytes) -> dict[str, Any]:
     """
     quote = text.rfind(b'"')
     head = text[: max(0, quote - _DIGITS)]
-    is_checked = head.endswith(_TEXT_KEY)
+    is_checked = head.endswith(_TEXT_KEYS)
     if is_checked:
         found = sha256(head).hexdigest().encode()
         if found != text[quote - _DIGITS : quote] or text[quote:] not in _TEXT_ENDS:

@@ -10,12 +10,22 @@ from types import TracebackType
 
 from batchscape.errors import DiskError
 
-__all__ = ["Reserve", "disk_error", "disk_trouble", "free_bytes", "make_room", "size_text"]
+__all__ = [
+    "Reserve",
+    "disk_error",
+    "disk_trouble",
+    "explained",
+    "free_bytes",
+    "make_room",
+    "size_text",
+]
 
 _CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 """Errors that a write meets because of the disk, not because of what it was told."""
 _PROBE_BYTES = 1 << 16
 """What a disk must still take for a run to begin: its JSON files and first rows."""
+_LONGEST_CHAIN = 10
+"""Exceptions that raised each other; a loop of them has no end."""
 _RESERVE_BYTES = 1 << 18
 _RESERVE = ".reserve"
 
@@ -63,6 +73,27 @@ def disk_error(error: OSError, path: Path, needed: int | None = None) -> OSError
     explained = DiskError(_explained(error, path, needed))
     explained.errno = error.errno
     return explained
+
+
+def explained(error: Exception, path: Path) -> Exception:
+    """Return a `DiskError` for an exception that a disk is behind; else the exception itself.
+
+    Parameters
+    ----------
+    error : Exception
+        What it was raised from counts as well: a library may wrap what a file raised.
+    path : Path
+        What was most likely written to, where the exception names no file.
+    """
+    found: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if isinstance(found, DiskError):
+            return found
+        if isinstance(found, OSError) and found.errno in _CAUSES:
+            named = Path(found.filename) if isinstance(found.filename, str) else path
+            return disk_error(found, named if named.is_absolute() else path)
+        found = None if found is None else found.__cause__ or found.__context__
+    return error
 
 
 def _explained(error: OSError, path: Path, needed: int | None) -> str:

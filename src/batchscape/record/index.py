@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -29,10 +28,12 @@ from numpy.typing import NDArray
 from pandas.api.extensions import ExtensionArray
 
 from batchscape.errors import RecordError
+from batchscape.record.checked import checked_text
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import read_json, sha256_of, write_atomically
 from batchscape.record.folder import TABLES, SweepFolder
 from batchscape.record.growing import PLAIN
+from batchscape.record.locks import take
 from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.packed_rows import packed_rows, unpacked_rows
 from batchscape.record.reading import RunRead, Shape, Wanted, signature_of
@@ -158,8 +159,8 @@ def write_index(
 ) -> None:
     """Write the index of a sweep from what was just read of it.
 
-    Runs that are open or damaged have no place in it. Where the folder cannot be written to, there
-    is no index, and nothing is lost but time.
+    Runs that are open or damaged have no place in it. Where the folder cannot be written to, or
+    another process is about to write the same, nothing is lost but time.
 
     Parameters
     ----------
@@ -169,35 +170,46 @@ def write_index(
     columns : mapping
         The columns of `INDEXED`: rows of all of these runs, in their order.
     """
-    kept = [run for run in runs if run.content is not None]
-    rows = _row_numbers(runs)
     with contextlib.suppress(OSError):
         sweep.index.mkdir(exist_ok=True)
-        # While the tables are exchanged there is no index that would speak of both.
-        (sweep.index / "index.json").unlink(missing_ok=True)
-        files = {}
-        for table in TABLES:
-            path = sweep.index / f"{table}.parquet"
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        lock = take(sweep.index / ".lock")
+        if lock is not None:
             try:
-                _write_table(temporary, columns[table], rows[table], table)
-                # Of what is written here: another process may put its own in that place.
-                files[path.name] = sha256_of(temporary)
-                temporary.replace(path)
+                _write(sweep, runs, columns)
             finally:
-                temporary.unlink(missing_ok=True)
-        content = {
-            "made_by": _made_by(),
-            "columns": INDEXED,
-            "files": files,
-            "folders": [Path(run.folder).name for run in kept],
-            "signatures": [run.signature for run in kept],
-            "contents": [run.content for run in kept],
-            "counts": [[run.counts.get(table, 0) for table in TABLES] for run in kept],
-            "rows": packed_rows([run.row for run in kept]),
-        }
-        text = json.dumps(content, separators=(",", ":"))
-        write_atomically(sweep.index / "index.json", text.encode())
+                lock.release(remove=True)
+
+
+def _write(
+    sweep: SweepFolder,
+    runs: Sequence[RunRead],
+    columns: Mapping[str, Mapping[str, ExtensionArray]],
+) -> None:
+    kept = [run for run in runs if run.content is not None]
+    rows = _row_numbers(runs)
+    # While the tables are exchanged there is no index that would speak of both.
+    (sweep.index / "index.json").unlink(missing_ok=True)
+    files = {}
+    for table in TABLES:
+        path = sweep.index / f"{table}.parquet"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            _write_table(temporary, columns[table], rows[table], table)
+            files[path.name] = sha256_of(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    content = {
+        "made_by": _made_by(),
+        "columns": INDEXED,
+        "files": files,
+        "folders": [Path(run.folder).name for run in kept],
+        "signatures": [run.signature for run in kept],
+        "contents": [run.content for run in kept],
+        "counts": [[run.counts.get(table, 0) for table in TABLES] for run in kept],
+        "rows": packed_rows([run.row for run in kept]),
+    }
+    write_atomically(sweep.index / "index.json", checked_text(content, indent=None))
 
 
 def index_is_stale(sweep: SweepFolder) -> bool:

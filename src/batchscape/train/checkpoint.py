@@ -6,6 +6,7 @@ makes it appear whole, and its name tells whether its content is what was writte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from batchscape.errors import CheckpointError
+from batchscape.record.disk import disk_error
 from batchscape.record.files import sha256_of
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -43,18 +45,27 @@ def save_checkpoint(
     -------
     Path
         The new checkpoint.
+
+    Raises
+    ------
+    DiskError
+        If the disk takes no more; the checkpoints before are still there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".step-{optimizer_step}.{os.getpid()}.tmp"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_left(folder)
         with temporary.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
             os.fsync(file.fileno())
         path = folder / f"step-{optimizer_step:09d}-{sha256_of(temporary)[:16]}.pt"
         temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise _failure(error, folder, state) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     for old in _checkpoints(folder)[keep_last:]:
         old.unlink(missing_ok=True)
     return path
@@ -91,6 +102,31 @@ def latest_checkpoint(folder: Path) -> dict[str, Any] | None:
         except CheckpointError as error:
             print(f"batchscape: {error}; trying an older one", file=sys.stderr)  # noqa: T201  (run log)
     return None
+
+
+def _failure(error: Exception, folder: Path, state: Mapping[str, Any]) -> Exception:
+    """Return what to raise for a write that failed: torch hides what the file said in its own."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return error if found is None else disk_error(found, folder, _size_of(state))
+
+
+def _size_of(value: Any) -> int:  # noqa: ANN401  (whatever a state holds)
+    """Return the bytes of all tensors in a state."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(map(_size_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size_of, value))
+    return 0
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove halves of checkpoints, of processes that were killed while they wrote."""
+    for left in folder.glob(".step-*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from batchscape.errors import BatchscapeError, CheckpointError, RecordError
+from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
 from batchscape.measure.memory import process_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.heartbeat import last_beat
@@ -89,7 +89,9 @@ def failure_of(error: Exception) -> Failure:
         return Failure(Status.OOM, Cause.OUT_OF_MEMORY, f"out of memory in {last_beat()}: {reason}")
     chain = list(_chain(error))
     texts = [str(e) for e in chain if isinstance(e, RuntimeError)]
-    if any(_KILLED in text for text in texts):
+    if isinstance(error, DiskError):
+        cause = Cause.DISK
+    elif any(_KILLED in text for text in texts):
         cause = Cause.KILLED
     elif any(isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain) or _says(
         texts, _LOST_CONNECTION

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit, not_charged
 from batchscape.record.causes import Cause
+from batchscape.record.disk import explained
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat, last_beat
@@ -36,8 +37,9 @@ from batchscape.train.ranks import write_rank_row
 
 __all__ = ["main"]
 
-_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank that waits longer for the others gives up; when one has died, the launcher is faster."""
+_COLLECTIVE_TIMEOUT_S = 1800.0
+"""A rank that waits longer for the others gives up, if nobody has ended it: where one has died or
+hangs, the launcher is faster."""
 
 
 def main(run_dir: str, rank: int) -> int:
@@ -64,8 +66,9 @@ def main(run_dir: str, rank: int) -> int:
     except BatchscapeError as error:
         outcome = progress.failed(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        sys.stderr.write(redact(traceback.format_exc()))
-        outcome = progress.failed(error)
+        with suppress(OSError):  # the log may be on the same full disk
+            sys.stderr.write(redact(traceback.format_exc()))
+        outcome = progress.failed(explained(error, folder.path))
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -131,7 +134,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     device = progress.device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
     torch.set_float32_matmul_precision(spec.config.in_process.float32_matmul)
-    with _process_group(launch, rank, device), ExitStack() as limits:
+    timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * spec.config.launcher.hang_outside_s)
+    with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
@@ -191,7 +195,9 @@ def _memory_limit(
 
 
 @contextmanager
-def _process_group(launch: dict[str, Any], rank: int, device: torch.device) -> Iterator[None]:
+def _process_group(
+    launch: dict[str, Any], rank: int, device: torch.device, timeout_s: float
+) -> Iterator[None]:
     """Join the other ranks; a single rank has nobody to join."""
     if launch["world_size"] == 1:
         yield
@@ -206,7 +212,7 @@ def _process_group(launch: dict[str, Any], rank: int, device: torch.device) -> I
         init_method=f"file://{launch['rendezvous']}",
         rank=rank,
         world_size=launch["world_size"],
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=timedelta(seconds=timeout_s),
         device_id=device if backend == "nccl" else None,
     )
     yield

@@ -1,0 +1,46 @@
+"""Beginning a run anew whose folder is damaged."""
+
+from __future__ import annotations
+
+from batchscape.record.damage import damage_of, set_aside
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import exclusively, is_held
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+__all__ = ["begin_anew_if_damaged"]
+
+
+def begin_anew_if_damaged(spec: RunSpec, sweep: SweepFolder) -> str | None:
+    """Set the folder of a run aside if it is damaged, and give the run an empty one.
+
+    Parameters
+    ----------
+    spec : RunSpec
+    sweep : SweepFolder
+
+    Returns
+    -------
+    str or None
+        What was damaged, and where it is now, for the status of the run and for the user.
+
+    Raises
+    ------
+    RecordError
+        If a file cannot be read for another reason than damage.
+    OSError
+        If the folder cannot be moved, or the new one not be made.
+    """
+    folder = sweep.run(spec.run_id)
+    if damage_of(folder) is None:
+        return None
+    with exclusively(sweep.writing):
+        # Another launcher may have been faster, or the run be one that is at work.
+        reason = damage_of(folder)
+        if reason is None or is_held(folder.lock):
+            return None
+        place = set_aside(sweep, folder, reason)
+        note = f"begun anew, since {reason}; what was there is now in {place}"
+        spec.write(folder.config)
+        RunStatus(Status.PENDING, notes=[note]).write(folder.status)
+    return note

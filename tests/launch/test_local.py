@@ -77,7 +77,7 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         "unnumbered": (Status.FAILED, "a row lacks its attempt or optimizer step", None),
         "leaves-d4": (Status.COMPLETED, None, None),
     }
-    result = sweep.run(*map(spec_named, expected), method=method)
+    result = sweep.run(*(spec_named(name, retries=0) for name in expected), method=method)
     assert not result.interrupted
     assert {run.run_id: run.status for run in result.runs} == {
         name: status for name, (status, _, _) in expected.items()
@@ -168,23 +168,28 @@ def test_what_a_dead_launcher_left_is_resumed(sweep: Sweep) -> None:
     verify_seal(folder, status)
 
 
-def test_a_damaged_folder_is_left_alone(sweep: Sweep) -> None:
+def test_a_damaged_run_is_set_aside_and_run_again(sweep: Sweep) -> None:
     specs = [spec_named("completes-1"), spec_named("completes-2"), spec_named("completes-3")]
     sweep.run(*specs[:2])
-    tampered = sweep.folder.run("completes-1").parquet("steps")
-    tampered.write_bytes(b"0")
-    unreadable = sweep.folder.run("completes-2").status
-    unreadable.write_text("{")
+    sweep.folder.run("completes-1").parquet("steps").write_bytes(b"0")
+    sweep.folder.run("completes-2").status.write_text("{")
     result = sweep.run(*specs)
-    found = {run.run_id: (run.status, run.reason) for run in result.runs}
-    assert found["completes-3"] == (Status.COMPLETED, None)
-    for name in ("completes-1", "completes-2"):
-        status, reason = found[name]
-        assert status is Status.FAILED
-        assert f"delete {sweep.folder.run(name).path}" in str(reason)
-    assert tampered.read_bytes() == b"0"
-    assert unreadable.read_text() == "{"
-
+    assert {run.run_id: run.status for run in result.runs} == {
+        spec.run_id: Status.COMPLETED for spec in specs
+    }
+    printed = sweep.printed.replace("\n", "")
+    for name, what in (("completes-1", "steps.parquet"), ("completes-2", "status.json")):
+        place = sweep.folder.damaged / f"{name}-1"
+        (note,) = sweep.status(name).notes
+        assert f"{what} is" in note
+        assert note.endswith(str(place))
+        assert f"{name} begun anew, since" in printed
+        assert what in read_json(place / "damage.json")["reason"]
+        verify_seal(sweep.folder.run(name), sweep.status(name))
+    # Nothing is deleted of what there was.
+    assert (sweep.folder.damaged / "completes-1-1" / "steps.parquet").read_bytes() == b"0"
+    assert (sweep.folder.damaged / "completes-2-1" / "status.json").read_text() == "{"
+    assert sweep.status("completes-3").notes == []
 
 def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None:
     spec = spec_named("exits7", retry=["failed"])

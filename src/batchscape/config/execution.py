@@ -17,9 +17,14 @@ __all__ = [
     "Local",
     "Measure",
     "NoTracker",
+    "Repeated",
     "Tracker",
     "WandbTracker",
 ]
+
+
+Repeated = Literal["failed", "oom", "timeout", "all"]
+"""Statuses of runs that can be launched again, or all of them."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -96,9 +101,24 @@ class Local:
     display."""
     timeout_s: Positive | None = None
     """Longest time a run may take; null: no limit. Scope: display."""
+    hang_least_s: Positive | None = 300.0
+    """A run hangs, and is ended, once no rank has made progress for `hang_factor` optimizer steps
+    of its own, and at least for so many seconds; null: it never does. The rule is in
+    `launch.hangs`. Scope: display."""
+    hang_factor: Positive = 20.0
+    """Mean optimizer steps of the run that a micro-step may take before it counts as a hang. Scope:
+    display."""
+    hang_outside_s: Positive = 1800.0
+    """The same in seconds for what is outside of steps: the start up to the end of the first step,
+    compilation, a batch of an evaluation, a checkpoint, and all of a program of `engine=command`.
+    Scope: display."""
+    retries: NonNegative = 1
+    """Times that one launch tries a run again that the machine may have ended: a hang, a rank that
+    was killed or lost, a fork server that died. What would happen again is never tried again: an
+    exception, memory that is out, divergence, a time limit. Scope: display."""
     order_seed: Seed = 0
     """Seed of the order in which runs are launched. Scope: display."""
-    retry: list[Literal["failed", "oom", "timeout", "all"]] = Field(default_factory=list)
+    retry: list[Repeated] = Field(default_factory=list)
     """Statuses of runs that ended by a fault in an earlier launch and are launched again; such a
     run goes on from its checkpoint where it has one. The option `--retry` sets it. Scope:
     display."""

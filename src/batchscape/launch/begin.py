@@ -9,6 +9,8 @@ from batchscape.config import Command
 from batchscape.errors import LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.child import Start
+from batchscape.launch.forked import ServerError
+from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import with_times_of
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
@@ -60,10 +62,12 @@ def begin(
         If the folder is damaged.
     LaunchError
         If the run has a checkpoint from a device of another model, or no process can be started.
+    ServerError
+        If no run can be started at all; the folder is as it was then.
     OSError
         If the folder cannot be written to.
     """
-    status = RunStatus.read(folder.status)
+    status, standing = RunStatus.read(folder.status), RunStatus.read(folder.status)
     if _goes_on(spec, folder):
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
@@ -80,7 +84,9 @@ def begin(
     attempt = len(status.attempts)
     spec.write(folder.config)
     write_json(folder.environment, environment)
-    launch = {"attempt": attempt, **launch}
+    # Nothing of an earlier attempt may be where the ranks meet.
+    meeting = f"{launch['rendezvous']}-{attempt}"
+    launch = {"attempt": attempt, **launch, "rendezvous": meeting}
     write_json(folder.launch, launch)
     _set_log_aside(spec, folder, attempt)
     status = RunStatus(
@@ -99,6 +105,10 @@ def begin(
         log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
         launch=launch,
     )
+    is_program = isinstance(spec.config.engine, Command)
+    active.hangs = HangWatch(
+        meeting, active.processes_of_run, spec.config.launcher, is_program=is_program
+    )
     start = Start(
         run=spec.run_id,
         run_dir=str(folder.path.absolute()),
@@ -106,9 +116,14 @@ def begin(
         ranks=active.processes_of_run,
         target=target,
         environment=variables,
+        watched=meeting,
     )
     try:
         processes.start(start, keep_open)
+    except ServerError:
+        # It says nothing of this run, whose turn will come.
+        standing.write(folder.status)
+        raise
     except (LaunchError, OSError) as error:
         active.abandon(str(error))
         raise

@@ -7,6 +7,7 @@ not outlive the process that started it. The same function ends both ways of sta
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import io
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from batchscape.credentials import redact
+from batchscape.record.heartbeat import beats_path, share, stacks_path
 
 __all__ = [
     "ALSO_PRELOADED",
@@ -80,6 +82,9 @@ class Start:
     """What each rank calls, see `WORKER`."""
     environment: dict[str, str]
     """Added to the environment of the ranks."""
+    watched: str = ""
+    """Path that the names of the files begin with in which ranks tell of their progress, see
+    `record.heartbeat`; empty: nobody watches."""
 
     def to_json(self) -> str:
         """Return a text that `from_json` accepts."""
@@ -117,6 +122,7 @@ def live(start: Start, rank: int) -> NoReturn:
     code = 1
     try:
         _redirect(start.log)
+        _be_watched(start.watched, rank)
         os.environ.update(start.environment)
         sys.argv = [f"batchscape rank {rank} of {start.run}"]
         code = _call(start, rank)
@@ -167,6 +173,18 @@ def _redirect(log: str) -> None:
                 write_through=False,
             )
     faulthandler.enable()
+
+
+def _be_watched(place: str, rank: int) -> None:
+    """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
+    if not place:
+        return
+    with contextlib.suppress(OSError):
+        share(beats_path(place, rank))
+        # Its own file: stacks that ranks write into one at the same time cannot be read.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        stacks = os.open(stacks_path(place, rank), flags, 0o600)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
 
 def start_interpreter(

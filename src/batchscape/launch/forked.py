@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,11 +19,18 @@ from batchscape.errors import LaunchError
 from batchscape.launch.child import ALSO_PRELOADED, RankExit, Start, start_interpreter
 from batchscape.record.instants import now
 
-__all__ = ["Forked", "UnsafeToForkError"]
+__all__ = ["Forked", "ServerError", "UnsafeToForkError"]
+
+_BOOT_LIMIT_S = 600.0
+"""Longest time for a new server to import everything; a slow file system takes a minute or two."""
 
 
 class UnsafeToForkError(LaunchError):
     """The fork server has threads or a CUDA context, which its children could not use."""
+
+
+class ServerError(LaunchError):
+    """No fork server can be had, so that no run can be started."""
 
 
 class Forked:
@@ -36,12 +44,15 @@ class Forked:
         self._also_preload = also_preload
         self._living: dict[str, set[int]] = {}
         self._groups: dict[str, int] = {}
+        self._unreported: list[RankExit] = []
+        self._is_gone = False
         self._boot()
 
     def _boot(self) -> None:
         self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server)
         self._ready = False
+        self._is_gone = False
         with far_end:
             self._server = start_interpreter(
                 "forkserver",
@@ -59,7 +70,7 @@ class Forked:
 
         Raises
         ------
-        LaunchError
+        ServerError
             If it died instead.
         UnsafeToForkError
             If it booted and must not fork.
@@ -67,29 +78,47 @@ class Forked:
         if not self._ready and self._readable(timeout_s):
             message = self._receive()
             if message is None:
-                self._errors.seek(0)
-                printed = self._errors.read().decode(errors="replace").strip()
-                msg = f"the fork server ended with code {self._server.wait()}:\n{printed}"
-                raise LaunchError(msg)
+                msg = f"the fork server ended with code {self._server.wait()}:\n{self._printed()}"
+                raise ServerError(msg)
             if message["unsafe"]:
                 raise UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
         return self._ready
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
-        """See `Processes`; a server that has died is replaced."""
+        """See `Processes`; a server that has died is replaced.
+
+        Raises
+        ------
+        ServerError
+            If there can be no other.
+        """
         if self._server.poll() is not None:
+            # What it had started is reported by the next `wait`.
+            while not self._is_gone:
+                self._unreported = self.wait(0.1)
             self._channel.close()
             self._errors.close()
-            self._boot()
+            try:
+                self._boot()
+            except OSError as error:
+                msg = f"the fork server cannot be started again: {error}"
+                raise ServerError(msg) from None
+        deadline = time.monotonic() + _BOOT_LIMIT_S
         while not self.is_ready(1.0):
-            pass
+            if time.monotonic() > deadline:
+                msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
+                raise ServerError(msg)
         self._living[start.run] = set(range(start.ranks))
         self._send(asdict(start), keep_open)
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""
-        exits: list[RankExit] = []
+        exits, self._unreported = self._unreported, []
+        if self._is_gone:
+            # Its channel is at its end, and would wake us at once, for nothing.
+            time.sleep(0 if exits else timeout_s)
+            return exits
         while self._readable(0 if exits else timeout_s):
             message = self._receive()
             if message is None:
@@ -123,19 +152,26 @@ class Forked:
 
     def _bury_all(self) -> list[RankExit]:
         """Report the ranks of a dead server: the system has killed them with it."""
-        self._server.wait()
+        code = self._server.wait()
+        self._is_gone = True
         for group in self._groups.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         at = now()
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {self._printed()}"
+        lost = f"the fork server died ({how}), and the ranks of the run with it"
         ended = [
-            RankExit(run, rank, -signal.SIGKILL, at)
+            RankExit(run, rank, -signal.SIGKILL, at, lost)
             for run, ranks in self._living.items()
             for rank in sorted(ranks)
         ]
         self._living.clear()
         self._groups.clear()
         return ended
+
+    def _printed(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
 
     def _readable(self, timeout_s: float) -> bool:
         return bool(select.select([self._channel], [], [], timeout_s)[0])

@@ -165,7 +165,8 @@ class _Server:
             except OSError as error:
                 with Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
-                self._send(event="exit", run=start.run, rank=rank, code=1, at=now())
+                lost = f"rank {rank} could not be forked: {error}"
+                self._send(event="exit", run=start.run, rank=rank, code=1, lost=lost, at=now())
                 continue
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, held)

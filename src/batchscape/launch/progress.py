@@ -102,6 +102,10 @@ class Progress:
         by = "by another launcher" if result.by_another else "its rows were whole already"
         self._tell(result.run_id, result.status, f"{by}, {result.reason}" if result.reason else by)
 
+    def warn(self, text: str) -> None:
+        """Write a line that stays about something that is not as it should be."""
+        self.note(text, "yellow")
+
     def waits(self, text: str) -> None:
         """Tell what is waited for, once."""
         if text != self._waits_for:
@@ -124,6 +128,11 @@ class Progress:
         timed = run.launch.get("timing_valid", True)
         described = _described(status, timed=timed)
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
+
+    def run_retried(self, run_id: str, reason: str) -> None:
+        """Tell of a run that is tried again."""
+        self.note(f"{run_id}: {reason}", "yellow")
+        self._drawn = 0.0
 
     def run_refused(self, result: RunResult) -> None:
         """Tell of a run that could not begin, or need not."""

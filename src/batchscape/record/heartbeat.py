@@ -15,7 +15,27 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Beat", "Heartbeat", "Pace", "Phase", "beat", "last_beat", "share"]
+__all__ = [
+    "Beat",
+    "Heartbeat",
+    "Pace",
+    "Phase",
+    "beat",
+    "beats_path",
+    "last_beat",
+    "share",
+    "stacks_path",
+]
+
+
+def beats_path(place: str, rank: int) -> Path:
+    """Return the file that a rank of an attempt shares its beats in."""
+    return Path(f"{place}.beats-{rank}")
+
+
+def stacks_path(place: str, rank: int) -> Path:
+    """Return the file that a rank of an attempt dumps its stacks to, when it is told to."""
+    return Path(f"{place}.stacks-{rank}")
 
 
 class Phase(StrEnum):
@@ -55,8 +75,8 @@ class Pace(NamedTuple):
 class Beat(NamedTuple):
     """What one rank last told."""
 
-    count: int
-    """Beats so far; 0: none."""
+    beats: int
+    """So far; 0: none."""
     optimizer_step: int
     """The one under way, or the last one done, from 1; 0: before the first."""
     micro_step: int
@@ -109,8 +129,8 @@ class Heartbeat:
 
     def read(self) -> Beat:
         """Return what was last told; between two beats, perhaps a mixture of both."""
-        count, optimizer_step, micro_step, phase = _LAYOUT.unpack_from(self._bytes, 0)
-        return Beat(count, optimizer_step, micro_step, _ORDER[min(phase, len(_ORDER) - 1)])
+        beats, optimizer_step, micro_step, phase = _LAYOUT.unpack_from(self._bytes, 0)
+        return Beat(beats, optimizer_step, micro_step, _ORDER[min(phase, len(_ORDER) - 1)])
 
     def close(self) -> None:
         """Unmap the bytes."""
@@ -155,7 +175,7 @@ def beat(phase: Phase, optimizer_step: int | None = None, micro_step: int | None
     step = before.optimizer_step if optimizer_step is None else optimizer_step
     if micro_step is None:
         micro_step = before.micro_step if step == before.optimizer_step else 0
-    _own.last = Beat(before.count + 1, step, micro_step, phase)
+    _own.last = Beat(before.beats + 1, step, micro_step, phase)
     if _own.shared is not None:
         _own.shared.write(_own.last)
 

@@ -6,6 +6,7 @@ same outcome as rank 0 of those would.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from batchscape.errors import BatchscapeError, RecordError
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
+from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.instants import now
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
@@ -112,6 +114,7 @@ class Supervision:
         self._diverged: str | None = None
         self._read_at = 0.0
         self._log = Log()
+        self._grown = 0, 0, 0
 
     @property
     def optimizer_step(self) -> int:
@@ -159,6 +162,7 @@ class Supervision:
             if self._spec.config.measure.memory:
                 memory.look()
             self._read(reader, rows)
+            self._beat()
             nan = self._diverged is not None and self._command.stop_on_nan
             if (self._stop or nan) and not asked:
                 asked = True
@@ -168,6 +172,15 @@ class Supervision:
                 self._kill_at = None
                 program.kill()
         return ended
+
+    def _beat(self) -> None:
+        """Tell the launcher that the program is alive, where its log or its metrics have grown."""
+        with contextlib.suppress(OSError):
+            printed = self._folder.log.stat().st_size
+            grown = printed, len(self._log.steps), len(self._log.evals)
+            if grown != self._grown:
+                self._grown = grown
+                beat(Phase.RECORD, self.optimizer_step)
 
     def _read(self, reader: Reader, rows: RowWriter) -> None:
         """Read what the program has logged by now, if that is due."""

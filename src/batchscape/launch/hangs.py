@@ -1,0 +1,164 @@
+"""Whether a run hangs, by the heartbeats of its ranks and the launcher's own clock.
+
+The rule: a run hangs when none of its ranks has told of progress for
+
+* `max(hang_least_s, hang_factor x step time)` while all of them are within optimizer steps, where
+  the step time is the mean of this attempt so far (evaluations and checkpoints included, which
+  makes it longer);
+* `hang_outside_s`, or the above if that is longer, while any of them is elsewhere: at its start, in
+  its first step, in a compilation, an evaluation or a checkpoint.
+
+Ranks tell of every micro-step and of every batch of an evaluation (`record.heartbeat`). One that
+waits for the others is silent as long as they are, so the silence of all is what counts; the rank
+that is behind is named. A program of `engine=command` tells by its log and its metrics: it is
+judged only once those show its steps, and by the longer time.
+
+A launcher that was itself stopped for a while has not watched: a look that comes late counts for no
+more than a few seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+from batchscape.config import Launcher
+from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
+
+__all__ = ["Hang", "HangWatch"]
+
+_LONGEST_LOOK_S = 5.0
+"""Time that passes between two looks at most, as far as the rule is concerned."""
+_WITHIN_STEPS = {Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.RECORD}
+
+
+class Hang(NamedTuple):
+    """What a run hangs in."""
+
+    reason: str
+    rank: int | None
+    """The rank that is behind the others; None where there is none, or several."""
+
+
+class HangWatch:
+    """Heartbeats of the ranks of one attempt.
+
+    Parameters
+    ----------
+    place : str
+        Path that the names of the shared files begin with.
+    ranks : int
+        Processes that are watched.
+    settings : Launcher
+        With the times of the rule.
+    is_program : bool
+        Whether a program of the user's own is watched, through its log and metrics.
+
+    Raises
+    ------
+    OSError
+        If the shared files cannot be made.
+    """
+
+    def __init__(self, place: str, ranks: int, settings: Launcher, *, is_program: bool) -> None:
+        self._place = place
+        self._settings = settings
+        self._is_program = is_program
+        self._hearts = [Heartbeat(beats_path(place, r), create=True) for r in range(ranks)]
+        self._beats = [heart.read() for heart in self._hearts]
+        self._looked_at: float | None = None
+        self._watched_s = 0.0
+        self._quiet_s = 0.0
+        self._first: tuple[int, float] | None = None
+        """First optimizer step that was seen, and after how many seconds."""
+        self._step_time_s: float | None = None
+
+    def look(self, now: float) -> Hang | None:
+        """Look at all heartbeats.
+
+        Parameters
+        ----------
+        now : float
+            On a clock that only goes forward, in seconds.
+
+        Returns
+        -------
+        Hang or None
+            None while the run may well be alive.
+        """
+        if self._looked_at is not None:
+            elapsed_s = min(now - self._looked_at, _LONGEST_LOOK_S)
+            self._watched_s += elapsed_s
+            self._quiet_s += elapsed_s
+        self._looked_at = now
+        beats = [heart.read() for heart in self._hearts]
+        if beats != self._beats:
+            self._beats, self._quiet_s = beats, 0.0
+            self._note_step(max(beat.optimizer_step for beat in beats))
+        limit_s, rule = self._limit()
+        if limit_s is None or self._quiet_s < limit_s:
+            return None
+        return self._described(limit_s, rule)
+
+    def last(self, rank: int) -> Beat | None:
+        """Return what a rank told last; None if it told nothing."""
+        beat = self._hearts[rank].read()
+        return beat if beat.beats else None
+
+    def write_stacks(self, log: Path) -> None:
+        """Append the stacks that the ranks have dumped to the log of the run."""
+        with contextlib.suppress(OSError), log.open("ab") as file:
+            for rank, beat in enumerate(self._beats):
+                path = stacks_path(self._place, rank)
+                if path.exists() and (dumped := path.read_bytes()):
+                    title = f"batchscape: stack of rank {rank}, which is in {beat}:\n"
+                    file.write(title.encode() + dumped)
+
+    def close(self) -> None:
+        """Remove what was shared."""
+        for rank, heart in enumerate(self._hearts):
+            heart.close()
+            for path in (beats_path(self._place, rank), stacks_path(self._place, rank)):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _note_step(self, step: int) -> None:
+        if step == 0:
+            return
+        if self._first is None:
+            self._first = step, self._watched_s
+        first, since_s = self._first
+        if step > first:
+            self._step_time_s = (self._watched_s - since_s) / (step - first)
+
+    def _limit(self) -> tuple[float | None, str]:
+        """Return how long the ranks may be silent now, and the rule in words."""
+        least_s, factor = self._settings.hang_least_s, self._settings.hang_factor
+        outside_s = self._settings.hang_outside_s
+        if least_s is None:
+            return None, ""
+        step_s = self._step_time_s
+        within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
+        if step_s is None:
+            return (None if self._is_program else outside_s), f"hang_outside_s = {outside_s:g} s"
+        if self._is_program or not within:
+            least_s = max(least_s, outside_s)
+        rule = f"{factor:g} x step time {step_s:.3g} s, at least {least_s:g} s"
+        return max(least_s, factor * step_s), rule
+
+    def _described(self, limit_s: float, rule: str) -> Hang:
+        silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
+        if self._is_program:
+            done = self._beats[0].optimizer_step
+            reason = f"the program hangs after optimizer step {done}: neither its log nor its "
+            return Hang(f"{reason}metrics grew, {silence}", None)
+        slowest = min(beat.pace for beat in self._beats)
+        behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
+        where = str(self._beats[behind[0]])
+        ahead = sorted({str(b) for b in self._beats if b.pace != slowest})
+        waiting = f"; the others wait in {', '.join(ahead)}" if ahead else ""
+        if len(behind) == 1:
+            return Hang(f"rank {behind[0]} hangs in {where}: {silence}{waiting}", behind[0])
+        ranks = ", ".join(map(str, behind[:-1])) + f" and {behind[-1]}"
+        return Hang(f"ranks {ranks} hang in {where}: {silence}{waiting}", None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from batchscape import __version__
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
+from batchscape.launch.interrupts import terminations_as_interrupts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,8 @@ Settings:
 _VERB_HELP = {
     "sweep": """\
 Run every combination of settings. Cells whose geometry cannot be built are rejected with a reason.
-The folder is outputs/NAME: the same command skips finished runs and goes on with the others.
+The folder is outputs/NAME: the same command skips runs that have ended and goes on with the
+others; a second one beside it shares the work. What ended by a fault is repeated with --retry.
 Exit code: 0, also with rejected cells; 1 if a run failed; 2 for bad settings; 130 if interrupted.
 
 Examples:
@@ -67,6 +69,7 @@ Examples:
   batchscape sweep batch.global_batch_size=32,64 batch.micro_batch_size=4,8 seed=0,1,2
 
   sweeps=NAME             a study, from sweeps/NAME.yaml
+  --retry STATUS,...      repeat runs that ended as failed, oom or timeout before; or all
   key=a,b,c               an axis; also key=range(start,stop,step) and group=glob(*)
 """,
     "run": """\
@@ -111,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{redact(str(error))}\n")
         return 2
     except KeyboardInterrupt:
+        sys.stderr.write("Stopped\n")
         return 130
 
 
@@ -127,10 +131,12 @@ def _dispatch(argv: list[str]) -> int:
             sys.stdout.write(f"usage: batchscape {first} [key=value ...]\n\n")
             sys.stdout.write(_VERB_HELP[first] + _SETTINGS_HELP)
             return 0
-        return _VERBS[first](argv[1:])
+        with terminations_as_interrupts():
+            return _VERBS[first](argv[1:])
     if "=" in first or first.startswith(("-", "~")):
         # Hydra's own way to call an application.
-        return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
+        with terminations_as_interrupts():
+            return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
     close = difflib.get_close_matches(first, _VERBS, n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
     msg = f"unknown verb {first!r}{hint} Verbs: {', '.join(_VERBS)}; batchscape --help"

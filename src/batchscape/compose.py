@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import hydra
 
 from batchscape.config import RunConfig
+from batchscape.config.execution import Repeated
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.plan.expand import Grid
 
@@ -38,7 +39,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     Parameters
     ----------
     arguments : sequence of str
-        Hydra's overrides and flags.
+        Hydra's overrides and flags, and `--retry STATUS,...`.
     program : str
         What usage messages call the program.
 
@@ -52,6 +53,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     ConfigError
         If the arguments make no sense, with Hydra's message where it is the one to tell.
     """
+    arguments = _retry_as_setting(arguments)
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
     shows = bool(flags & _SHOW_FLAGS)
@@ -98,6 +100,27 @@ def _called_as(command: list[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def _retry_as_setting(arguments: Sequence[str]) -> list[str]:
+    """Write the option `--retry failed,oom` as the setting that it stands for."""
+    left, found = list(arguments), []
+    while left:
+        argument = left.pop(0)
+        option, equals, value = argument.partition("=")
+        if option != "--retry":
+            found.append(argument)
+            continue
+        names = value if equals else left.pop(0) if left else ""
+        known = get_args(Repeated)
+        if not set(names.split(",")) <= set(known):
+            msg = (
+                f"--retry takes statuses of runs, any of {', '.join(known)}, as in "
+                f"--retry failed,oom; got {names!r}"
+            )
+            raise ConfigError(msg)
+        found.append(f"launcher.retry=[{names}]")
+    return found
 
 
 def _refuse_mistakes(arguments: Sequence[str]) -> None:

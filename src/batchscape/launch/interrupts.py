@@ -1,13 +1,15 @@
-"""Signals that ask the launcher to stop, counted instead of obeyed at once."""
+"""Signals that ask the launcher to stop: like Ctrl-C, or counted instead of obeyed at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "terminations_as_interrupts"]
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,3 +48,26 @@ class Interrupts:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or signal.Signals(number).name
+
+
+@contextmanager
+def terminations_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does, so that all ends in order.
+
+    One that the process was told to ignore stays ignored. Outside of the main thread nothing
+    changes.
+    """
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                previous[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

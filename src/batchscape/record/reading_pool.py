@@ -179,7 +179,10 @@ class _Helper:
 
     def __enter__(self) -> _Helper:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", _START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the caller, which then ends it
         )
         with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", self._process.stdin) as pipe:
             pickle.dump(sys.path, pipe)

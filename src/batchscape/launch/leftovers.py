@@ -1,0 +1,49 @@
+"""What writers that were killed have left in a sweep folder: files that were never whole."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from batchscape.record.folder import SweepFolder
+
+__all__ = ["remove_dead_writes"]
+
+_BY_A_PROCESS = re.compile(r".+\.(\d+)\.tmp")
+"""What `record.files.write_atomically` and others call a file until it is whole."""
+
+
+def remove_dead_writes(sweep: SweepFolder) -> None:
+    """Remove the unfinished files of processes that are gone.
+
+    Those of living ones, of other launchers or a mirror, stay. Where nothing can be removed,
+    nothing is lost but room.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+    """
+    for path in _unfinished(sweep):
+        match = _BY_A_PROCESS.fullmatch(path.name)
+        if match is not None and not psutil.pid_exists(int(match[1])):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                return
+
+
+def _unfinished(sweep: SweepFolder) -> Iterator[Path]:
+    folders = [sweep.path, sweep.index]
+    for run in sweep.run_folders():
+        folders += [run.path, run.checkpoints]
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries if entry.name.endswith(".tmp")]
+        except OSError:
+            continue
+        yield from (folder / name for name in names)

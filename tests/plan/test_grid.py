@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,24 @@ def test_of_lines_with_one_key_the_last_one_counts(plan):
     again = plan("seed=0,1", "seed=3")
     assert len(again.specs) == 1
     assert again.sweep_name == plan("seed=3").sweep_name
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["seed=range(0,1000000000)"], "this range has 1,000,000,000 values"),
+        (["seed=shuffle(range(0,1000000000))"], "this range has 1,000,000,000 values"),
+        (["optimizer.learning_rate=range(0,1,1e-300)"], "this range has far more values"),
+        (["optimizer.learning_rate=range(0,inf,1)"], "a range needs finite numbers"),
+        (["seed=range(0,10,0)"], "the step of a range must not be 0"),
+        (
+            [f"{key}=range(1,1001)" for key in ("seed", "init_seed", "timing_repeat")],
+            "given 1,000 of seed x 1,000 of init_seed x 1,000 of timing_repeat = 1,000,000,000",
+        ),
+    ],
+)
+def test_a_grid_without_end_is_refused_before_it_is_expanded(
+    lines: list[str], message: str, grid: MakeGrid
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        grid(*lines)

@@ -8,13 +8,17 @@ every other axis is set on the outcome.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = ["Axis", "Cell", "Compose", "Grid", "expand", "set_values"]
+__all__ = ["MOST_CELLS", "Axis", "Cell", "Compose", "Grid", "expand", "set_values"]
+
+MOST_CELLS = 100_000
+"""Cells of a grid at most: each is validated, and has a folder of its own."""
 
 Compose = Callable[[tuple[str, ...]], Callable[[Mapping[str, Any]], dict[str, Any]]]
 """Takes the chosen lines of composed axes, returns a function from values to settings."""
@@ -68,7 +72,19 @@ def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:
     -------
     list of Cell
         The product of the numbers of values; one cell without axes.
+
+    Raises
+    ------
+    ConfigError
+        If there would be more than `MOST_CELLS`.
     """
+    if (count := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
+        product = " x ".join(f"{len(axis.values):,} of {axis.key}" for axis in axes)
+        msg = (
+            f"a sweep has at most {MOST_CELLS:,} cells; given {product} = {count:,}; "
+            "take fewer values, or cut it into several sweeps"
+        )
+        raise ConfigError(msg)
     bases: dict[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
     cells = []
     for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):

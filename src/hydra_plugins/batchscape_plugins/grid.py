@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, QuotedString, Transformer
+from hydra.core.override_parser.types import (
+    Override,
+    OverrideType,
+    QuotedString,
+    RangeSweep,
+    Transformer,
+)
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import Axis, Grid, expand, set_values
+from batchscape.plan.expand import MOST_CELLS, Axis, Grid, expand, set_values
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -145,6 +153,7 @@ def _axis(override: Override, overrides: Mapping[str, Override], choices: Collec
             "them; use key=value1,value2 or key=range(start,stop,step)"
         )
         raise ConfigError(msg)
+    _refuse_endless(override)
     # Once only: a shuffled list comes in another order every time.
     elements = list(override.sweep_iterator())
     if not elements:
@@ -165,6 +174,28 @@ def _axis(override: Override, overrides: Mapping[str, Override], choices: Collec
         and not any(isinstance(value, dict) or "${" in str(value) for value in values)
     )
     return Axis(key, values, None if is_plain else lines)
+
+
+def _refuse_endless(override: Override) -> None:
+    """Refuse a range of more values than any grid has, before they are listed."""
+    asked = override.value()
+    if not isinstance(asked, RangeSweep):
+        return
+    try:
+        start, stop, step = (Fraction(n or 0) for n in (asked.start, asked.stop, asked.step))
+    except (OverflowError, ValueError):
+        msg = f"{override.input_line}: a range needs finite numbers"
+        raise ConfigError(msg) from None
+    if not step:
+        msg = f"{override.input_line}: the step of a range must not be 0"
+        raise ConfigError(msg)
+    if (count := math.ceil((stop - start) / step)) > MOST_CELLS:
+        values = f"{count:,}" if count < 10**15 else "far more"
+        msg = (
+            f"{override.input_line}: a sweep has at most {MOST_CELLS:,} cells, and this range has "
+            f"{values} values; take a larger step"
+        )
+        raise ConfigError(msg)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  (any value of Hydra's grammar)

@@ -307,6 +307,7 @@ def test_launch_records(sweep: Sweep) -> None:
         "usable_cores": 2,
         "threads_per_rank": 1,
         "concurrent_runs": 1,
+        "runs_per_device": 1,
         "oversubscribed": False,
         "timing_valid": True,
         "timing_invalid_reason": None,

@@ -21,6 +21,7 @@ _EARLIER = "an earlier attempt: "
 def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
+    sharing = min(concurrent, spec.config.launcher.max_runs_per_device)
     names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
     why = []
     if lease.oversubscribed and spec.device_type == "cuda":
@@ -28,6 +29,8 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         why.append(f"{lease.ranks} ranks share {len(lease.devices)} {noun}")
     if lease.ranks > machine.cpu_cores:
         why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
+    if sharing > 1:
+        why.append(f"up to {sharing} runs share a device")
     oversubscribed = bool(why)
     workers = spec.config.loader.workers
     if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
@@ -54,6 +57,7 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         "usable_cores": machine.cpu_cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
+        "runs_per_device": sharing,
         "oversubscribed": oversubscribed,
         "timing_valid": not why,
         "timing_invalid_reason": "; ".join(why) or None,

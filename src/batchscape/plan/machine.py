@@ -43,22 +43,29 @@ class Machine:
     cuda_devices: tuple[CudaDevice, ...] = ()
     asked_for_mig: bool = False
     """Whether `CUDA_VISIBLE_DEVICES` names slices of devices (MIG)."""
+    cores: tuple[int, ...] = ()
+    """Numbers of those cores on the whole machine; empty: counted from 0."""
+
+    @property
+    def core_numbers(self) -> tuple[int, ...]:
+        """Numbers of the cores, one each."""
+        return self.cores or tuple(range(self.cpu_cores))
 
     @classmethod
     def detect(cls) -> Machine:
         """Look at this machine, within `CUDA_VISIBLE_DEVICES`."""
-        affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        cores = affinity or os.cpu_count() or 1
+        cores = _allowed_cores()
         quota = cgroup_cores(_CGROUP)
         if quota is not None:
             # Part of a core runs no second rank, but the first one runs on any part.
-            cores = min(cores, max(1, int(quota)))
+            cores = cores[: max(1, int(quota))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return cls(
-            cpu_cores=cores,
+            cpu_cores=len(cores),
             cpu_name=_cpu_name(),
             cuda_devices=_cuda_devices(visible),
             asked_for_mig=_names_mig(visible),
+            cores=cores,
         )
 
     def device_type(self, launcher: Local) -> str:
@@ -136,6 +143,12 @@ def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
             break
         found += matches
     return found if len(set(found)) == len(found) else []
+
+
+def _allowed_cores() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
 
 
 def _names_mig(variable: str | None) -> bool:

@@ -1,0 +1,136 @@
+"""How long a run should take, by the runs of the sweep that are over.
+
+The rule: a run of the same cell (all alike but seeds, repeats, numbers of the optimizer and the
+budget) takes its time a sample for the samples that are left, and its time to start. Of several
+runs of a cell the median counts. Where the cell has none yet, the run with the nearest budget in
+samples stands in, of those with as many ranks if there are any. Before the first run of a sweep is
+over nothing is known: plans do not estimate times.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from statistics import median
+
+from batchscape.errors import RecordError
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus
+
+__all__ = ["Durations", "Pace"]
+
+_CELL = ("data", "engine", "evaluation", "loader", "model")
+"""Groups of settings that decide a time, beside the geometry."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a run took."""
+
+    fixed_s: float
+    """Time that does not grow with the budget: start and compilation."""
+    per_sample_s: float
+    """Time of a training sample, evaluations and checkpoints included."""
+
+    @classmethod
+    def of(cls, status: RunStatus) -> Pace | None:
+        """Return the pace of a run that is over; None where its record does not say."""
+        figures = status.summary
+        samples = figures.get("samples")
+        if not status.status.is_sealed or not samples:
+            return None
+        if figures.get("train_time_s") is None:
+            spans = [(a.started_at, a.ended_at) for a in status.attempts]
+            wall_s = sum(end - start for start, end in spans if end is not None)
+            return cls(0.0, wall_s / samples) if wall_s > 0 else None
+        grown = [figures.get(n) or 0.0 for n in ("train_time_s", "evaluation_s", "checkpoint_s")]
+        fixed = [figures.get(name) or 0.0 for name in ("startup_s", "compile_s")]
+        return cls(sum(fixed), sum(grown) / samples)
+
+    def takes_s(self, samples: int) -> float:
+        """Return the time for so many samples."""
+        return self.fixed_s + self.per_sample_s * samples
+
+
+class Durations:
+    """Expected durations, better known with every run that ends.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Its runs that are over are looked up when a duration is first asked for.
+    specs : iterable of RunSpec
+        Runs of the sweep.
+    """
+
+    def __init__(self, sweep: SweepFolder, specs: Iterable[RunSpec]) -> None:
+        self._sweep = sweep
+        self._specs = list(specs)
+        self._cells: defaultdict[str, list[Pace]] = defaultdict(list)
+        self._paces: list[tuple[RunSpec, Pace]] = []
+        self._done: dict[str, int] = {}
+        self._cell_of: dict[str, str] = {}
+        self._answers: dict[tuple[str, int], float | None] = {}
+        self._is_read = False
+
+    def learn(self, spec: RunSpec, status: RunStatus) -> None:
+        """Take note of how a run ended."""
+        self._answers.clear()
+        pace = Pace.of(status)
+        if pace is None:
+            self._done[spec.run_id] = int(status.summary.get("samples") or 0)
+            return
+        self._cells[self._cell(spec)].append(pace)
+        self._paces.append((spec, pace))
+
+    def expected_s(self, spec: RunSpec) -> float | None:
+        """Return how long a run should take from now on, in seconds; None: nothing is known."""
+        if not self._is_read:
+            self._read()
+        left = max(0, spec.samples - self._done.get(spec.run_id, 0))
+        asked = self._cell(spec), left
+        if asked not in self._answers:
+            pace = self._pace(spec)
+            self._answers[asked] = None if pace is None else pace.takes_s(left)
+        return self._answers[asked]
+
+    def _pace(self, spec: RunSpec) -> Pace | None:
+        same = self._cells.get(self._cell(spec))
+        if same:
+            fixed_s = median(pace.fixed_s for pace in same)
+            return Pace(fixed_s, median(pace.per_sample_s for pace in same))
+        ranks = spec.geometry.data_parallel_size
+        as_wide = [p for p in self._paces if p[0].geometry.data_parallel_size == ranks]
+        nearest = min(
+            as_wide or self._paces,
+            key=lambda pair: abs(math.log(pair[0].samples / spec.samples)),
+            default=None,
+        )
+        return None if nearest is None else nearest[1]
+
+    def _read(self) -> None:
+        self._is_read = True
+        for spec in self._specs:
+            try:
+                status = RunStatus.read(self._sweep.run(spec.run_id).status)
+            except RecordError:
+                # Its launch will say what the matter is.
+                continue
+            self.learn(spec, status)
+
+    def _cell(self, spec: RunSpec) -> str:
+        if spec.run_id not in self._cell_of:
+            settings = spec.config.to_mapping()
+            content = {
+                **{name: settings[name] for name in _CELL},
+                "optimizer": settings["optimizer"]["name"],
+                "measure": settings["measure"]["noise_scale_every"],
+                "stages": [astuple(stage.geometry) for stage in spec.stages],
+                "precision": spec.precision,
+            }
+            self._cell_of[spec.run_id] = json.dumps(content, sort_keys=True)
+        return self._cell_of[spec.run_id]

@@ -10,7 +10,7 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.models import build_model
 from batchscape.record.tables import read_table
-from batchscape.train.checkpoint import latest_checkpoint
+from batchscape.train.checkpoint import checkpoints, load_checkpoint
 from exact import assert_same_rows
 
 OWN = {"name": "custom", "arguments": {}}
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_that_of_whole_models(trainer, tmp_path):
             spec, tmp_path / settings["name"], target="engine_witness:watched", STOP_AFTER="3"
         )
         trainer.wait(spec)
-        states.append(latest_checkpoint(folder.checkpoints))
+        states.append(load_checkpoint(checkpoints(folder.checkpoints)[0]))
     ddp, fsdp = states
     assert ddp["model"].keys() == fsdp["model"].keys()
     pairs = [(ddp["model"][name], fsdp["model"][name]) for name in ddp["model"]]

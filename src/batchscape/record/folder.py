@@ -14,6 +14,7 @@
         evals.jsonl          one row an evaluation         -> evals.parquet
         ranks.jsonl          one row a rank and attempt    -> ranks.parquet
         outcome-<rank>.json  how a rank ended; folded into status.json by the launcher
+        notes.jsonl          what ranks found odd about their files; folded into status.json
         log.txt              what its processes printed
         checkpoints/         state to go on from
         wandb.json           what was mirrored to Weights & Biases
@@ -75,6 +76,11 @@ class RunFolder:
     def log(self) -> Path:
         """What its processes printed."""
         return self.path / "log.txt"
+
+    @property
+    def notes(self) -> Path:
+        """What ranks have to say about their files, until it is in the status."""
+        return self.path / "notes.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -26,6 +26,7 @@ from batchscape.record.index import (
     write_index,
 )
 from batchscape.record.neighbours import no_runs
+from batchscape.record.notes import fold_notes
 from batchscape.record.reading import RunRead, open_rows
 from batchscape.record.reading_pool import Columns, read_many
 from batchscape.record.status import RunStatus
@@ -105,6 +106,7 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
     write_sealed(folder, status, tables)
     for table in TABLES:
         folder.lines(table).unlink(missing_ok=True)
+    folder.notes.unlink(missing_ok=True)
 
 
 def note_rows(
@@ -137,6 +139,7 @@ def note_rows(
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
     status.rows = {table: len(rows) for table, rows in tables.items()}
+    fold_notes(folder, status)
     beside = (folder.launch, folder.environment, folder.command)
     status.files = [path.name for path in beside if path.exists()]
     return tables

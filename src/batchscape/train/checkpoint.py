@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from batchscape.errors import CheckpointError
 from batchscape.record.disk import disk_error
 from batchscape.record.files import sha256_of
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["checkpoints", "load_checkpoint", "save_checkpoint"]
 
 _NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 
@@ -66,7 +65,7 @@ def save_checkpoint(
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    for old in _checkpoints(folder)[keep_last:]:
+    for old in checkpoints(folder)[keep_last:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -89,19 +88,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         msg = f"{path} cannot be loaded: {error}"
         raise CheckpointError(msg) from None
     return state
-
-
-def latest_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return the newest checkpoint that is whole; None where there is none.
-
-    A damaged one is reported in the log and passed over: an older one loses time, not results.
-    """
-    for path in _checkpoints(folder):
-        try:
-            return load_checkpoint(path)
-        except CheckpointError as error:
-            print(f"batchscape: {error}; trying an older one", file=sys.stderr)  # noqa: T201  (run log)
-    return None
 
 
 def _failure(error: Exception, folder: Path, state: Mapping[str, Any]) -> Exception:
@@ -129,7 +115,7 @@ def _remove_left(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, the newest first."""
     if not folder.is_dir():
         return []

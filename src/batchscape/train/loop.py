@@ -28,16 +28,18 @@ from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
 from batchscape.record.heartbeat import Phase, beat
+from batchscape.record.notes import add_note
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
-from batchscape.train.checkpoint import latest_checkpoint, save_checkpoint
+from batchscape.train.checkpoint import save_checkpoint
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
 from batchscape.train.random_state import gather_random_states, random_state, set_random_state
 from batchscape.train.recorder import StepRecorder, Verdict
+from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
@@ -172,12 +174,13 @@ class Training:
             the first step, `first_optimizer_step`, `steady`; `outside` of any step.
         """
         self._phase = phase
-        state = latest_checkpoint(self._folder.checkpoints)
+        found = find_resumable(self._folder, self.spec.run_id)
+        state = found.state
         # What was there before a resumed run's first step says nothing of a run's first step.
         phase("after_model" if state is None else OUTSIDE)
         self._build(build_clock(self._device))
         self.declaration = declaration(self._engine)
-        self.done = self._resume(state)
+        self.done = self._resume(found)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
         self._examine()
@@ -457,9 +460,10 @@ class Training:
         self._last_checkpoint = time.monotonic()
         self.checkpoint_s += time.perf_counter() - began
 
-    def _resume(self, state: dict[str, Any] | None) -> int:
+    def _resume(self, found: Resumable) -> int:
         """Take back a checkpoint, where there is one; return the optimizer steps it had done."""
         done, tokens, train_time_s = 0, 0, 0.0
+        state = found.state
         if state is not None:
             if state["run_id"] != self.spec.run_id:
                 msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
@@ -471,7 +475,12 @@ class Training:
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
+        agree_on(done, self._world_size, self._device)
         if self._rank == 0:
+            for note in found.notes:
+                print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
+                add_note(self._folder, self._attempt, note)
+            set_aside(found.passed_over)
             # Rows after the checkpoint will be written again, by this attempt.
             for table in ("steps", "evals"):
                 keep_json_lines(

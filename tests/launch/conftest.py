@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from launchers import Launcher
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +32,17 @@ def _no_process_left() -> Iterator[None]:
     # Killed ones may take a moment to go.
     _, alive = psutil.wait_procs(left, timeout=5)
     assert [p.cmdline() for p in alive] == []
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    """Start launchers on one sweep folder; those that still live are killed at the end."""
+    made: list[Launcher] = []
+
+    def start(method: str, *names: str) -> Launcher:
+        made.append(Launcher(tmp_path / "sweep", method, *names, log=str(len(made))))
+        return made[-1]
+
+    yield start
+    for launcher in made:
+        launcher.end()

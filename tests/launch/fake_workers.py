@@ -199,6 +199,14 @@ def meets(rank: Rank) -> int:
     return rank.complete()
 
 
+def gated(rank: Rank) -> int:
+    """Complete once the sweep folder has a file `go`, or its time is up."""
+    deadline = time.monotonic() + 60
+    while not (rank.folder.path.parents[1] / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return rank.complete()
+
+
 def stopped(rank: Rank) -> int:
     """End as a rank does that somebody has sent SIGTERM."""
     return rank.outcome("interrupted", "SIGTERM")
@@ -219,6 +227,14 @@ def leaves(rank: Rank) -> int:
     """End well, with processes left behind."""
     leave_processes(rank)
     return rank.complete()
+
+
+def outlived(rank: Rank) -> NoReturn:
+    """Leave a copy of itself in a session of its own, with all that it inherited."""
+    if os.fork() == 0:
+        os.setsid()
+        write_pid(rank, "copy", os.getpid())
+    sleep_for_ever()
 
 
 def device(rank: Rank) -> int:

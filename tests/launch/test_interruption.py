@@ -4,63 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+from launchers import Launcher
+from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
-from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import holder, take
-from batchscape.record.status import RunStatus, Status
-
-SCRIPT = Path(__file__).with_name("launch_elsewhere.py")
-
-
-class Launcher:
-    """A launcher in another process, in a process group as a shell would make it."""
-
-    def __init__(self, sweep: Path, method: str, *names: str) -> None:
-        self.sweep = SweepFolder(sweep)
-        self._output = sweep.with_suffix(".txt")
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(sweep), method, *names],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
-
-    def wait_for_pids(self, name: str, count: int) -> dict[str, int]:
-        """Wait until the ranks of a run have noted `count` processes."""
-        folder = self.sweep.run(name).path
-        wait_until(lambda: len(pids_in(folder)) >= count, "the ranks do not start")
-        return pids_in(folder)
-
-    @property
-    def printed(self) -> str:
-        return self._output.read_text()
-
-    def status(self, name: str) -> RunStatus:
-        return RunStatus.read(self.sweep.run(name).status)
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
-    made: list[Launcher] = []
-
-    def start(method: str, *names: str) -> Launcher:
-        made.append(Launcher(tmp_path / "sweep", method, *names))
-        return made[-1]
-
-    yield start
-    for launcher in made:
-        launcher.process.kill()
-        launcher.process.wait()
+from batchscape.record.status import Status
 
 
 def resume(launcher: Launcher, *names: str) -> None:

@@ -110,7 +110,9 @@ class Claims:
         self._locks.clear()
 
     def describe_elsewhere(self) -> str:
-        """Say who has the runs that are waited for."""
+        """Say who has the runs that are waited for; nothing where there are none."""
+        if not self._elsewhere:
+            return ""
         holders = {name: holder(self._sweep.run(name).lock) for name in self._elsewhere}
         pids = sorted({pid for pid in holders.values() if pid is not None})
         alive = [pid for pid in pids if psutil.pid_exists(pid)]

@@ -108,7 +108,7 @@ class Progress:
 
     def waits(self, text: str) -> None:
         """Tell what is waited for, once."""
-        if text != self._waits_for:
+        if text and text != self._waits_for:
             self._waits_for = text
             self.note(text)
 

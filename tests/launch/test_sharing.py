@@ -1,0 +1,150 @@
+"""Several launchers on one sweep folder: every run is done once, whoever of them dies."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+
+from batchscape.launch import run_sweep
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import is_held
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import verify_seal
+
+Launch = Callable[..., Launcher]
+
+
+def wait_for_begun(sweep: SweepFolder, count: int) -> None:
+    """Wait until ranks of `count` runs are at work."""
+    wait_until(lambda: len(pids_in(sweep.path)) >= count, "the runs do not start")
+
+
+def open_gate(sweep: SweepFolder) -> None:
+    (sweep.path / "go").touch()
+
+
+def assert_done_once(sweep: SweepFolder, names: list[str]) -> None:
+    for name in names:
+        folder = sweep.run(name)
+        status = RunStatus.read(folder.status)
+        assert [attempt.status for attempt in status.attempts] == ["completed"], name
+        assert status.seal
+        verify_seal(folder, status)
+        assert not folder.lock.exists()
+
+
+def started_by(launcher: Launcher) -> list[str]:
+    lines = launcher.printed.splitlines()
+    return [line.split()[1] for line in lines if " started (" in line]
+
+
+def test_two_launchers_share_the_runs(launch: Launch) -> None:
+    names = ["gated-1", "gated-2", "completes-3-later", "completes-4-later"]
+    one = launch("spawn", *names)
+    wait_for_begun(one.sweep, 1)
+    two = launch("spawn", *names)
+    # The run that the first one has is left to it.
+    wait_for_begun(one.sweep, 2)
+    assert is_held(one.sweep.lock)
+    open_gate(one.sweep)
+    assert one.process.wait(60) == 0
+    assert two.process.wait(60) == 0
+    assert_done_once(one.sweep, names)
+    assert sorted(started_by(one) + started_by(two)) == sorted(names)
+    assert started_by(one)
+    assert started_by(two)
+    for launcher in (one, two):
+        assert "4 runs: 4 completed" in launcher.printed
+        elsewhere = {*names} - {*started_by(launcher)}
+        for name in elsewhere:
+            assert f"{name} completed: by another launcher" in launcher.printed or (
+                "done already" in launcher.printed
+            )
+    assert not is_held(one.sweep.lock)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_killed_launcher_had_is_taken_over(launch: Launch, method: str) -> None:
+    names = ["gated-1", "completes-2-later"]
+    one = launch(method, *names)
+    ranks = one.wait_for_pids("gated-1", 1)
+    two = launch("spawn", *names)
+    waits = f"Waiting for 1 run of another launcher (process {one.process.pid}): gated-1"
+    wait_until(lambda: waits in two.printed, "the second launcher does not wait")
+    assert two.process.poll() is None
+    one.end()
+    wait_until(lambda: not any(map(is_alive, ranks.values())), "ranks are left")
+    wait_until(lambda: "gated-1 started" in two.printed, "the run is not taken over")
+    open_gate(one.sweep)
+    assert two.process.wait(60) == 0
+    attempts = two.status("gated-1").attempts
+    assert [(a.status, a.reason) for a in attempts] == [
+        ("interrupted", "the launcher died"),
+        ("completed", None),
+    ]
+    assert_done_once(one.sweep, ["completes-2-later"])
+
+
+@pytest.mark.slow
+def test_what_an_interrupted_launcher_had_is_taken_over(launch: Launch) -> None:
+    one = launch("spawn", "polite")
+    one.wait_for_pids("polite", 1)
+    two = launch("spawn", "polite")
+    wait_until(lambda: "Waiting for 1 run" in two.printed, "the second launcher does not wait")
+    one.process.terminate()
+    assert one.process.wait(60) == 130
+    assert two.process.wait(60) == 0
+    attempts = two.status("polite").attempts
+    assert [a.status for a in attempts] == ["interrupted", "completed"]
+
+
+def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None:
+    """Nor hidden: both end with it."""
+    one = launch("spawn", "gated-1", "exits7-later")
+    one.wait_for_pids("gated-1", 1)
+    printed = io.StringIO()
+    sweep = one.sweep
+    open_gate(sweep)
+    result = run_sweep(
+        [spec_named("gated-1"), spec_named("exits7-later")],
+        sweep,
+        MACHINE,
+        target=TARGET,
+        method="spawn",
+        console=Console(file=printed),
+    )
+    assert one.process.wait(60) == 1
+    assert [run.run_id for run in result.failed] == ["exits7-later"]
+    assert [a.status for a in one.status("exits7-later").attempts] == ["failed"]
+    assert [a.status for a in one.status("gated-1").attempts] == ["completed"]
+
+
+def test_added_seeds_and_cells_extend_a_sweep(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "sweep")
+
+    def run(*names: str) -> list[tuple[str, bool]]:
+        specs = [spec_named(name) for name in names]
+        result = run_sweep(
+            specs,
+            sweep,
+            MACHINE,
+            target=TARGET,
+            method="spawn",
+            console=Console(file=io.StringIO()),
+        )
+        assert {r.status for r in result.runs} == {Status.COMPLETED}
+        return [(r.run_id, r.skipped) for r in result.runs]
+
+    assert run("completes-1") == [("completes-1", False)]
+    assert run("completes-1", "completes-2-later") == [
+        ("completes-1", True),
+        ("completes-2-later", False),
+    ]
+    assert_done_once(sweep, ["completes-1", "completes-2-later"])

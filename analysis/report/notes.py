@@ -8,6 +8,7 @@ from itertools import islice
 import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells, plain_texts
+from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = ["find_notes"]
@@ -42,6 +43,7 @@ def find_notes(
         *_damaged(damaged),
         *_copies(copies or {}),
         *_statuses(cells.runs),
+        *_limits(cells.runs),
         *_times(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
@@ -84,6 +86,17 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
         )
     if not runs["status"].eq("completed").any():
         yield "No run has completed, so there is nothing to compare."
+
+
+def _limits(runs: pd.DataFrame) -> Iterator[str]:
+    limits = pd.to_numeric(runs.reindex(columns=[LIMITED])[LIMITED]).dropna()
+    if len(limits):
+        sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
+        yield (
+            f"{_counted(len(limits), 'run')} had a device of less memory, emulated by a limit "
+            f"(device.memory_limit_gib {sizes}): losses and memory are those of the hardware "
+            "named, but a run near its limit may take longer than without."
+        )
 
 
 def _times(runs: pd.DataFrame) -> Iterator[str]:

@@ -10,6 +10,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.section import claims_section
 from batchscape.analysis.comparing.section import comparing_section
+from batchscape.analysis.cost.frontier_view import frontier_section
 from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.decisions.view import decision_section
 from batchscape.analysis.engines.section import engines_section
@@ -77,6 +78,7 @@ def _sections(
     yield _section("Decompositions", lambda: equivalence_section(cells, tables, reaches))
     yield _section("Engines side by side", lambda: engines_section(cells, tables))
     yield _section("What a step costs", lambda: cost_section(cells))
+    yield _section("Where memory ends", lambda: frontier_section(cells))
     yield _section("Which geometry to use", lambda: decision_section(cells, tables, reaches))
     yield _section("Side by side", lambda: comparing_section(cells, reaches))
     yield _section("Claims", lambda: claims_section(evidence))

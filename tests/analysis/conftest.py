@@ -67,7 +67,7 @@ class SweepBuilder:
         trajectory = {
             name: value
             for name, value in config.to_mapping().items()
-            if name not in {"batch", "launcher", "tracker", "checkpoint", "measure"}
+            if name not in {"batch", "launcher", "tracker", "checkpoint", "measure", "device"}
         }
         trajectory["timing_repeat"] = 0
         trajectory_id = _hash(trajectory, *ramp, cut.global_batch_size)

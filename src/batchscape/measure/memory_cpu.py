@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from batchscape.measure.memory_limit import not_charged
 from batchscape.measure.memory_report import (
     GIB,
     OUTSIDE,
@@ -89,8 +88,6 @@ class CpuProbe:
         _mark(_BEGIN)
         return self
 
-    # Reading the trace is no part of a training, and takes more than a small one.
-    @not_charged()
     def __exit__(
         self,
         kind: type[BaseException] | None,

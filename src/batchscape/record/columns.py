@@ -88,6 +88,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
+        "peak_taken_gib": Column(
+            "Float64", "highest resident memory above that right before the model; CPU only"
+        ),
         "model_flops_per_sample": Column(
             "Float64", "operations of the model on a sample, forward and backward"
         ),

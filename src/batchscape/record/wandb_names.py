@@ -115,6 +115,7 @@ FIGURES: dict[str, str] = {
     "device_used_gib": "memory/device_used_gib",
     "uss_gib": "memory/uss_gib",
     "peak_rss_gib": "memory/peak_rss_gib",
+    "peak_taken_gib": "memory/peak_taken_gib",
 }
 """Name in W&B of each figure of the summary that makes a panel."""
 

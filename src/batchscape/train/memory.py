@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport
+from batchscape.measure.memory_limit import not_charged
+from batchscape.measure.memory_process import ResidentPeak
 from batchscape.train.loop import Training
 
 __all__ = ["MemoryPhases"]
@@ -16,7 +20,7 @@ _PROBE_OPTIMIZER_STEPS = 3
 
 
 class MemoryPhases:
-    """Measures memory in the way that suits the device.
+    """Measures memory in the way that suits the device, from right before the model is built.
 
     The CPU's allocator keeps no statistics, so the very same steps are rehearsed under a tracker
     and forgotten before the timed training starts. CUDA's allocator counts for free.
@@ -30,6 +34,7 @@ class MemoryPhases:
 
     def __init__(self, device: torch.device, *, measure: bool) -> None:
         self.probe_s = 0.0
+        self._resident = ResidentPeak() if device.type == "cpu" else None
         self._measure = measure
         self._cuda = CudaMemory(device) if measure and device.type == "cuda" else None
         self._probed: MemoryReport | None = None
@@ -39,8 +44,12 @@ class MemoryPhases:
         if not self._measure or self._cuda is not None:
             return
         began = time.perf_counter()
-        with CpuProbe() as probe:
-            training.rehearse(probe.phase, _PROBE_OPTIMIZER_STEPS)
+        with ExitStack() as reading, CpuProbe() as probe:
+            try:
+                training.rehearse(probe.phase, _PROBE_OPTIMIZER_STEPS)
+            finally:
+                # Ending the trace takes memory, and reading it more than a small training.
+                reading.enter_context(self.aside())
         self._probed = probe.report()
         self.probe_s = time.perf_counter() - began
 
@@ -48,6 +57,20 @@ class MemoryPhases:
         """Begin a phase of the real training."""
         if self._cuda is not None:
             self._cuda.phase(phase)
+
+    def peak_taken_gib(self) -> float | None:
+        """Return the highest resident memory above that of the beginning; None but on a CPU."""
+        return None if self._resident is None else self._resident.taken_gib()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do what is no part of the training: no limit and no peak counts its memory of a CPU."""
+        if self._resident is not None:
+            self._resident.settle()
+        with not_charged():
+            yield
+        if self._resident is not None:
+            self._resident.resume()
 
     def report(self) -> MemoryReport | None:
         """Return what was measured; None where nothing was asked for."""

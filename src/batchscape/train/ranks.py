@@ -25,6 +25,7 @@ def write_rank_row(
     memory: MemoryReport | None,
     startup_s: float | None,
     memory_probe_s: float,
+    peak_taken_gib: float | None,
 ) -> None:
     """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
     recorder = training.recorder
@@ -46,6 +47,7 @@ def write_rank_row(
         "rss_gib": process.rss_gib,
         "uss_gib": process.uss_gib,
         "peak_rss_gib": process.peak_rss_gib,
+        "peak_taken_gib": peak_taken_gib,
         **recorder.telemetry.totals()._asdict(),
         **training.facts._asdict(),
         **training.declaration,

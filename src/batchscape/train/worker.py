@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
-from batchscape.measure.memory_limit import memory_limit, not_charged
+from batchscape.measure.memory_limit import memory_limit
 from batchscape.record.causes import Cause
 from batchscape.record.disk import explained
 from batchscape.record.files import read_json, write_json
@@ -142,7 +142,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         limits.enter_context(_memory_limit(spec, launch, device))
         beat(Phase.COMPILATION)
-        with not_charged():
+        with memory.aside():
             training.compile_ahead()
         beat(Phase.START)
         memory.rehearse(training)
@@ -165,6 +165,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
             memory=memory.report(),
             startup_s=startup_s,
             memory_probe_s=memory.probe_s,
+            peak_taken_gib=memory.peak_taken_gib(),
         )
         # The training is over: what hangs or fails in the teardown takes nothing from it.
         _leave(folder, rank, outcome, progress)

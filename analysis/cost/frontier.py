@@ -1,0 +1,184 @@
+"""Where memory ends: the last micro-batch that fit, and the first one that ran out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.capacity import memory_of_ranks, peaks_of_runs
+from batchscape.analysis.cost.table import cost_groups
+from batchscape.analysis.estimates import NOT_IDENTIFIED
+
+__all__ = ["FIT", "OUT", "SKIPPED", "find_frontier", "frontier_rows", "memory_frontier"]
+
+FIT, OUT, SKIPPED = "fit", "ran out", "not launched"
+"""What a run says of memory."""
+
+_OUTCOMES = {"completed": FIT, "diverged": FIT, "pruned": FIT, "oom": OUT}
+_MICRO, _ACCUMULATION = "micro_batch_size", "gradient_accumulation_steps"
+_SETTING = ["group", "group_label", "data_parallel_size"]
+
+
+def frontier_rows(cells: Cells) -> pd.DataFrame:
+    """Collect what every run says of memory.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    DataFrame
+        One row a run that fit, ran out of memory, or was not launched because a smaller one did:
+        `group` and `group_label` (all that costs memory, geometry aside), `data_parallel_size`,
+        `micro_batch_size`, `gradient_accumulation_steps`, `outcome`, `memory_gib` (of a rank),
+        `peak_gib`, `peak_figure` and `run_id`. Runs that ended otherwise say nothing.
+    """
+    runs = cells.runs
+    outcome = runs["status"].map(_OUTCOMES)
+    cause = runs.reindex(columns=["cause"])["cause"]
+    outcome = outcome.mask(runs["status"].eq("rejected") & cause.eq("out_of_memory"), SKIPPED)
+    kept = outcome.notna() & runs[_MICRO].notna()
+    groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
+    rows = runs[["data_parallel_size", _MICRO, _ACCUMULATION, "run_id"]]
+    columns = [groups, rows, peaks_of_runs(runs)]
+    table = pd.concat(columns, axis=1).assign(outcome=outcome, memory_gib=memory_of_ranks(runs))
+    return table[kept].reset_index(drop=True)
+
+
+def memory_frontier(rows: pd.DataFrame) -> pd.DataFrame:
+    """Find the frontier of every setting.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        As `frontier_rows` returns it.
+
+    Returns
+    -------
+    DataFrame
+        One row a setting and number of devices: `group`, `group_label`, `data_parallel_size`, and
+        what `find_frontier` says.
+    """
+    found = []
+    for key, own in rows.groupby(_SETTING, sort=True, dropna=False):
+        found.append(dict(zip(_SETTING, key, strict=True)) | find_frontier(own))
+    return pd.DataFrame(found)
+
+
+def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
+    """Find the frontier of one setting.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        `micro_batch_size`, `gradient_accumulation_steps`, `outcome`, `memory_gib`, `peak_gib`,
+        `peak_figure` and `run_id`.
+
+    Returns
+    -------
+    dict
+        `last_fit`: the largest micro-batch that fit and is smaller than every one that ran out of
+        memory; `first_out`: the smallest that ran out. None where there is none; `identified` says
+        whether both are known. `n_fit`, `n_out`, `n_skipped`: runs that fit, ran out, and were not
+        launched. `memory_gib` of a rank, `peak_gib` (largest) of `peak_figure` at the last fit, and
+        the margin between them: `margin_gib`, and `margin_pct` of the memory; NaN where unknown.
+        `is_monotone`: whether no run fit that takes more than one that ran out (a larger
+        micro-batch, with accumulation if that one accumulated) and none that takes the same.
+        `note`, and `fits`, `ran_out`, `not_launched`: micro-batches, separated by semicolons;
+        `last_fit_run_ids`, `first_out_run_ids`.
+    """
+    fit, out, skipped = (rows[rows["outcome"].eq(name)] for name in (FIT, OUT, SKIPPED))
+    first_out = int(out[_MICRO].min()) if len(out) else None
+    below = fit if first_out is None else fit[fit[_MICRO] < first_out]
+    last_fit = int(below[_MICRO].max()) if len(below) else None
+    at_last = below[below[_MICRO].eq(last_fit)] if last_fit is not None else below
+    at_first = out[out[_MICRO].eq(first_out)] if first_out is not None else out
+    memory = float((at_last if len(at_last) else at_first)["memory_gib"].min())
+    peak = float(at_last["peak_gib"].max())
+    contradictions = _contradictions(fit, out)
+    return {
+        "last_fit": last_fit,
+        "first_out": first_out,
+        "identified": last_fit is not None and first_out is not None,
+        "n_fit": len(fit),
+        "n_out": len(out),
+        "n_skipped": len(skipped),
+        "memory_gib": memory,
+        "peak_gib": peak,
+        "peak_figure": _only(at_last["peak_figure"]),
+        "margin_gib": memory - peak,
+        "margin_pct": 100 * (memory - peak) / memory if memory else math.nan,
+        "is_monotone": not contradictions,
+        "note": "; ".join([*_unidentified(fit, out), *contradictions, *_explained(fit, out)]),
+        "fits": _sizes(fit),
+        "ran_out": _sizes(out),
+        "not_launched": _sizes(skipped),
+        "last_fit_run_ids": ";".join(sorted(at_last["run_id"])),
+        "first_out_run_ids": ";".join(sorted(at_first["run_id"])),
+    }
+
+
+def _unidentified(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
+    if fit.empty and out.empty:
+        yield f"{NOT_IDENTIFIED}: no run that was launched fit, and none ran out of memory"
+    elif out.empty:
+        yield f"{NOT_IDENTIFIED}: none ran out of memory, up to micro-batch {fit[_MICRO].max()}"
+    elif fit.empty:
+        yield f"{NOT_IDENTIFIED}: none fit, down to micro-batch {out[_MICRO].min()}"
+    elif fit[_MICRO].min() >= out[_MICRO].min():
+        yield f"{NOT_IDENTIFIED}: none fit below micro-batch {out[_MICRO].min()}, which ran out"
+
+
+def _contradictions(fit: pd.DataFrame, out: pd.DataFrame) -> list[str]:
+    """Say where a run fit that should not have: larger than one that ran out, or the same."""
+    found = []
+    pairs = _cuts(fit).merge(_cuts(out), how="cross", suffixes=("", "_out"))
+    kept = pairs[f"{_ACCUMULATION}_out"].eq(1) | pairs[_ACCUMULATION].gt(1)
+    larger = pairs[kept & (pairs[_MICRO] > pairs[f"{_MICRO}_out"])]
+    if len(larger):
+        found.append(
+            f"not monotone: micro-batch {_listed(larger[_MICRO])} fit, though "
+            f"{_listed(larger[f'{_MICRO}_out'])} ran out"
+        )
+    alike = pairs[_ACCUMULATION].gt(1) == pairs[f"{_ACCUMULATION}_out"].gt(1)
+    for micro in sorted(
+        pairs.loc[alike & pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]), _MICRO].unique()
+    ):
+        n, of = int(out[_MICRO].eq(micro).sum()), int(fit[_MICRO].eq(micro).sum())
+        found.append(f"at the edge: micro-batch {micro} ran out in {n} of {n + of} runs")
+    return found
+
+
+def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
+    """Say where a larger micro-batch fit because it kept no gradients between micro-steps."""
+    plain, kept = fit[fit[_ACCUMULATION].eq(1)], out[out[_ACCUMULATION].gt(1)]
+    pairs = _cuts(plain).merge(_cuts(kept), how="cross", suffixes=("", "_out"))
+    larger = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
+    if len(larger):
+        yield (
+            f"micro-batch {_listed(larger[_MICRO])} fit without accumulation, "
+            f"{_listed(larger[f'{_MICRO}_out'])} ran out with it"
+        )
+
+
+def _cuts(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[[_MICRO, _ACCUMULATION]].astype(int).drop_duplicates()
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    return ";".join(str(size) for size in sorted(rows[_MICRO].astype(int).unique()))
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    distinct: Sequence[int] = sorted(set(sizes))
+    return ", ".join(map(str, distinct))
+
+
+def _only(values: pd.Series[Any]) -> str | None:
+    found = values.dropna().unique()
+    return str(found[0]) if len(found) == 1 else None

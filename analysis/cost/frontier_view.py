@@ -1,0 +1,152 @@
+"""What the report shows of memory's end: the frontier of each setting, as table and figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
+from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
+from batchscape.analysis.cost.frontier_figure import draw_frontier
+from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant
+from batchscape.analysis.report.grids import Grid, lettered
+from batchscape.analysis.report.section import Picture, Section, TableView
+
+__all__ = ["frontier_section"]
+
+_MOST_TOLD = 6
+"""Settings that the text tells of; the table has all."""
+
+
+def frontier_section(cells: Cells) -> Section | None:
+    """Say which micro-batches fit, and which ran out of memory.
+
+    Parameters
+    ----------
+    cells : Cells
+
+    Returns
+    -------
+    Section or None
+        None where no run ran out of memory and none had a limit of it: nothing was looked for.
+    """
+    limited = cells.runs.reindex(columns=[LIMITED])[LIMITED].notna().any()
+    rows = frontier_rows(cells)
+    if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):
+        return None
+    table = memory_frontier(rows)
+    answer = [_told(row) for _, row in table.head(_MOST_TOLD).iterrows()]
+    if len(table) > _MOST_TOLD:
+        answer.append(f"{len(table) - _MOST_TOLD} more settings are in the table.")
+    warnings = [
+        f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
+    ]
+    pictures = []
+    figure = draw_frontier(rows, table)
+    if figure is not None:
+        caption = (
+            "Micro-batches that fit a device's memory, that ran out of it, and that were not "
+            "launched because a smaller one ran out, by setting."
+        )
+        pictures.append(Picture("memory_frontier", caption, figure))
+    view = TableView("memory_frontier", "Where memory ends", table, _grid(table))
+    return Section("Where memory ends", answer, [view], pictures, warnings)
+
+
+def _told(row: pd.Series[Any]) -> str:
+    if not row["identified"]:
+        return f"{_where(row)}: the largest micro-batch that fits is {_first_note(row)}."
+    text = (
+        f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
+        f"{row['first_out']:.0f} the first that ran out of memory"
+    )
+    if math.isnan(row["margin_gib"]):
+        return f"{text}."
+    scale = memory_scale([row["memory_gib"]])
+    return (
+        f"{text}; at {row['last_fit']:.0f}, {_size(row['margin_gib'], scale)} of "
+        f"{_size(row['memory_gib'], scale)} {scale.unit} ({row['margin_pct']:.2g} %) were left."
+    )
+
+
+def _where(row: pd.Series[Any]) -> str:
+    devices = int(row["data_parallel_size"])
+    text = f"On {devices} {'device' if devices == 1 else 'devices'}"
+    return f"{text}, {row['group_label']}" if row["group_label"] else text
+
+
+def _first_note(row: pd.Series[Any]) -> str:
+    return str(row["note"]).partition(";")[0]
+
+
+def _grid(table: pd.DataFrame) -> Grid:
+    labelled = table["group_label"].ne("").any()
+    scale = memory_scale(table["memory_gib"].dropna())
+    marks, footnotes = lettered([[note] if note else [] for note in table["note"]])
+    rows = []
+    for _, row in table.iterrows():
+        head = [str(row["group_label"])] if labelled else []
+        rows.append([*head, *_cells(row, scale)])
+    headers = [
+        *(["group"] if labelled else []),
+        "devices",
+        "last fit",
+        "first out of memory",
+        f"memory ({scale.unit})",
+        f"peak at last fit ({scale.unit})",
+        f"margin ({scale.unit})",
+        "margin (%)",
+        "fit",
+        "out",
+        "not launched",
+    ]
+    return Grid(
+        headers=headers,
+        rows=rows,
+        short_first="group" if labelled else "devices",
+        n_left=2 if labelled else 1,
+        marks=marks,
+        footnotes=footnotes,
+        notes=list(_definitions(table)),
+    )
+
+
+def _cells(row: pd.Series[Any], scale: Scale) -> list[str]:
+    sizes = (row["memory_gib"], row["peak_gib"], row["margin_gib"])
+    return [
+        str(row["data_parallel_size"]),
+        *(_micro(row[name]) for name in ("last_fit", "first_out")),
+        *(_size(size, scale) for size in sizes),
+        significant(row["margin_pct"], 2),
+        *(str(row[name]) for name in ("n_fit", "n_out", "n_skipped")),
+    ]
+
+
+def _definitions(table: pd.DataFrame) -> Iterable[str]:
+    yield (
+        "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
+        "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
+        "outcome; a run is not launched where a smaller one ran out. Memory is of a rank: a limit "
+        "that emulates a smaller device (device.memory_limit_gib), else all of its device or "
+        "its part of the host."
+    )
+    figures = [PEAK_FIGURES[name] for name in table["peak_figure"].dropna().unique()]
+    if figures:
+        yield f"peak: {', '.join(figures)}, largest of the runs at the last fit. margin: the rest."
+    if "peak_allocated_gib" in set(table["peak_figure"]):
+        yield (
+            "That peak counts tensors alone. The memory also holds what libraries take and what "
+            "the allocator keeps, so the margin is an upper bound."
+        )
+
+
+def _micro(value: float) -> str:
+    return MISSING if pd.isna(value) else f"{value:.0f}"
+
+
+def _size(value: float, scale: Scale) -> str:
+    return significant(value * scale.factor, 3)

@@ -278,7 +278,7 @@ class Recorder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-            self._file = os.open(folder / f"rank_{rank}.jsonl", flags, 0o644)
+            self._file = os.open(folder / f"rank_{rank}.jsonl", flags, 0o666)
         except OSError as error:
             self._give_up(error)
 

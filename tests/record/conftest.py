@@ -213,7 +213,7 @@ def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
             if table == "steps":
                 kept["data/targets"] = fresh
                 kept["throughput/tokens_per_s"] = fresh / row["step_time_s"]
-                kept["throughput/samples_per_s"] = 32 / row["step_time_s"]
+                kept["throughput/samples_per_s"] = row["global_batch_size"] / row["step_time_s"]
             present = {name: value for name, value in kept.items() if not pd.isna(value)}
             rows.append(((row["optimizer_step"], table == "evals"), present))
     return [row for _, row in sorted(rows, key=lambda keyed: keyed[0])]

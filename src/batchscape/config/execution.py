@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -144,8 +145,15 @@ class WandbTracker:
     """Project that the runs go to. Scope: display."""
     entity: str | None = None
     """User or team; null: the key's default. Scope: display."""
-    tags: list[str] = Field(default_factory=list)
-    """Tags of every run. Scope: display."""
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default_factory=list)
+    """Tags of every run, 1 to 64 characters each. Scope: display."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that W&B would refuse when the runs are done."""
+        for key, name in (("project", self.project), ("entity", self.entity)):
+            if name is not None and not re.fullmatch(r"[^/\\#?%:\x00-\x1f]{1,128}", name):
+                msg = f"{key} has 1 to 128 characters and none of / \\ # ? % :, got {name!r}"
+                raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -83,7 +83,9 @@ class Mirroring:
                 return self._not_updated("the sweep was interrupted")
             return self._waited(mirror_bounds.INTERRUPTED_S)
         if self._process is not None and self._process.has_failed:
-            self._process = None  # killed or broken on the way: one more, which catches up
+            # Killed or broken on the way: another one catches up.
+            self._process.finish(0.0)
+            self._process = None
         if self._process is None:
             self._start(live=False)
         if self._process is None:

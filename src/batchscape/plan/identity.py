@@ -10,7 +10,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Command, Gpt, Llama, RunConfig
+from batchscape.config import Budget, Command, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import vocabulary_size
 from batchscape.record.placeholders import placeholder_values, used_placeholders
@@ -95,7 +95,21 @@ def trajectory_id(
         "init_seed": config.resolved_init_seed,
         "data_seed": config.resolved_data_seed,
     }
+    if (rule := _divergence_rule(config)) is not None:
+        content["divergence"] = rule
     return content_hash(content, 16)
+
+
+def _divergence_rule(config: RunConfig) -> list[float | int | None] | None:
+    """Return what may end a run before its budget; None of the usual rule.
+
+    Runs were named before there was one; those that completed without it are not repeated.
+    """
+    factor, steps = config.budget.divergence_factor, config.budget.divergence_steps
+    usual = Budget(samples=1)
+    if (factor, steps) == (usual.divergence_factor, usual.divergence_steps):
+        return None
+    return [factor, None if factor is None else steps]
 
 
 def _command_trajectory_id(
@@ -169,6 +183,9 @@ def rejected_id(config: RunConfig) -> str:
     settings = {key: value for key, value in config.to_mapping().items() if key not in _DISPLAY}
     if config.device.memory_limit_gib is None:
         del settings["device"]
+    if _divergence_rule(config) is None:
+        for name in ("divergence_factor", "divergence_steps"):
+            del settings["budget"][name]
     # What `seed` stands for, so that equal cells have equal names.
     del settings["seed"]
     settings["init_seed"] = config.resolved_init_seed
@@ -216,7 +233,8 @@ def name_sweep(
             raise ConfigError(msg)
     else:
         name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in swept_keys}))
-        name = re.sub(r"[^\w.-]+", "-", name) or "run"
+        # Never `..`, and never hidden.
+        name = re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "run"
         counted = {key: value for key, value in fixed.items() if _names_a_sweep(key.lstrip("+~"))}
         if counted:
             name += f"-{content_hash(counted, 8)}"

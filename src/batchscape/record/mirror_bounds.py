@@ -36,8 +36,7 @@ INTERRUPTED_S = 5.0
 """For the mirror, once the user has asked for the end."""
 _PATIENCE_S = 20.0
 _MOST_PATIENCE_S = 600.0
-_GRACE_S = 10.0
-"""W&B exceeds its own timeout; after this much more, it is taken to hang."""
+_LEAST_GRACE_S = 2.0
 _CLOSING_PATIENCES = 6.0
 _CONTACT_PATIENCES = 2.0
 _STALL_PATIENCES = 8.0
@@ -55,24 +54,29 @@ def patience_s() -> float:
     return min(given, _MOST_PATIENCE_S) if given > 0 and not math.isnan(given) else _PATIENCE_S
 
 
+def _grace_s() -> float:
+    """Return by how much W&B may exceed its own timeout; after that, it is taken to hang."""
+    return max(_LEAST_GRACE_S, patience_s() / 2)
+
+
 def opening_s() -> float:
     """Return after how long a run that does not open is given up, in seconds."""
-    return patience_s() + _GRACE_S
+    return patience_s() + _grace_s()
 
 
 def closing_s() -> float:
     """Return after how long rows, or the end of a run, are given up that are not taken."""
-    return _CLOSING_PATIENCES * patience_s() + _GRACE_S
+    return _CLOSING_PATIENCES * patience_s() + _grace_s()
 
 
 def contact_s() -> float:
     """Return how long `batchscape sync` waits for the first answer of a server, in seconds."""
-    return _CONTACT_PATIENCES * patience_s() + _GRACE_S
+    return _CONTACT_PATIENCES * patience_s() + _grace_s()
 
 
 def stall_s() -> float:
     """Return after how long without progress the launcher ends a mirror, in seconds."""
-    return _STALL_PATIENCES * patience_s() + 2 * _GRACE_S
+    return _STALL_PATIENCES * patience_s() + 2 * _grace_s()
 
 
 def whole_s(runs: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.containment import is_plain_name
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
@@ -134,10 +135,16 @@ class MirrorState:
         check_version(folder.mirror, content)
         content.pop("format_version")
         try:
-            return cls(**content)
+            state = cls(**content)
+            names = [state.id, *state.segments]
         except TypeError as error:
             msg = f"{folder.mirror} is damaged: {error}"
             raise DamageError(msg) from None
+        # Folders of these names are removed where they are incomplete.
+        if (strange := next((name for name in names if not is_plain_name(name)), None)) is not None:
+            msg = f"{folder.mirror} is damaged: {strange!r} is no name of a W&B run or folder"
+            raise DamageError(msg)
+        return state
 
     def _offline(self, sweep_dir: Path) -> list[Path]:
         offline = [name for name in self.segments if name.startswith("offline-")]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchscape.errors import RecordError
+from batchscape.record.containment import refuse_links
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.mirror_state import MIRRORED_STATUSES, MirrorState
 from batchscape.record.neighbours import no_runs
@@ -45,6 +46,8 @@ def pending(sweep_dir: Path) -> Pending:
     ------
     RecordError
         If the folder holds no runs.
+    LaunchError
+        If something in it leads out of it.
     """
     # One folder, one name: the lock and the log of its mirror lie in it.
     sweep_dir = sweep_dir.resolve()
@@ -52,6 +55,7 @@ def pending(sweep_dir: Path) -> Pending:
     if not folders:
         msg = no_runs(sweep_dir)
         raise RecordError(msg)
+    refuse_links(SweepFolder(sweep_dir))
     found = Pending(sweep_dir)
     for folder in folders:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchscape.errors import LaunchError
+from batchscape.record.containment import refuse_links
 from batchscape.record.disk import disk_trouble
 from batchscape.record.folder import SweepFolder
 
@@ -29,10 +30,12 @@ def check_usable(sweep: SweepFolder, run_ids: Iterable[str] = ()) -> None:
     ------
     LaunchError
         If it is a file or below one, may not be written to, is on a disk that is full or read-only,
-        or has a name that is too long, itself or with its runs.
+        or has a name that is too long, itself or with its runs; or if something in it leads out
+        of it.
     """
     path = sweep.path.absolute()
     _check_names(path, run_ids)
+    refuse_links(sweep)
     for place in (*reversed(path.parents), path):
         if place.exists() and not place.is_dir():
             raise _refusal(path, f"{place} is a file, not a folder")

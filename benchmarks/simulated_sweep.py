@@ -170,3 +170,14 @@ def optimum_s(jobs: Sequence[tuple[int, float]], devices: int, runs: int) -> flo
 
     walk(0.0, (), tuple(range(len(jobs))))
     return best
+
+
+def first_come_first_served_s(jobs: Sequence[tuple[int, float]], devices: int, runs: int) -> float:
+    """Return the makespan where runs start strictly in their order, each as soon as it fits."""
+    now, active = 0.0, []
+    for width, duration in jobs:
+        while len(active) == runs or devices - sum(w for _, w in active) < width:
+            now = max(now, min(active)[0])
+            active = [entry for entry in active if entry[0] > now]
+        active.append((now + duration, width))
+    return max((end for end, _ in active), default=0.0) if active else 0.0

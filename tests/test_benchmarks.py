@@ -42,6 +42,13 @@ def test_report_at_scale():
         assert re.search(rf"ratio plain pandas / load from {source}: \d+\.\d", printed)
 
 
+def test_schedule():
+    printed = printed_by("schedule.py", "--small", "20", "--large", "2")
+    for bound in ("optimum", "lower bound"):
+        assert re.search(rf"ratio scheduled / {bound}: worst 1\.[0-9]{{3}}, mean 1\.", printed)
+        assert re.search(rf"ratio in their order / {bound}: worst \d\.", printed)
+
+
 @pytest.mark.slow
 def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")

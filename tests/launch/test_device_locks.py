@@ -1,0 +1,317 @@
+"""Devices are one launcher's at a time: real processes that hold locks, and are killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+
+from batchscape.config import Local
+from batchscape.launch import run_sweep
+from batchscape.launch.device_locks import DeviceLocks
+from batchscape.launch.durations import Durations
+from batchscape.launch.placement import Placed, Placement
+from batchscape.launch.pool import DevicePool
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.record.files import read_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+HOLDER = """
+import sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from batchscape.launch.device_locks import DeviceLocks
+kind, *devices = sys.argv[2:]
+locks = DeviceLocks(kind, {device: device for device in devices}, print)
+assert all([locks.take(device) for device in devices])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held(kind: str, *devices: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Have another process hold devices."""
+    command = [sys.executable, "-c", HOLDER, tempfile.gettempdir(), kind, *devices]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def locks(kind: str = "cpu", count: int = 4) -> DeviceLocks:
+    return DeviceLocks(kind, {i: str(i) for i in range(count)}, pytest.fail)
+
+
+def test_a_device_is_held_until_it_is_given_back() -> None:
+    one, two, other = locks(), locks(), locks("cuda")
+    assert one.take(0)
+    assert not two.take(0)
+    assert two.take(1)
+    assert other.take(0)
+    one.give_back(0)
+    assert two.take(0)
+    assert len(set(two.descriptors([0, 1]))) == 2
+    for device in (0, 1):
+        two.give_back(device)
+    other.give_back(0)
+    # Another user may lock the files, and nobody else may remove them.
+    for path in one.folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert stat.S_IMODE(one.folder.stat().st_mode) == 0o1777
+
+
+def test_a_process_that_inherited_a_lock_does_not_keep_what_was_given_back() -> None:
+    """Something that a rank left behind must not keep its own launcher waiting for ever."""
+    one, two = locks(), locks()
+    assert one.take(0)
+    with subprocess.Popen(["/bin/sleep", "600"], pass_fds=one.descriptors([0])) as left:
+        one.give_back(0)
+        assert two.take(0)
+        two.give_back(0)
+        left.kill()
+
+
+def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> None:
+    mine = locks()
+    with held("cpu", "0") as other:
+        assert not mine.take(0)
+        other.kill()
+        other.wait()
+        assert mine.take(0)
+        mine.give_back(0)
+    held_by_rank = locks()
+    assert held_by_rank.take(1)
+    rank = subprocess.Popen(["/bin/sleep", "600"], pass_fds=held_by_rank.descriptors([1]))
+    with rank:
+        # The launcher's own end of it closes as a kill would close it.
+        for descriptor in held_by_rank.descriptors([1]):
+            os.close(descriptor)
+        assert not mine.take(1)
+        rank.kill()
+        rank.wait()
+        assert mine.take(1)
+        mine.give_back(1)
+
+
+def test_all_devices_of_a_run_or_none() -> None:
+    pool, mine = DevicePool(range(4), locks=locks()), locks()
+    with held("cpu", "1", "3") as other:
+        assert pool.taken_by_others() == 2
+        assert pool.lease(3) is None
+        # Nothing is kept of what was tried.
+        assert mine.take(0)
+        mine.give_back(0)
+        lease = pool.lease(2)
+        assert lease is not None
+        assert (lease.devices, len(lease.locks)) == ((0, 2), 2)
+        assert not mine.take(0)
+        other.kill()
+        other.wait()
+    rest = pool.lease(2)
+    assert rest is not None
+    assert rest.devices == (1, 3)
+    for one in (lease, rest):
+        pool.release(one)
+    assert all(mine.take(device) for device in range(4))
+    for device in range(4):
+        mine.give_back(device)
+
+
+def test_runs_that_share_a_device_share_its_lock() -> None:
+    pool, mine = DevicePool(range(1), runs_per_device=2, locks=locks()), locks()
+    one, two = pool.lease(1), pool.lease(1)
+    assert one is not None
+    assert two is not None
+    assert one.locks == two.locks
+    pool.release(one)
+    assert not mine.take(0)
+    pool.release(two)
+    assert mine.take(0)
+    mine.give_back(0)
+
+
+@pytest.mark.parametrize("how", ["a file in its place", "no permission", "a pipe in its place"])
+def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> None:
+    said: list[str] = []
+    mine = DeviceLocks("cpu", {0: "0", 1: "1"}, said.append)
+    if how == "a file in its place":
+        mine.folder.write_text("")
+    elif how == "no permission":
+        mine.folder.parent.chmod(0o500)
+        if os.geteuid() == 0:
+            # Root may write there all the same; nobody can make a folder below a file.
+            mine.folder.symlink_to("/dev/null/nowhere")
+    else:
+        mine.folder.mkdir()
+        os.mkfifo(mine.folder / "cpu-0")
+    taken = [mine.take_turn(), mine.take(0), mine.take(1)]
+    assert taken == [True, True, True]
+    mine.end_turn()
+    for device in (0, 1):
+        mine.give_back(device)
+    if how == "a pipe in its place":
+        # It can be locked like any file, and blocks nobody.
+        assert said == []
+    else:
+        (warning,) = said
+        assert re.match(r"devices cannot be locked in .*: launchers on this machine may", warning)
+
+
+class Launcher:
+    """Takes devices as a session does, without starting anything."""
+
+    def __init__(self, machine: Machine, folder: Path, *names: str, **settings: Any) -> None:
+        device = "cuda" if machine.cuda_devices else "cpu"
+        self.queue = deque(spec_named(name, device_type=device, **settings) for name in names)
+        launcher = Local("local", device=device, **settings)
+        self.placement = Placement(
+            machine, launcher, Durations(SweepFolder(folder), ()), pytest.fail
+        )
+        self.active: dict[str, Placed] = {}
+
+    @property
+    def devices(self) -> list[int]:
+        return [d for placed in self.active.values() if placed.lease for d in placed.lease.devices]
+
+    def start(self) -> set[str]:
+        while (placed := self.placement.next(self.queue)) is not None:
+            self.active[placed.spec.run_id] = placed
+        return set(self.active)
+
+    def end(self, name: str) -> None:
+        placed = self.active.pop(name)
+        assert placed.lease is not None
+        self.placement.release(placed.spec, placed.lease)
+
+
+FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(4)))
+
+
+def test_two_launchers_never_hold_one_device(tmp_path: Path) -> None:
+    one = Launcher(FOUR, tmp_path, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
+    two = Launcher(FOUR, tmp_path, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
+    assert len(one.start()) == 3
+    assert len(two.start()) == 1
+    devices = [*one.devices, *two.devices]
+    assert sorted(devices) == [0, 1, 2, 3]
+    one.end(next(iter(one.active)))
+    assert len(two.start()) == 2
+    for launcher in (one, two):
+        for name in list(launcher.active):
+            launcher.end(name)
+        launcher.placement.close()
+
+
+def test_a_launcher_that_waits_is_not_passed_over_for_ever(tmp_path: Path) -> None:
+    """Its run needs all devices; the other launcher has narrow ones without end."""
+    wide = Launcher(FOUR, tmp_path, "completes-w-d4")
+    narrow = Launcher(FOUR, tmp_path, *(f"completes-n{i}-d1" for i in range(50)))
+    first = narrow.start()
+    assert len(first) == 1
+    assert wide.start() == set()
+    assert str(wide.placement.waits).startswith(
+        "Waiting for another launcher, which holds 1 of 4 CUDA devices here (locked in "
+    )
+    narrow.end(first.pop())
+    # The turn is not theirs.
+    assert narrow.start() == set()
+    assert "whose turn it is" in str(narrow.placement.waits)
+    assert wide.start() == {"completes-w-d4"}
+    assert narrow.start() == set()
+    assert "which holds 4 of 4 CUDA devices" in str(narrow.placement.waits)
+    wide.end("completes-w-d4")
+    assert len(narrow.start()) == 1
+    narrow.end(next(iter(narrow.active)))
+    narrow.placement.close()
+
+
+def test_two_wide_launchers_take_turns(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    launchers = [
+        Launcher(FOUR, tmp_path, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
+        for letter, widths in {"a": [4, 3, 4, 2], "b": [4, 4, 3, 3], "c": [1, 4, 2, 4]}.items()
+    ]
+    for _ in range(400):
+        rng.choice(launchers).start()
+        held_now = [device for launcher in launchers for device in launcher.devices]
+        assert len(set(held_now)) == len(held_now)
+        active = [launcher for launcher in launchers if launcher.active]
+        if active and rng.random() < 0.5:
+            launcher = rng.choice(active)
+            launcher.end(next(iter(launcher.active)))
+            if not launcher.queue:
+                launcher.placement.close()
+    assert [len(launcher.queue) + len(launcher.active) for launcher in launchers] == [0, 0, 0]
+
+
+def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepFolder, str]:
+    sweep, text = SweepFolder(path), io.StringIO()
+    run_sweep(list(specs), sweep, MACHINE, target=TARGET, method=method, console=Console(file=text))
+    return sweep, text.getvalue()
+
+
+def test_devices_may_be_shared_with_other_launchers(tmp_path: Path) -> None:
+    with held("cpu", "0", "1"):
+        sweep, printed = launched(tmp_path, spec_named("completes-d2", exclusive_devices=False))
+    assert RunStatus.read(sweep.run("completes-d2").status).status is Status.COMPLETED
+    assert "Waiting" not in printed
+
+
+def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    arguments = [str(tmp_path / "sweep"), "spawn", "completes-d2"]
+    with held("cpu", "1") as other, said.open("w") as output:
+        command = [sys.executable, str(Path(__file__).parent / "launch_elsewhere.py"), *arguments]
+        with subprocess.Popen(command, stdout=output, stderr=output) as launcher:
+            wait_until(lambda: "Waiting" in said.read_text(), "it never said that it waits")
+            status = RunStatus.read(SweepFolder(tmp_path / "sweep").run("completes-d2").status)
+            assert status.status is Status.PENDING
+            other.send_signal(signal.SIGKILL)
+            assert launcher.wait(60) == 0
+    printed = " ".join(said.read_text().split())
+    assert "Waiting for another launcher, which holds 1 of 2 cores here (locked in" in printed
+    folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
+    assert RunStatus.read(folder.status).status is Status.COMPLETED
+    assert read_json(folder.launch)["devices"] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_outlives_a_launcher_holds_its_devices(method: str, tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "launch_elsewhere.py")
+    command = [sys.executable, script, str(tmp_path), method, "outlived-d2"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as launcher:
+        wait_until(lambda: len(pids_in(tmp_path)) == 4, "the ranks never began")
+        pids = pids_in(tmp_path)
+        mine = locks()
+        assert [mine.take(0), mine.take(1)] == [False, False]
+        launcher.kill()
+    copies = [pid for name, pid in pids.items() if "copy" in name]
+    wait_until(lambda: not any(is_alive(p) for p in set(pids.values()) - set(copies)), "ranks")
+    if method == "spawn":
+        assert all(map(is_alive, copies))
+        assert [mine.take(0), mine.take(1)] == [False, False]
+        for pid in copies:
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, copies)), "copies are left")
+    for device in (0, 1):
+        wait_until(lambda: mine.take(device), "the device is still held")  # noqa: B023
+        mine.give_back(device)

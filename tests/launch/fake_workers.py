@@ -207,6 +207,15 @@ def gated(rank: Rank) -> int:
     return rank.complete()
 
 
+def outlasts(rank: Rank) -> int:
+    """Complete once the run `exits7` has failed, or the time is up."""
+    status = RunFolder(rank.folder.path.with_name("exits7")).status
+    deadline = time.monotonic() + 60
+    while read_json(status)["status"] != "failed" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return rank.complete()
+
+
 def stopped(rank: Rank) -> int:
     """End as a rank does that somebody has sent SIGTERM."""
     return rank.outcome("interrupted", "SIGTERM")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchscape.record.damage import damage_of, set_aside
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import exclusively, is_held
+from batchscape.record.locks import exclusively, take
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -35,12 +35,18 @@ def begin_anew_if_damaged(spec: RunSpec, sweep: SweepFolder) -> str | None:
     if damage_of(folder) is None:
         return None
     with exclusively(sweep.writing):
-        # Another launcher may have been faster, or the run be one that is at work.
-        reason = damage_of(folder)
-        if reason is None or is_held(folder.lock):
+        # Files of a run that is at work, or just sealed by another launcher, are not of one moment.
+        lock = take(folder.lock)
+        if lock is None:
             return None
-        place = set_aside(sweep, folder, reason)
-        note = f"begun anew, since {reason}; what was there is now in {place}"
-        spec.write(folder.config)
-        RunStatus(Status.PENDING, notes=[note]).write(folder.status)
+        try:
+            reason = damage_of(folder)
+            if reason is None:
+                return None
+            place = set_aside(sweep, folder, reason)
+            note = f"begun anew, since {reason}; what was there is now in {place}"
+            spec.write(folder.config)
+            RunStatus(Status.PENDING, notes=[note]).write(folder.status)
+        finally:
+            lock.release(remove=True)
     return note

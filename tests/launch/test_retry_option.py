@@ -1,0 +1,152 @@
+"""Repeating what failed, and stopping at a number of failures."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, spec_named
+
+from batchscape.compose import compose
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+from batchscape.launch import SweepResult, run_sweep
+from batchscape.plan.expand import Grid
+from batchscape.plan.identity import name_sweep
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+
+
+class Sweep:
+    """One folder, launched again and again."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = SweepFolder(path)
+        self.printed = ""
+
+    def run(self, *names: str, **launcher: Any) -> SweepResult:
+        output = io.StringIO()
+        result = run_sweep(
+            [spec_named(name, **launcher) for name in names],
+            self.folder,
+            MACHINE,
+            target=TARGET,
+            method="spawn",
+            console=Console(file=output, width=300),
+        )
+        self.printed = output.getvalue()
+        return result
+
+    def status(self, name: str) -> RunStatus:
+        return RunStatus.read(self.folder.run(name).status)
+
+    def attempts(self, *names: str) -> list[int]:
+        return [len(self.status(name).attempts) for name in names]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return Sweep(tmp_path / "sweep")
+
+
+def test_faults_are_repeated_when_they_are_asked_for(sweep: Sweep) -> None:
+    names = ("exits7", "runsout", "completes")
+    sweep.run(*names)
+    assert sweep.attempts(*names) == [1, 1, 1]
+    result = sweep.run(*names)
+    assert {run.run_id: run.status for run in result.failed} == {
+        "exits7": Status.FAILED,
+        "runsout": Status.OOM,
+    }
+    assert sweep.attempts(*names) == [1, 1, 1]
+    assert "1 of 3 runs done already, not run again" in sweep.printed
+    assert (
+        "2 runs ended by a fault before, not run again (1 failed, 1 oom); to run them again, add "
+        "--retry failed,oom"
+    ) in sweep.printed
+    # Their causes are told again, at the end.
+    assert "runsout oom: out of memory" in sweep.printed
+    sweep.run(*names, retry=["oom"])
+    assert sweep.attempts(*names) == [1, 2, 1]
+    assert "add --retry failed\n" in sweep.printed
+    sweep.run(*names, retry=["all"])
+    assert sweep.attempts(*names) == [2, 3, 1]
+
+
+def test_no_more_are_started_after_so_many_failures(sweep: Sweep) -> None:
+    names = [f"exits7-{number}" for number in range(4)]
+    result = sweep.run(*names, max_failures=2)
+    assert [run.status for run in result.runs] == [Status.FAILED] * 2 + [Status.PENDING] * 2
+    assert result.stopped == "2 runs have failed, and launcher.max_failures is 2"
+    assert f"{result.stopped}: no more were started; the same command goes on" in sweep.printed
+    assert not result.interrupted
+    # Failures of earlier launches do not count, or nothing would ever go on.
+    result = sweep.run(*names, "completes-later", max_failures=3)
+    assert result.stopped is None
+    assert sweep.attempts(*names, "completes-later") == [1, 1, 1, 1, 1]
+    assert sweep.status("completes-later").status is Status.COMPLETED
+
+
+def test_what_runs_is_finished(sweep: Sweep) -> None:
+    """The other run of a pair goes on to its end when one has failed."""
+    names = ("exits7", "outlasts", "completes-later")
+    result = sweep.run(*names, max_failures=1, concurrent_runs=2)
+    found = {run.run_id: run.status for run in result.runs}
+    assert found == {
+        "exits7": Status.FAILED,
+        "outlasts": Status.COMPLETED,
+        "completes-later": Status.PENDING,
+    }
+    assert result.stopped == "1 run has failed, and launcher.max_failures is 1"
+
+
+def cells(*arguments: str) -> Grid:
+    grid = compose(["data=stdlib", *arguments], "batchscape sweep")
+    assert grid is not None
+    return grid
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--retry", "failed,oom"],
+        ["--retry=failed,oom"],
+        ["launcher.retry=[failed,oom]"],
+        ["seed=0,1", "--retry", "failed,oom"],
+    ],
+)
+def test_the_option_is_a_setting(arguments: list[str]) -> None:
+    grid = cells(*arguments)
+    for cell in grid.cells:
+        config = RunConfig.from_mapping(cell.settings)
+        assert config.launcher.retry == ["failed", "oom"]
+    assert grid.axis_keys <= {"seed"}
+    # The folder of the sweep is the same, with and without it.
+    plain = cells(*(a for a in arguments if "retry" not in a and "," not in a))
+    named = [
+        name_sweep(
+            RunConfig.from_mapping(g.cells[0].settings),
+            sweep_file=None,
+            swept_keys=["seed"],
+            fixed=g.fixed,
+        )
+        for g in (grid, plain)
+    ]
+    assert named[0] == named[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--retry"], ["--retry", "completed"], ["--retry=failed,"], ["--retry", "seed=1"]]
+)
+def test_what_cannot_be_repeated_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--retry takes .*failed, oom, timeout, all"):
+        cells(*arguments)
+
+
+@pytest.mark.parametrize(("key", "value"), [("retry", ["diverged"]), ("max_failures", 0)])
+def test_settings_are_checked(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"launcher.{key}"):
+        spec_named("completes", **{key: value})

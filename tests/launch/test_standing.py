@@ -1,0 +1,151 @@
+"""What the same command runs: what is missing, and nothing else."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from fake_workers import Rank
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, spec_named
+
+from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch.result import FAULTS
+from batchscape.launch.standing import Standing, repeated
+from batchscape.record.causes import Cause
+from batchscape.record.files import write_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.tables import read_table, verify_seal
+
+SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+MISSING = {Status.PENDING, Status.RUNNING, Status.INTERRUPTED, Status.REJECTED}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepFolder:
+    return SweepFolder(tmp_path / "sweep")
+
+
+def begun(sweep: SweepFolder, name: str, status: Status, cause: Cause | None = None) -> RunFolder:
+    """Make the folder of a run that was begun once, as its launcher left it."""
+    spec, folder = spec_named(name), sweep.run(name)
+    spec.write(folder.config)
+    ranks = spec.geometry.data_parallel_size
+    launch = {"attempt": 0, "world_size": ranks, "device_model": "a processor", "usable_cores": 2}
+    write_json(folder.launch, {**launch, "timing_valid": True, "start_method": "spawn"})
+    attempt = Attempt(started_at=1.0, from_optimizer_step=0)
+    if status is not Status.RUNNING:
+        attempt.ended_at, attempt.status = 2.0, str(status)
+    RunStatus(status, cause=cause, attempts=[attempt]).write(folder.status)
+    return folder
+
+
+def launched(
+    sweep: SweepFolder, *names: str, retry: tuple[str, ...] = ()
+) -> tuple[SweepResult, str]:
+    printed = io.StringIO()
+    specs = [spec_named(name, retry=list(retry)) for name in names]
+    console = Console(file=printed, width=300)
+    result = run_sweep(specs, sweep, MACHINE, target=TARGET, method="spawn", console=console)
+    return result, printed.getvalue()
+
+
+def test_every_status_is_sealed_or_missing_or_a_fault() -> None:
+    assert set(Status) == SEALED | MISSING | FAULTS
+    assert {status for status in Status if status.is_sealed} == SEALED
+
+
+@pytest.mark.parametrize(
+    ("names", "faults"),
+    [
+        ([], set()),
+        (["failed"], {Status.FAILED}),
+        (["oom", "timeout"], {Status.OOM, Status.TIMEOUT}),
+        (["all"], {Status.FAILED, Status.OOM, Status.TIMEOUT}),
+        (["all", "oom"], {Status.FAILED, Status.OOM, Status.TIMEOUT}),
+    ],
+)
+def test_faults_stand_unless_they_are_named(
+    sweep: SweepFolder, names: list[str], faults: set[Status]
+) -> None:
+    tried = [status for status in Status if status not in SEALED]
+    for status in tried:
+        begun(sweep, str(status), status)
+    specs = [spec_named(str(status)) for status in (*tried, "new")]
+    standing = Standing(specs, sweep, repeated(names))
+    assert [spec.run_id for spec in standing.missing] == [
+        *(str(status) for status in tried if status in MISSING | faults),
+        "new",
+    ]
+    assert {name: result.status for name, result in standing.settled.items()} == {
+        str(status): status for status in FAULTS - faults
+    }
+    assert all(result.skipped for result in standing.settled.values())
+    for name in ("new", "rejected"):
+        assert RunStatus.read(sweep.run(name).status).status is Status.PENDING
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (Status.RUNNING, None),
+        (Status.FAILED, Cause.DISK),
+        (Status.FAILED, Cause.INFRASTRUCTURE),
+    ],
+)
+def test_what_was_trained_to_its_end_is_sealed_from_its_rows(
+    sweep: SweepFolder, status: Status, cause: Cause | None
+) -> None:
+    """The launcher died, or could not write: nothing is trained again."""
+    folder = begun(sweep, "completes-d2", status, cause)
+    for rank in (0, 1):
+        Rank(str(folder.path), rank).complete()
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "step-1.pt").touch()
+    # A launcher that was killed while it sealed.
+    folder.parquet("steps").write_bytes(b"half")
+    result, printed = launched(sweep, "completes-d2")
+    (run,) = result.runs
+    assert (run.status, run.reason, run.by_another) == (Status.COMPLETED, None, False)
+    assert "completes-d2 completed: its rows were whole already" in printed
+    assert not folder.log.exists()
+    written = RunStatus.read(folder.status)
+    (attempt,) = written.attempts
+    assert (attempt.status, attempt.reason, attempt.cause) == ("completed", None, None)
+    assert (written.cause, written.stop_reason) == (None, "budget")
+    verify_seal(folder, written)
+    assert list(read_table(folder, "steps")["optimizer_step"]) == [1, 2, 3]
+    left = {path.name for path in folder.path.iterdir()}
+    assert not {name for name in left if "outcome" in name or name in {".lock", "checkpoints"}}
+    assert launched(sweep, "completes-d2")[0].runs[0].skipped
+
+
+@pytest.mark.parametrize("left", ["one outcome", "rows cut short", "ranks that disagree"])
+def test_what_was_not_trained_to_its_end_goes_on(sweep: SweepFolder, left: str) -> None:
+    folder = begun(sweep, "completes-d2", Status.RUNNING)
+    Rank(str(folder.path), 0).complete()
+    if left == "rows cut short":
+        Rank(str(folder.path), 1).complete()
+        lines = folder.lines("steps").read_bytes().splitlines(keepends=True)
+        folder.lines("steps").write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
+    elif left == "ranks that disagree":
+        Rank(str(folder.path), 1).outcome("diverged", "the loss is not finite")
+        folder.lines("steps").unlink()
+    result, _ = launched(sweep, "completes-d2")
+    assert [run.status for run in result.runs] == [Status.COMPLETED]
+    attempts = RunStatus.read(folder.status).attempts
+    assert [(a.status, a.reason) for a in attempts] == [
+        ("interrupted", "the launcher died"),
+        ("completed", None),
+    ]
+
+
+def test_a_fault_is_no_end_that_could_not_be_written(sweep: SweepFolder) -> None:
+    folder = begun(sweep, "completes-d2", Status.FAILED, Cause.EXCEPTION)
+    Rank(str(folder.path), 0).complete()
+    Rank(str(folder.path), 1).outcome("failed", "planted failure")
+    result, _ = launched(sweep, "completes-d2")
+    assert [run.run_id for run in result.failed] == ["completes-d2"]
+    assert len(RunStatus.read(folder.status).attempts) == 1

@@ -53,6 +53,9 @@ _NOT_SETTINGS = {
     *SUMMARY,
     *WHERE,
     "attempts",
+    # A rule that most runs never meet; those of earlier versions lack it.
+    "budget.divergence_factor",
+    "budget.divergence_steps",
     "cause",
     "devices_per_node",
     "engine.precision",

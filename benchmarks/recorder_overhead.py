@@ -24,6 +24,7 @@ from short_run import make_run
 
 from batchscape.measure.clock import CpuClock
 from batchscape.record.folder import RunFolder
+from batchscape.train.divergence import DivergenceRule
 from batchscape.train.loop import Training
 from batchscape.train.recorder import StepRecorder
 
@@ -70,7 +71,16 @@ def main() -> None:
         clock = CpuClock()
         # The loop's own parts, so that only the recorder comes and goes.
         training._build(clock)
-        recorder = StepRecorder(folder, 0, 1, device, clock, attempt=0, warmup_optimizer_steps=0)
+        recorder = StepRecorder(
+            folder,
+            0,
+            1,
+            device,
+            clock,
+            attempt=0,
+            warmup_optimizer_steps=0,
+            rule=DivergenceRule(10.0, 20),
+        )
         timed = Timed(recorder)
         step_s: dict[bool, list[list[float]]] = {True: [], False: []}
         k = 0

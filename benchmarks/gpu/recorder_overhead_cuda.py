@@ -26,6 +26,7 @@ from batchscape.measure.clock import CudaClock, NoMarks
 from batchscape.models import LossModule
 from batchscape.models.gpt import GptModel
 from batchscape.record.folder import RunFolder
+from batchscape.train.divergence import DivergenceRule
 from batchscape.train.recorder import StepRecorder
 
 MODEL = Gpt(name="gpt", n_layers=6, n_heads=8, d_model=512)
@@ -43,7 +44,14 @@ class Steps:
         self._tokens = torch.randint(CLASSES, (2, SAMPLES, LENGTH), device=device)
         self._clock = CudaClock()
         self._recorder = StepRecorder(
-            folder, 0, 1, device, self._clock, attempt=0, warmup_optimizer_steps=0
+            folder,
+            0,
+            1,
+            device,
+            self._clock,
+            attempt=0,
+            warmup_optimizer_steps=0,
+            rule=DivergenceRule(10.0, 20),
         )
         self._done = 0
 

@@ -155,3 +155,18 @@ def waiting(run_dir: str, rank: int) -> int:
 
     Training._step = step  # type: ignore[method-assign]  # a planted delay
     return worker.main(run_dir, rank)
+
+
+def lopsided(run_dir: str, rank: int) -> int:
+    """Meet a gradient norm that is not finite in optimizer step 6, on the last rank alone."""
+    real = DdpEngine.optimizer_step
+    calls = 0
+
+    def optimizer_step(self: DdpEngine, settings: Optimizer, factor: float) -> Tensor:
+        nonlocal calls
+        calls += 1
+        norm = real(self, settings, factor)
+        return norm * float("nan") if calls == 6 and rank == 1 else norm
+
+    DdpEngine.optimizer_step = optimizer_step  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)

@@ -193,6 +193,8 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "tokens": {"samples": None, "tokens": 491520},
             "optimizer_steps": {"samples": None, "optimizer_steps": 240},
             "target_loss": 2.0,
+            "divergence_factor": 5.0,
+            "divergence_steps": 7,
         },
     ),
     Evaluation: (

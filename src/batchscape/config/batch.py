@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Count, Positive
@@ -49,7 +52,7 @@ class Batch:
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
-    """How long to train: exactly one of the three sizes, and perhaps a target."""
+    """How long to train: exactly one of the three sizes, perhaps a target, and when to give up."""
 
     samples: Count | None = None
     """Samples in all, a multiple of the global batch. Scope: trajectory."""
@@ -60,6 +63,12 @@ class Budget:
     """Parameter updates in all. Scope: trajectory."""
     target_loss: Positive | None = None
     """Stop at the first evaluation whose loss is at most this. Scope: trajectory."""
+    divergence_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 10.0
+    """A run is diverged once its training loss was above this many times the lowest loss of its
+    first 10 optimizer steps for `divergence_steps` optimizer steps in a row; null: only once a loss
+    or gradient is not finite. The rule is in `train.divergence`. Scope: trajectory."""
+    divergence_steps: Count = 20
+    """Optimizer steps in a row that decide it. Scope: trajectory."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""

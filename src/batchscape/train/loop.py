@@ -34,6 +34,7 @@ from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import save_checkpoint
+from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
@@ -117,6 +118,8 @@ class Training:
             spec.config.measure.noise_scale_every,
         )
         self._loader: Loader = InlineLoader(self._dataset, self._stream, device, spec.precision)
+        budget = spec.config.budget
+        self._rule = DivergenceRule(budget.divergence_factor, budget.divergence_steps)
         self.recorder: StepRecorder
         self._engine: Engine
         self._average: WeightAverage | None = None
@@ -236,9 +239,9 @@ class Training:
             self.done += 1
             evaluates = self._evaluation_is_due()
             verdict = self._agree(at_once=evaluates)
-            if verdict.diverged_at is not None:
+            if verdict.diverged is not None:
                 self.recorder.flush()
-                return self._not_finite(f"the loss of optimizer step {verdict.diverged_at}")
+                return self._diverged(verdict.diverged)
             if evaluates:
                 self._phase(OUTSIDE)
                 if (outcome := self._judge(self._evaluate())) is not None:
@@ -271,13 +274,13 @@ class Training:
     def _judge(self, held_out_loss: float) -> Outcome | None:
         """Return how an evaluation ends the run; None where it goes on."""
         if not math.isfinite(held_out_loss):
-            return self._not_finite(f"the held-out loss after optimizer step {self.done}")
+            what = f"the held-out loss after optimizer step {self.done}"
+            return self._diverged(f"{what} is not finite")
         if held_out_loss <= self._target_loss:
             return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
         return None
 
-    def _not_finite(self, what: str) -> Outcome:
-        reason = f"{what} is not finite"
+    def _diverged(self, reason: str) -> Outcome:
         return Outcome(Status.DIVERGED, self.done, reason=reason, cause=Cause.DIVERGENCE)
 
     def _compile(self) -> None:
@@ -452,6 +455,7 @@ class Training:
                 "tokens": self.recorder.tokens,
                 "train_time_s": self.recorder.train_time_s,
                 "rng": rng,
+                "divergence": self._rule.state(),
                 **engine,
                 "average": average,
             }
@@ -472,6 +476,7 @@ class Training:
             if self._average is not None:
                 self._average.restore(state["average"])
             set_random_state(self._device, state["rng"][self._rank])
+            self._rule.restore(state.get("divergence"))
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
@@ -495,6 +500,7 @@ class Training:
             self._clock,
             attempt=self._attempt,
             warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
+            rule=self._rule,
             tokens=tokens,
             train_time_s=train_time_s,
         )

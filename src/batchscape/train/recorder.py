@@ -24,6 +24,7 @@ from batchscape.measure.noise_scale import NoiseSample
 from batchscape.measure.telemetry import build_telemetry
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
+from batchscape.train.divergence import DivergenceRule
 
 __all__ = ["LARGEST_INTERVAL", "StepRecorder", "Verdict"]
 
@@ -45,15 +46,15 @@ class Verdict:
     """A rank was asked to stop."""
     checkpoint: bool = False
     """A checkpoint is due."""
-    diverged_at: int | None = None
-    """First optimizer step with a loss that is not finite."""
+    diverged: str | None = None
+    """Why the training is diverged, by the first optimizer step that says so."""
 
     def __or__(self, other: Verdict) -> Verdict:
         """Join two verdicts, the earlier one first."""
         return Verdict(
             self.stop or other.stop,
             self.checkpoint or other.checkpoint,
-            self.diverged_at if self.diverged_at is not None else other.diverged_at,
+            self.diverged if self.diverged is not None else other.diverged,
         )
 
 
@@ -66,6 +67,7 @@ class _Pending:
     noise: dict[int, NoiseSample]
     reduced: Tensor
     norms: Tensor
+    """Of each step; then, where updates may be skipped, whether each was."""
     work: dist.Work | None
     copied: torch.cuda.Event | None
 
@@ -90,6 +92,8 @@ class StepRecorder:
         Written in every row.
     warmup_optimizer_steps : int
         First steps of this attempt that are marked as warm-up.
+    rule : DivergenceRule
+        Judges every step.
     tokens, train_time_s : int, float
         Progress of earlier attempts.
     """
@@ -104,6 +108,7 @@ class StepRecorder:
         *,
         attempt: int,
         warmup_optimizer_steps: int,
+        rule: DivergenceRule,
         tokens: int = 0,
         train_time_s: float = 0.0,
     ) -> None:
@@ -117,6 +122,7 @@ class StepRecorder:
         self._device = device
         self._clock = clock
         self._attempt = attempt
+        self._rule = rule
         self._warmup_left = warmup_optimizer_steps
         self._interval = 1
         self._pending: _Pending | None = None
@@ -249,8 +255,10 @@ class StepRecorder:
             # From pageable memory the copy would wait for all that the device has yet to do.
             asked = asked.pin_memory().to(self._device, non_blocking=True)
         squares = [sample.square_sum for sample in self._noise.values()]
-        reduced = torch.cat([asked, torch.stack([*self._losses, *squares])])
         norms = torch.stack([*self._norms, *self._skipped])
+        # Every rank must come to the same verdict, also where only one meets a bad number.
+        overflows = (~norms[: len(self._norms)].isfinite()).double()
+        reduced = torch.cat([asked, torch.stack([*self._losses, *squares]), overflows])
         work = dist.all_reduce(reduced, async_op=True) if self._world_size > 1 else None
         copied = None
         if self._device.type == "cuda":
@@ -272,8 +280,9 @@ class StepRecorder:
         pending.wait()
         reduced, norms = pending.reduced.tolist(), pending.norms.tolist()
         wishes, sums = reduced[: len(_WISHES)], reduced[len(_WISHES) :]
+        overflows = sums[len(sums) - len(pending.rows) :]
         for (slot, sample), total in zip(
-            pending.noise.items(), sums[len(pending.rows) :], strict=True
+            pending.noise.items(), sums[len(pending.rows) : -len(pending.rows)], strict=True
         ):
             square = sample.small_gradients * total
             pending.rows[slot] |= {
@@ -281,7 +290,7 @@ class StepRecorder:
                 "small_gradient_square": square if math.isfinite(square) else None,
             }
         self._interval = int(wishes[_INTERVAL])
-        diverged_at = None
+        diverged = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
             row["loss"] = sums[slot] / pending.targets[slot]
@@ -292,11 +301,15 @@ class StepRecorder:
             if not row["warmup"]:
                 self.measured_s += step.step_time_s
                 self.measured_optimizer_steps += 1
-            if diverged_at is None and not math.isfinite(row["loss"]):
-                diverged_at = row["optimizer_step"]
+            if diverged is None:
+                diverged = self._rule.judge(
+                    row["optimizer_step"],
+                    row["loss"],
+                    norm_is_finite=overflows[slot] == 0 or row["skipped"],
+                )
         if self._lines is not None:
             self._lines.append(pending.rows)
-        return Verdict(wishes[_STOP] > 0, wishes[_CHECKPOINT] > 0, diverged_at)
+        return Verdict(wishes[_STOP] > 0, wishes[_CHECKPOINT] > 0, diverged)
 
 
 def _to_pinned(source: Tensor) -> Tensor:

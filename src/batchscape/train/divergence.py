@@ -1,0 +1,91 @@
+"""When a training counts as diverged: one rule, judged alike on every rank.
+
+A run is diverged at the first optimizer step of which one holds:
+
+* its loss is not finite;
+* the norm of its gradient is not finite, and the update was not skipped (in float16 an overflow is
+  answered by a smaller loss scale and is no divergence);
+* its loss, like those of the `budget.divergence_steps - 1` steps before it, is above
+  `budget.divergence_factor` times the lowest loss of the first 10 optimizer steps. That is about
+  the loss of the untrained model, which a training that has not exploded stays below; the lowest
+  of several, so that an explosion in the very first steps does not raise the bar. Where it is not
+  above 0, this part of the rule does not apply.
+
+A held-out loss that is not finite is divergence as well. The losses are those of the whole global
+batch, reduced over the ranks, which every rank has from the same exchange: nothing more is asked,
+nobody waits, and all ranks come to the same verdict at the same step. It comes late, by at most two
+drains of the recorder.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["FIRST_STEPS", "DivergenceRule"]
+
+FIRST_STEPS = 10
+"""Optimizer steps whose lowest loss is the level that an explosion is measured by."""
+
+
+class DivergenceRule:
+    """Judges one optimizer step after the other.
+
+    Parameters
+    ----------
+    factor : float or None
+        Times the level that a loss is too high; None: only what is not finite counts.
+    steps : int
+        Consecutive optimizer steps that are too high before that is divergence.
+    """
+
+    def __init__(self, factor: float | None, steps: int) -> None:
+        self._factor = factor
+        self._steps = steps
+        self._level = math.inf
+        """Lowest loss of the first optimizer steps."""
+        self._above = 0
+        """Optimizer steps in a row, up to the last one, that were too high."""
+
+    def judge(self, optimizer_step: int, loss: float, *, norm_is_finite: bool) -> str | None:
+        """Judge the next optimizer step.
+
+        Parameters
+        ----------
+        optimizer_step : int
+            From 1; in order, none left out.
+        loss : float
+            Of the whole global batch.
+        norm_is_finite : bool
+            Whether the norm of its gradient is, on all ranks; true of a skipped update.
+
+        Returns
+        -------
+        str or None
+            Why the training is diverged; None where it is not.
+        """
+        if not math.isfinite(loss):
+            return f"the loss of optimizer step {optimizer_step} is not finite"
+        if not norm_is_finite:
+            return f"the gradient norm of optimizer step {optimizer_step} is not finite"
+        if optimizer_step <= FIRST_STEPS:
+            self._level = min(self._level, loss)
+        if self._factor is None or not 0 < self._level < math.inf:
+            return None
+        self._above = self._above + 1 if loss > self._factor * self._level else 0
+        if self._above < self._steps:
+            return None
+        return (
+            f"the loss exploded: {loss:.4g} at optimizer step {optimizer_step}, the last of "
+            f"{self._steps} in a row above {self._factor:g} x {self._level:.4g}, the lowest loss "
+            f"of the first {FIRST_STEPS} (budget.divergence_factor, budget.divergence_steps)"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it."""
+        return {"level": self._level, "above": self._above}
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Take back what `state` gave; nothing, of a checkpoint that is older than the rule."""
+        if state is not None:
+            self._level, self._above = float(state["level"]), int(state["above"])

@@ -1,0 +1,138 @@
+"""When a training counts as diverged: the rule against a plain one, and real trainings."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.train.divergence import DivergenceRule
+
+LOSSES = st.lists(
+    st.sampled_from([0.5, 1.0, 4.9, 5.1, 9.0, 60.0, 1e300, math.nan, math.inf]) | st.floats(0, 100),
+    max_size=60,
+)
+
+
+def plainly(losses: list[float], factor: float | None, steps: int) -> int | None:
+    """Return the step of divergence, looking at the whole curve up to every step anew."""
+    for k in range(1, len(losses) + 1):
+        seen = losses[:k]
+        if not math.isfinite(seen[-1]):
+            return k
+        if factor is None or k < steps:
+            continue
+        # Every step by the level that was known then.
+        too_high = [
+            min(seen[: min(10, j)]) > 0 and seen[j - 1] > factor * min(seen[: min(10, j)])
+            for j in range(k - steps + 1, k + 1)
+        ]
+        if all(too_high):
+            return k
+    return None
+
+
+@given(LOSSES, st.sampled_from([None, 1.5, 10.0]), st.integers(1, 8), st.integers(0, 60))
+def test_the_rule_is_the_one_that_is_stated(losses, factor, steps, cut):
+    """Also across a resume after `cut` steps, whose state went through a checkpoint."""
+    rule = DivergenceRule(factor, steps)
+    found = None
+    for k, loss in enumerate(losses, start=1):
+        if k == cut + 1:
+            state = json.loads(json.dumps(rule.state()))
+            rule = DivergenceRule(factor, steps)
+            rule.restore(state)
+        if rule.judge(k, loss, norm_is_finite=True) is not None:
+            found = k
+            break
+    assert found == plainly(losses, factor, steps)
+
+
+def test_reasons():
+    rule = DivergenceRule(10.0, 2)
+    assert rule.judge(1, 5.5, norm_is_finite=True) is None
+    assert rule.judge(2, 56.0, norm_is_finite=True) is None
+    assert rule.judge(3, 560.0, norm_is_finite=True) == (
+        "the loss exploded: 560 at optimizer step 3, the last of 2 in a row above 10 x 5.5, the "
+        "lowest loss of the first 10 (budget.divergence_factor, budget.divergence_steps)"
+    )
+    reason = rule.judge(4, 1.0, norm_is_finite=False)
+    assert reason == "the gradient norm of optimizer step 4 is not finite"
+    reason = rule.judge(5, math.nan, norm_is_finite=False)
+    assert reason == "the loss of optimizer step 5 is not finite"
+    # A checkpoint from before there was a rule.
+    rule.restore(None)
+
+
+def exploding(trainer, geometry, **settings):
+    """A training whose loss is 5.5, 56, 678, and then beyond all."""
+    return trainer.make_spec(
+        geometry,
+        optimizer={"name": "sgd", "learning_rate": 30.0},
+        schedule={"name": "constant"},
+        **{"budget__optimizer_steps": 200, **settings},
+    )
+
+
+@pytest.mark.parametrize(
+    "geometry", [(1, 32, 1), pytest.param((2, 8, 2), marks=pytest.mark.slow)], ids=str
+)
+def test_an_explosion_is_divergence_at_the_same_step_on_every_rank(
+    trainer, outcome, steps, tmp_path, geometry
+):
+    spec = exploding(trainer, geometry, budget__divergence_steps=3)
+    folder = trainer.train(spec, tmp_path)
+    for rank in range(geometry[0]):
+        ended = outcome(folder, rank)
+        assert (ended["status"], ended["cause"]) == ("diverged", "divergence")
+        assert ended["reason"].startswith("the loss exploded: ")
+        assert " at optimizer step 4, the last of 3 in a row above 10 x 5.5" in ended["reason"]
+    losses = steps(folder)["loss"].tolist()
+    assert plainly(losses, 10.0, 3) == 4
+
+
+@pytest.mark.slow
+def test_without_the_rule_only_what_is_not_finite_counts(trainer, outcome, tmp_path):
+    folder = trainer.train(exploding(trainer, (1, 32, 1), budget__divergence_factor=None), tmp_path)
+    assert outcome(folder)["reason"] == "the loss of optimizer step 8 is not finite"
+
+
+def test_a_norm_that_one_rank_alone_finds_bad_ends_all_of_them(trainer, outcome, tmp_path):
+    spec = trainer.make_spec((2, 8, 2), budget__optimizer_steps=400)
+    folder = trainer.train(spec, tmp_path, target="faulty_workers:lopsided")
+    for rank in range(2):
+        assert outcome(folder, rank)["status"] == "diverged"
+        reason = "the gradient norm of optimizer step 6 is not finite"
+        assert outcome(folder, rank)["reason"] == reason
+
+
+@pytest.mark.slow
+def test_a_resumed_run_diverges_where_the_whole_one_does(trainer, outcome, tmp_path):
+    """Stopped after it had become too high, and before that was so for long enough."""
+    settings = {
+        "optimizer": {"name": "sgd", "learning_rate": 1000.0, "gradient_clip_norm": 1.0},
+        "schedule": {"name": "constant"},
+        "budget__optimizer_steps": 300,
+        "budget__divergence_steps": 80,
+        "checkpoint": {"every_s": None},
+    }
+    spec = trainer.make_spec((1, 32, 1), **settings)
+    whole = trainer.train(spec, tmp_path / "whole")
+    assert outcome(whole)["reason"].startswith("the loss exploded: ")
+    folder = trainer.start(spec, tmp_path / "cut", target="faulty_workers:waiting")
+    deadline = time.monotonic() + 100
+    while not Path(folder.path / "hangs-0").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    trainer.kill(spec, signal.SIGTERM)
+    assert outcome(folder)["status"] == "interrupted"
+    folder.outcome(0).unlink()
+    trainer.train(spec, tmp_path / "cut", attempt=1)
+    assert "going on after optimizer step" in folder.log.read_text()
+    assert outcome(folder)["reason"] == outcome(whole)["reason"]

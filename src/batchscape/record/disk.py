@@ -97,9 +97,9 @@ def explained(error: Exception, path: Path) -> Exception:
 
 
 def _explained(error: OSError, path: Path, needed: int | None) -> str:
-    mount = _mount_of(path)
     if error.errno == errno.EROFS:
-        return f"{mount} is read-only: {path} cannot be written; mount it for writing"
+        return f"{path} is on a read-only disk and cannot be written"
+    mount = _mount_of(path)
     if error.errno == errno.EIO:
         return f"the disk at {mount} failed to write {path} (input/output error); check the disk"
     about = "" if needed is None else f", needed about {size_text(needed)}"

@@ -31,3 +31,33 @@ def test_loader_workers_count_against_the_cores(
     record = launch_record(spec, Lease(tuple(range(min(ranks, 4))), ranks), machine, others=False)
     assert record["timing_invalid_reason"] == reason
     assert record["timing_valid"] == (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "shares", "reasons"),
+    [
+        (1, 1, []),
+        # One at a time, nobody shares, whatever is allowed.
+        (1, 4, []),
+        (3, 1, ["up to 3 runs share the machine"]),
+        (3, 2, ["up to 2 runs share a device", "up to 3 runs share the machine"]),
+        (2, 4, ["up to 2 runs share a device", "up to 2 runs share the machine"]),
+    ],
+)
+def test_runs_that_share_a_device_are_marked(
+    spec_of: Callable[..., RunSpec], concurrent: int, shares: int, reasons: list[str]
+) -> None:
+    machine = Machine(cpu_cores=4, cpu_name="a processor")
+    launcher = {
+        "name": "local",
+        "device": "cpu",
+        "concurrent_runs": concurrent,
+        "max_runs_per_device": shares,
+    }
+    record = launch_record(
+        spec_of((1, 2, 1), launcher=launcher), Lease((0,), 1), machine, others=False
+    )
+    assert (record["timing_invalid_reason"] or "").split("; ") == (reasons or [""])
+    assert record["timing_valid"] == (not reasons)
+    assert record["oversubscribed"] == any("share a device" in reason for reason in reasons)
+    assert record["runs_per_device"] == min(concurrent, shares)

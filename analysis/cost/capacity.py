@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.table import MEMORY_PHASES
 
-__all__ = ["LIMITED", "PEAK_FIGURES", "memory_of_ranks", "peaks_of_runs"]
+__all__ = ["LIMITED", "PEAK_FIGURES", "device_memory", "memory_of_ranks", "peaks_of_runs"]
 
 LIMITED = "memory_limit_gib"
 """Column of a limit that emulates a smaller device."""
@@ -42,6 +42,26 @@ def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
     columns = ["device_type", "launch.devices", "data_parallel_size", LIMITED, _HOST, _DEVICE]
     rows = runs.reindex(columns=columns).astype(object)
     return pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
+
+
+def device_memory(runs: pd.DataFrame) -> float:
+    """Return the memory of each device of runs that ran on equal ones.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row a run, as `load` returns it.
+
+    Returns
+    -------
+    float
+        In GiB: the limit where all had the same one, else the smallest CUDA device's; NaN where it
+        is not known, or where some had a limit and some had none.
+    """
+    limits = pd.to_numeric(_column(runs, LIMITED)).astype(float)
+    if limits.notna().any():
+        return float(limits.iloc[0]) if limits.nunique(dropna=False) == 1 else math.nan
+    return float(pd.to_numeric(_column(runs, _DEVICE)).astype(float).min())
 
 
 def peaks_of_runs(runs: pd.DataFrame) -> pd.DataFrame:

@@ -44,7 +44,8 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     if rows["micro_batch_size"].nunique() < 2:
         return None
     shown = table.head(_MAX_SETTINGS).iloc[::-1].reset_index(drop=True)
-    names = [_name(row, labelled=table["group_label"].ne("").any()) for _, row in shown.iterrows()]
+    labelled = bool(table["group_label"].ne("").any())
+    names = [_name(row, labelled=labelled) for _, row in shown.iterrows()]
     lines = sum(max(name.count("\n"), 1) for name in names)
     figure = Figure((COLUMN_IN, 0.75 + 0.16 * (len(names) + lines)), layout="constrained")
     axes = figure.subplots()

@@ -47,10 +47,14 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
     ----------
     evidence : Evidence
     memory_gib : float, optional
-        What was given; else ranks on a processor share its memory.
+        What was given; else what a device of these runs had: a limit, or its own memory; ranks on
+        a processor without a limit share its memory.
     devices : int
     """
-    return evidence.host_memory_gib / devices if memory_gib is None else memory_gib
+    if memory_gib is not None:
+        return memory_gib
+    own = evidence.device_memory_gib
+    return evidence.host_memory_gib / devices if math.isnan(own) else own
 
 
 def failures_that_count(evidence: Evidence, memory_gib: float) -> list[Geometry]:

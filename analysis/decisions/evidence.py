@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cost.capacity import LIMITED, device_memory
 from batchscape.analysis.cost.memory import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table
@@ -39,6 +40,9 @@ class Evidence:
     optimizer: str | None = None
     host_memory_gib: float = math.nan
     """Memory that all devices share, of a processor; NaN where devices have their own."""
+    device_memory_gib: float = math.nan
+    """Memory of each device: a limit that emulated a smaller one, else a CUDA device's own; NaN
+    where devices share the host's, or it is not known."""
     out_of_memory: list[tuple[int, int, int]] = field(default_factory=list)
     """Geometries of runs that ended so."""
     critical: Estimate | None = None
@@ -172,6 +176,13 @@ def _evidence(
             critical = fit_tradeoff(reaches).critical_batch_size
         except AnalysisError as error:
             warnings.append(f"the critical batch is not identified: {error}")
+    memory_gib = device_memory(runs)
+    if runs.reindex(columns=[LIMITED])[LIMITED].notna().any() and not math.isnan(memory_gib):
+        warnings = [
+            *warnings,
+            f"these runs had a device of {memory_gib:g} GiB, emulated by device.memory_limit_gib, "
+            "and this is what fits it; for a larger device give --memory-gib",
+        ]
     oom = runs.loc[runs["status"].eq("oom"), list(FACTORS)].dropna().drop_duplicates()
     on_cpu = runs["device_type"].eq("cpu").all()
     memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
@@ -184,6 +195,7 @@ def _evidence(
         hardware=str(hardware[0]) if len(hardware) == 1 else "unknown hardware",
         optimizer=str(names[0]) if len(names) == 1 else None,
         host_memory_gib=float(memory.min()) if on_cpu else np.nan,
+        device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
         critical=critical,
         warnings=warnings,

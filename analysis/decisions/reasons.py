@@ -161,7 +161,12 @@ def _micro_batch(
     )
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
-    whose = "given" if memory_given else "the machine's, shared by its ranks"
+    if memory_given:
+        whose = "given"
+    elif math.isnan(evidence.device_memory_gib):
+        whose = "the machine's, shared by its ranks"
+    else:
+        whose = "that of a device of these runs"
     text += f" of {_memory(memory_gib)} ({whose})."
     if evidence.memory is None:
         return text

@@ -40,7 +40,8 @@ class Needs:
     devices: int | None = None
     """Devices that may be used; None: as many as were measured."""
     memory_gib: float | None = None
-    """Memory of one device; None: that of the machine measured, where it is known."""
+    """Memory of one device; None: that of the device measured (of the smaller one that a limit
+    emulated, where there was one), where it is known."""
     deadline_s: float | None = None
     """Longest time to the target; None: the fastest is wanted."""
 
@@ -214,7 +215,8 @@ def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
             "--memory-gib decides nothing here: no run recorded how much memory it took, so that "
             "none can be told to fit"
         )
-    if math.isnan(evidence.host_memory_gib) and failures_that_count(evidence, needs.memory_gib):
+    had = memory_of_device(evidence, None, 1)
+    if math.isnan(had) and failures_that_count(evidence, needs.memory_gib):
         found.append(
             "what ran out of memory stays left out, though --memory-gib may be more than the "
             "device had: how much it had is not recorded"

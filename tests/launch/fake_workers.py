@@ -216,6 +216,17 @@ def outlasts(rank: Rank) -> int:
     return rank.complete()
 
 
+def together(rank: Rank) -> int:
+    """Complete once all runs of the sweep are at work."""
+    deadline = time.monotonic() + 60
+    runs = rank.folder.path.parent
+    while len(list(runs.glob("*/pid-rank-0.json"))) < len(list(runs.iterdir())):
+        if time.monotonic() > deadline:
+            return rank.outcome("failed", "alone")
+        time.sleep(0.02)
+    return rank.complete()
+
+
 def stopped(rank: Rank) -> int:
     """End as a rank does that somebody has sent SIGTERM."""
     return rank.outcome("interrupted", "SIGTERM")

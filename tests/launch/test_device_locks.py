@@ -11,21 +11,17 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.config import Local
 from batchscape.launch import run_sweep
 from batchscape.launch.device_locks import DeviceLocks
-from batchscape.launch.durations import Durations
-from batchscape.launch.placement import Placed, Placement
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.files import read_json
@@ -173,33 +169,6 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
     else:
         (warning,) = said
         assert re.match(r"devices cannot be locked in .*: launchers on this machine may", warning)
-
-
-class Launcher:
-    """Takes devices as a session does, without starting anything."""
-
-    def __init__(self, machine: Machine, folder: Path, *names: str, **settings: Any) -> None:
-        device = "cuda" if machine.cuda_devices else "cpu"
-        self.queue = deque(spec_named(name, device_type=device, **settings) for name in names)
-        launcher = Local("local", device=device, **settings)
-        self.placement = Placement(
-            machine, launcher, Durations(SweepFolder(folder), ()), pytest.fail
-        )
-        self.active: dict[str, Placed] = {}
-
-    @property
-    def devices(self) -> list[int]:
-        return [d for placed in self.active.values() if placed.lease for d in placed.lease.devices]
-
-    def start(self) -> set[str]:
-        while (placed := self.placement.next(self.queue)) is not None:
-            self.active[placed.spec.run_id] = placed
-        return set(self.active)
-
-    def end(self, name: str) -> None:
-        placed = self.active.pop(name)
-        assert placed.lease is not None
-        self.placement.release(placed.spec, placed.lease)
 
 
 FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(4)))

@@ -42,11 +42,9 @@ def begun(sweep: SweepFolder, name: str, status: Status, cause: Cause | None = N
     return folder
 
 
-def launched(
-    sweep: SweepFolder, *names: str, retry: tuple[str, ...] = ()
-) -> tuple[SweepResult, str]:
+def launched(sweep: SweepFolder, *names: str) -> tuple[SweepResult, str]:
     printed = io.StringIO()
-    specs = [spec_named(name, retry=list(retry)) for name in names]
+    specs = [spec_named(name) for name in names]
     console = Console(file=printed, width=300)
     result = run_sweep(specs, sweep, MACHINE, target=TARGET, method="spawn", console=console)
     return result, printed.getvalue()

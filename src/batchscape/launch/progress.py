@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +72,13 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        with _even_if_nobody_reads():
+            self._live.stop()
 
     def note(self, text: str, style: str = "") -> None:
         """Write a line that stays."""
-        self._console.print(Text(redact(text), style=style), soft_wrap=True)
+        with _even_if_nobody_reads():
+            self._console.print(Text(redact(text), style=style), soft_wrap=True)
 
     def stand_still(self, results: Sequence[RunResult]) -> None:
         """Tell of runs that are not launched: sealed before, ended by a fault, or damaged."""
@@ -158,7 +161,8 @@ class Progress:
         lines += [_running(run, row) for run, row in zip(active, rows, strict=True)]
         # Cut here: the layout of one plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
-        self._live.update(Text(text, no_wrap=True), refresh=True)
+        with _even_if_nobody_reads():
+            self._live.update(Text(text, no_wrap=True), refresh=True)
 
     def _overview(
         self, now: float, active: Sequence[ActiveRun], rows: Sequence[dict[str, Any] | None]
@@ -187,6 +191,16 @@ class Progress:
             self.note(result.mirrored)
         if result.mirror_note is not None:
             self.note(result.mirror_note, "yellow")
+
+
+@contextmanager
+def _even_if_nobody_reads() -> Iterator[None]:
+    """Go on where the terminal or the pipe has been closed: runs come before what is said of them.
+
+    Rich ends the program when a pipe closes.
+    """
+    with suppress(OSError, SystemExit):
+        yield
 
 
 def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:

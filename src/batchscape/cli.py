@@ -511,11 +511,15 @@ def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
 
 def _launch(grid: Grid) -> int:
     from batchscape.launch import run_sweep
+    from batchscape.plan.disk_use import describe_disk_use, disk_use
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
     plan, machine = _make_plan(grid)
     _console().print(plan_summary(plan))
+    use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))
+    if not use.fits:
+        _console().print(f"Warning. {describe_disk_use(use)}")
     try:
         write_plan(plan)
     except OSError as error:
@@ -525,7 +529,7 @@ def _launch(grid: Grid) -> int:
     _console().print(f"Runs: {plan.sweep_dir}\nReport: batchscape report {plan.sweep_dir}")
     if result.interrupted:
         return 130
-    return 1 if result.failed else 0
+    return 1 if result.failed or result.stopped else 0
 
 
 def _console() -> Console:

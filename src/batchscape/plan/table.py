@@ -17,6 +17,7 @@ from rich.text import Text
 from batchscape.config import Command, RunConfig
 from batchscape.errors import RecordError
 from batchscape.plan.build import Plan, PlannedCell
+from batchscape.plan.disk_use import describe_disk_use, disk_use
 from batchscape.plan.resolve import Rejection
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -84,6 +85,8 @@ def plan_table(plan: Plan) -> RenderableType:
         parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
+    if plan.specs:
+        parts.append(Text(describe_disk_use(disk_use(plan.specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
+from batchscape.record.heartbeat import Phase, beat
 
 
 class Rank:
@@ -45,12 +47,13 @@ class Rank:
         )
         lines.close()
 
-    def outcome(self, status: str, reason: str | None = None) -> int:
+    def outcome(self, status: str, reason: str | None = None, cause: str | None = None) -> int:
         """Leave an outcome; return the exit code."""
         content: dict[str, Any] = {
             "status": status,
             "stop_reason": "budget" if status == "completed" else None,
             "reason": reason,
+            "cause": cause,
             "at": time.time(),
             "optimizer_step": 3,
             "phase": "steady",
@@ -227,6 +230,12 @@ def together(rank: Rank) -> int:
     return rank.complete()
 
 
+def blocks(rank: Rank) -> int:
+    """Complete, and have the launcher wait for a writer when it reads the evaluations."""
+    os.mkfifo(rank.folder.lines("evals"))
+    return rank.complete()
+
+
 def stopped(rank: Rank) -> int:
     """End as a rank does that somebody has sent SIGTERM."""
     return rank.outcome("interrupted", "SIGTERM")
@@ -276,6 +285,64 @@ def gloo(rank: Rank) -> int:
     total = torch.tensor([float(rank.rank)])
     dist.all_reduce(total)
     print(f"sum {total.item():g}")
+    return rank.complete()
+
+
+def segfaults(_rank: Rank) -> int:
+    """Read what is not there, as native code does."""
+    ctypes.string_at(0)
+    return 0
+
+
+def crashesonce(rank: Rank) -> int:
+    """Do two steps, leave a checkpoint and crash; complete in the second attempt."""
+    if rank.attempt == 0:
+        rank.rows(1, 2)
+        rank.folder.checkpoints.mkdir()
+        (rank.folder.checkpoints / "step-2.pt").touch()
+        os.kill(os.getpid(), signal.SIGABRT)
+    rank.rows(3, 3)
+    return rank.outcome("completed")
+
+
+def loses(rank: Rank) -> int:
+    """Lose the connection to the others, for no fault of theirs, in every attempt."""
+    if rank.rank == 0:
+        return rank.outcome("failed", "connection reset", cause="lost_connection")
+    sleep_for_ever()
+
+
+def killsserver(rank: Rank) -> int:
+    """Kill the server that forked this rank, once the test says so; complete in the second."""
+    if rank.attempt == 0:
+        deadline = time.monotonic() + 60
+        while not (rank.folder.path / "go").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getppid(), signal.SIGKILL)
+        sleep_for_ever()
+    return rank.complete()
+
+
+def deaf(rank: Rank) -> int:
+    """Begin, and never tell of any progress, whatever it is asked."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    beat(Phase.START)
+    if rank.rank == 0:
+        beat(Phase.EVALUATION)
+        waits_in_vain()
+    sleep_for_ever()
+
+
+def waits_in_vain() -> NoReturn:
+    sleep_for_ever()
+
+
+def beats(rank: Rank) -> int:
+    """Evaluate for long, in one rank alone, and complete."""
+    for _ in range(30):
+        if rank.rank == 0:
+            beat(Phase.EVALUATION)
+        time.sleep(0.1)
     return rank.complete()
 
 

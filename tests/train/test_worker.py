@@ -61,7 +61,6 @@ def test_ranks_take_the_devices_of_their_run_in_turn(monkeypatch):
 )
 def test_what_memory_that_is_out_is_told_by(error, is_oom):
     assert failures.is_out_of_memory(error) == is_oom
-    try:
-        raise KeyError("wrapped") from error
-    except KeyError as wrapped:
-        assert failures.is_out_of_memory(wrapped) == is_oom
+    wrapped = KeyError("wrapped")
+    wrapped.__cause__ = error
+    assert failures.is_out_of_memory(wrapped) == is_oom

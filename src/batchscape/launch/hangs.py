@@ -71,7 +71,7 @@ class HangWatch:
         self._watched_s = 0.0
         self._quiet_s = 0.0
         self._first: tuple[int, float] | None = None
-        """First optimizer step that was seen, and after how many seconds."""
+        """Optimizer steps that were done when some were first seen, and after how many seconds."""
         self._step_time_s: float | None = None
 
     def look(self, now: float) -> Hang | None:
@@ -95,7 +95,7 @@ class HangWatch:
         beats = [heart.read() for heart in self._hearts]
         if beats != self._beats:
             self._beats, self._quiet_s = beats, 0.0
-            self._note_step(max(beat.optimizer_step for beat in beats))
+            self._note_steps(max(beat.steps_done for beat in beats))
         limit_s, rule = self._limit()
         if limit_s is None or self._quiet_s < limit_s:
             return None
@@ -123,14 +123,16 @@ class HangWatch:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
-    def _note_step(self, step: int) -> None:
-        if step == 0:
+    def _note_steps(self, done: int) -> None:
+        if done == 0:
             return
         if self._first is None:
-            self._first = step, self._watched_s
+            self._first = done, self._watched_s
+            # The start is in it: too long, which is on the safe side.
+            self._step_time_s = self._watched_s / done
         first, since_s = self._first
-        if step > first:
-            self._step_time_s = (self._watched_s - since_s) / (step - first)
+        if done > first:
+            self._step_time_s = (self._watched_s - since_s) / (done - first)
 
     def _limit(self) -> tuple[float | None, str]:
         """Return how long the ranks may be silent now, and the rule in words."""

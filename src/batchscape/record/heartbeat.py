@@ -59,7 +59,7 @@ class Phase(StrEnum):
 
 
 _ORDER = tuple(Phase)
-_LAYOUT = struct.Struct("<QQIB")
+_LAYOUT = struct.Struct("<QQQIB")
 _PAGE = mmap.PAGESIZE
 
 
@@ -79,6 +79,8 @@ class Beat(NamedTuple):
     """So far; 0: none."""
     optimizer_step: int
     """The one under way, or the last one done, from 1; 0: before the first."""
+    steps_done: int
+    """Optimizer steps that this attempt has done."""
     micro_step: int
     """Within it, from 0."""
     phase: Phase
@@ -125,12 +127,12 @@ class Heartbeat:
 
     def write(self, told: Beat) -> None:
         """Replace what is told."""
-        _LAYOUT.pack_into(self._bytes, 0, *told[:3], _ORDER.index(told.phase))
+        _LAYOUT.pack_into(self._bytes, 0, *told[:4], _ORDER.index(told.phase))
 
     def read(self) -> Beat:
         """Return what was last told; between two beats, perhaps a mixture of both."""
-        beats, optimizer_step, micro_step, phase = _LAYOUT.unpack_from(self._bytes, 0)
-        return Beat(beats, optimizer_step, micro_step, _ORDER[min(phase, len(_ORDER) - 1)])
+        beats, step, done, micro_step, phase = _LAYOUT.unpack_from(self._bytes, 0)
+        return Beat(beats, step, done, micro_step, _ORDER[min(phase, len(_ORDER) - 1)])
 
     def close(self) -> None:
         """Unmap the bytes."""
@@ -141,7 +143,7 @@ class _Own:
     """The heartbeat of this process: it is one rank."""
 
     def __init__(self) -> None:
-        self.last = Beat(0, 0, 0, Phase.START)
+        self.last = Beat(0, 0, 0, 0, Phase.START)
         self.shared: Heartbeat | None = None
 
 
@@ -156,7 +158,7 @@ def share(path: Path) -> None:
     OSError
         If there is none.
     """
-    _own.last = Beat(0, 0, 0, Phase.START)
+    _own.last = Beat(0, 0, 0, 0, Phase.START)
     _own.shared = Heartbeat(path)
 
 
@@ -175,7 +177,10 @@ def beat(phase: Phase, optimizer_step: int | None = None, micro_step: int | None
     step = before.optimizer_step if optimizer_step is None else optimizer_step
     if micro_step is None:
         micro_step = before.micro_step if step == before.optimizer_step else 0
-    _own.last = Beat(before.beats + 1, step, micro_step, phase)
+    done = before.steps_done
+    if step > before.optimizer_step > 0:
+        done += step - before.optimizer_step
+    _own.last = Beat(before.beats + 1, step, done, micro_step, phase)
     if _own.shared is not None:
         _own.shared.write(_own.last)
 

@@ -1,0 +1,189 @@
+"""What the machine may have ended is tried again, a stated number of times; nothing else is."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, spec_named, wait_until
+
+from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch.retries import Retries
+from batchscape.record.causes import Cause
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.tables import load
+
+AGAIN = {
+    Cause.HANG,
+    Cause.SIGNAL,
+    Cause.KILLED,
+    Cause.LOST_CONNECTION,
+    Cause.INFRASTRUCTURE,
+}
+
+
+class Sweep:
+    def __init__(self, path: Path) -> None:
+        self.folder = SweepFolder(path)
+        self.printed = ""
+
+    def run(self, *names: str, method: str = "fork", **launcher: Any) -> SweepResult:
+        output = io.StringIO()
+        result = run_sweep(
+            [spec_named(name, **launcher) for name in names],
+            self.folder,
+            MACHINE,
+            target=TARGET,
+            method=method,
+            console=Console(file=output, width=300),
+        )
+        self.printed = output.getvalue()
+        return result
+
+    def status(self, name: str) -> RunStatus:
+        return RunStatus.read(self.folder.run(name).status)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    return Sweep(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_the_policy_is_by_cause_and_bounded(tmp_path: Path, cause: Cause, retries: int) -> None:
+    """However often a run ends alike, a launch tries it `retries` times more."""
+    spec = spec_named("completes", retries=retries)
+    folder = SweepFolder(tmp_path).run("completes")
+    spec.write(folder.config)
+    policy = Retries()
+    done = 0
+    while done <= 3:
+        status = RunStatus(
+            Status.FAILED, reason="planted", cause=cause, attempts=[Attempt(1.0, 0, 2.0, "failed")]
+        )
+        if not policy.wants(spec, status):
+            break
+        done += 1
+        reason = policy.open_again(spec, folder, status)
+        assert reason == f"retry {done} of {retries} follows: planted"
+        written = RunStatus.read(folder.status)
+        # Open: a launcher that dies now leaves a run that the same command goes on with.
+        assert (written.status, written.reason) == (Status.INTERRUPTED, reason)
+        assert written.attempts[-1].status == "failed"
+    assert done == (retries if cause in AGAIN else 0)
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.FAILED])
+def test_only_failed_runs_are_tried_again(status: Status) -> None:
+    assert not Retries().wants(spec_named("completes"), RunStatus(status, cause=Cause.KILLED))
+
+
+def test_a_run_that_crashed_goes_on_from_its_checkpoint(sweep: Sweep) -> None:
+    names = ("crashesonce", "segfaults", "exits7", "loses-d2", "completes")
+    result = sweep.run(*names)
+    statuses = {run.run_id: run.status for run in result.runs}
+    assert statuses == {
+        "crashesonce": Status.COMPLETED,
+        "segfaults": Status.FAILED,
+        "exits7": Status.FAILED,
+        "loses-d2": Status.FAILED,
+        "completes": Status.COMPLETED,
+    }
+    status = sweep.status("crashesonce")
+    assert [(a.status, a.cause) for a in status.attempts] == [
+        ("failed", "signal"),
+        ("completed", None),
+    ]
+    assert [a.from_optimizer_step for a in status.attempts] == [0, 2]
+    assert status.attempts[0].reason is not None
+    assert status.attempts[0].reason.startswith("rank 0 was killed by SIGABRT")
+    assert (status.cause, status.reason, status.rank) == (None, None, None)
+    steps = load(sweep.folder.path).steps
+    steps = steps[steps["run_id"] == "crashesonce"]
+    assert list(steps["optimizer_step"]) == [1, 2, 3]
+    assert list(steps["attempt"]) == [0, 0, 1]
+    # What crashes every time ends, and what raised is not tried again.
+    counts = {name: len(sweep.status(name).attempts) for name in names}
+    assert counts == {
+        "crashesonce": 2,
+        "segfaults": 2,
+        "exits7": 1,
+        "loses-d2": 2,
+        "completes": 1,
+    }
+    assert sweep.status("segfaults").cause is Cause.SIGNAL
+    assert "rank 0 was killed by SIGSEGV" in str(sweep.status("segfaults").reason)
+    assert (sweep.status("loses-d2").cause, sweep.status("loses-d2").rank) == (
+        Cause.LOST_CONNECTION,
+        0,
+    )
+    for name in ("crashesonce", "segfaults", "loses-d2"):
+        assert f"{name}: retry 1 of 1 follows: " in sweep.printed
+    assert "exits7: retry" not in sweep.printed
+    assert "5 runs: 2 completed, 3 failed" in sweep.printed
+    assert "[5/5]" in sweep.printed
+    assert "[6/5]" not in sweep.printed
+
+
+def test_a_fork_server_that_dies_takes_no_run_with_it(sweep: Sweep) -> None:
+    """The run that it takes along is tried again, by a new server, and the others run."""
+    folder = sweep.folder.run("killsserver-d2")
+
+    def allow() -> None:
+        wait_until(folder.status.exists, "the run has no folder")
+        wait_until(lambda: "running" in folder.status.read_text(), "the run does not start")
+        (folder.path / "go").touch()
+
+    thread = threading.Thread(target=allow)
+    thread.start()
+    result = sweep.run("killsserver-d2", "completes", "completes-later")
+    thread.join()
+    assert {run.status for run in result.runs} == {Status.COMPLETED}
+    first, second = sweep.status("killsserver-d2").attempts
+    assert (first.status, first.cause) == ("failed", "infrastructure")
+    assert first.reason == (
+        "the fork server died (killed by signal 9), and the ranks of the run with it"
+    )
+    assert second.status == "completed"
+    assert "killsserver-d2: retry 1 of 1 follows: the fork server died" in sweep.printed
+
+
+def test_where_no_server_can_be_had_the_other_runs_stay_pending(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = sweep.folder.run("killsserver")
+    interpreter = sys.executable
+
+    def allow() -> None:
+        wait_until(folder.status.exists, "the run has no folder")
+        wait_until(lambda: "running" in folder.status.read_text(), "the run does not start")
+        monkeypatch.setattr(sys, "executable", "/no/interpreter/here")
+        (folder.path / "go").touch()
+
+    thread = threading.Thread(target=allow)
+    thread.start()
+    result = sweep.run("killsserver", "completes-later")
+    thread.join()
+    assert result.stopped is not None
+    assert result.stopped.startswith(
+        "no process can be started any more: the fork server cannot be started again: "
+    )
+    assert "/no/interpreter/here" in result.stopped
+    assert f"{result.stopped}: no more were started" in sweep.printed
+    left = sweep.status("completes-later")
+    assert (left.status, left.attempts) == (Status.PENDING, [])
+    # The run that it took along is open as well: the same command goes on with both.
+    assert sweep.status("killsserver").status is Status.INTERRUPTED
+    assert len(sweep.status("killsserver").attempts) == 1
+    monkeypatch.setattr(sys, "executable", interpreter)
+    result = sweep.run("killsserver", "completes-later")
+    assert {run.status for run in result.runs} == {Status.COMPLETED}
+    assert [a.status for a in sweep.status("killsserver").attempts] == ["failed", "completed"]

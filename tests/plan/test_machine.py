@@ -6,14 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchscape.config import Local
 from batchscape.errors import ConfigError
-from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores, visible_indices
-
-UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
+from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores
 
 
 def cuda(count: int, capability: tuple[int, int] = (9, 0)) -> Machine:
@@ -55,35 +51,6 @@ def test_control_groups(files: dict[str, str], expected: float | None, tmp_path:
     assert cgroup_cores(tmp_path) == expected
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        (None, [0, 1, 2]),
-        ("", []),
-        ("-1", []),
-        ("0", [0]),
-        ("2,0", [2, 0]),
-        (" 2 , 1 ", [2, 1]),
-        ("1,7,0", [1]),
-        ("0,-1,1", [0]),
-        ("1,1", []),
-        ("GPU-bb", [2]),
-        ("GPU-bb33,0", [2, 0]),
-        ("GPU-aa", []),
-        ("nonsense", []),
-    ],
-)
-def test_visible_devices(variable: str | None, expected: list[int]) -> None:
-    assert visible_indices(variable, UUIDS) == expected
-
-
-@given(st.permutations([0, 1, 2]), st.integers(0, 3))
-def test_any_selection_is_taken_in_its_order(order: list[int], count: int) -> None:
-    chosen = order[:count]
-    assert visible_indices(",".join(map(str, chosen)), UUIDS) == chosen
-    assert visible_indices(",".join(UUIDS[i] for i in chosen), UUIDS) == chosen
-
-
 def test_device_type() -> None:
     auto, cpu, gpu = (Local("local", device=d) for d in ("auto", "cpu", "cuda"))
     assert [cuda(2).device_type(launcher) for launcher in (auto, cpu, gpu)] == [
@@ -108,6 +75,21 @@ def test_slices_of_a_device_are_refused_not_passed_over(
         with pytest.raises(ConfigError, match=r"MIG slice.*launcher\.device=cpu"):
             machine.device_type(Local("local", device=device))
     assert machine.device_type(Local("local", device="cpu")) == "cpu"
+
+
+def test_a_choice_that_means_nothing_is_refused_not_guessed() -> None:
+    machine = Machine(4, "a CPU", cuda_problem="CUDA_VISIBLE_DEVICES=7 names no CUDA device")
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match="names no CUDA device"):
+            machine.device_type(Local("local", device=device))
+    assert machine.device_type(Local("local", device="cpu")) == "cpu"
+
+
+def test_cores_have_their_numbers() -> None:
+    machine = Machine.detect()
+    assert len(machine.core_numbers) == machine.cpu_cores
+    assert set(machine.core_numbers) <= os.sched_getaffinity(0)
+    assert Machine(3, "a CPU").core_numbers == (0, 1, 2)
 
 
 @pytest.mark.gpu

@@ -93,7 +93,12 @@ def driver() -> list[Finding]:
         count = pynvml.nvmlDeviceGetCount()
     finally:
         pynvml.nvmlShutdown()
-    return [Finding("NVML", "ok", f"driver {version}, {count} devices in the machine")]
+    found = [Finding("NVML", "ok", f"driver {version}, {count} devices in the machine")]
+    problem = Machine.detect().cuda_problem
+    if problem is not None:
+        what, _, repair = problem.partition("; ")
+        found.append(Finding("CUDA_VISIBLE_DEVICES", "broken", what, repair, needed=True))
+    return found
 
 
 def mig() -> list[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ import pynvml
 
 from batchscape.config import Local
 from batchscape.errors import ConfigError
+from batchscape.plan.visible_devices import names_mig, visible_indices, visible_problem
 
-__all__ = ["CudaDevice", "Machine", "cgroup_cores", "visible_indices"]
+__all__ = ["CudaDevice", "Machine", "cgroup_cores"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -45,6 +45,8 @@ class Machine:
     """Whether `CUDA_VISIBLE_DEVICES` names slices of devices (MIG)."""
     cores: tuple[int, ...] = ()
     """Numbers of those cores on the whole machine; empty: counted from 0."""
+    cuda_problem: str | None = None
+    """Why `CUDA_VISIBLE_DEVICES` does not say which devices to take."""
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
@@ -60,12 +62,14 @@ class Machine:
             # Part of a core runs no second rank, but the first one runs on any part.
             cores = cores[: max(1, int(quota))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices, problem = _cuda_devices(visible)
         return cls(
             cpu_cores=len(cores),
             cpu_name=_cpu_name(),
-            cuda_devices=_cuda_devices(visible),
-            asked_for_mig=_names_mig(visible),
+            cuda_devices=devices,
+            asked_for_mig=names_mig(visible),
             cores=cores,
+            cuda_problem=problem,
         )
 
     def device_type(self, launcher: Local) -> str:
@@ -74,7 +78,8 @@ class Machine:
         Raises
         ------
         ConfigError
-            If CUDA is asked for and there is none, or a MIG slice would be taken.
+            If CUDA is asked for and there is none, a MIG slice would be taken, or
+            `CUDA_VISIBLE_DEVICES` does not say which devices are meant.
         """
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
@@ -82,6 +87,8 @@ class Machine:
                 "name whole devices, or use launcher.device=cpu"
             )
             raise ConfigError(msg)
+        if self.cuda_problem is not None and launcher.device != "cpu":
+            raise ConfigError(self.cuda_problem)
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cuda" and not self.cuda_devices:
@@ -115,44 +122,10 @@ def cgroup_cores(root: Path) -> float | None:
     return None if quota in unlimited or not period else int(quota) / int(period)
 
 
-def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return which devices `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
-
-    Parameters
-    ----------
-    variable : str or None
-        Its value; None where it is not set.
-    uuids : sequence of str
-        UUID of every device, in the driver's order.
-
-    Notes
-    -----
-    Entries are numbers or unambiguous beginnings of a UUID; the list ends at the first entry
-    that names no device, and a repeated device leaves none visible. Source: CUDA C++ Programming
-    Guide, section "CUDA Environment Variables".
-    """
-    if variable is None:
-        return list(range(len(uuids)))
-    found: list[int] = []
-    for entry in (part.strip() for part in variable.split(",")):
-        if entry.isdigit():
-            matches = [int(entry)] if int(entry) < len(uuids) else []
-        else:
-            matches = [i for i, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-        if len(matches) != 1:
-            break
-        found += matches
-    return found if len(set(found)) == len(found) else []
-
-
 def _allowed_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
-
-
-def _names_mig(variable: str | None) -> bool:
-    return any(part.strip().startswith("MIG-") for part in (variable or "").split(","))
 
 
 def _read(path: Path) -> str:
@@ -178,23 +151,26 @@ def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
         return None
 
 
-def _cuda_devices(variable: str | None) -> tuple[CudaDevice, ...]:
+def _cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
+    """Return the visible devices, and what is wrong with the choice of them."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return (), None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        return tuple(
+        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        visible = tuple(
             CudaDevice(
                 index=index,
-                name=str(pynvml.nvmlDeviceGetName(handles[index])),
+                name=names[index],
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handles[index]),
                 uuid=uuids[index],
-                memory_gib=_memory_gib(handles[index]),
             )
             for index in visible_indices(variable, uuids)
         )
     finally:
         pynvml.nvmlShutdown()
+    order = os.environ.get("CUDA_DEVICE_ORDER")
+    return visible, visible_problem(variable, names, uuids, order)

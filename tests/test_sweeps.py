@@ -55,6 +55,7 @@ def test_the_studies() -> None:
         "fixed_global_batch",
         "learning_rate",
         "learning_rate_digits",
+        "memory_frontier",
         "musev_224",
         "optimizers",
         "scaling_rule",

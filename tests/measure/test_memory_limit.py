@@ -1,0 +1,226 @@
+"""Limits of memory: real allocations against them, and trainings that fit and that do not."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from batchscape.measure.memory_limit import lift_memory_limit, memory_limit, not_charged
+from batchscape.measure.memory_process import ResidentPeak
+from batchscape.record.folder import RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.tables import read_table
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is of Linux")
+
+CPU = torch.device("cpu")
+MIB = 2**20
+Numbers = dict[str, Any]
+
+
+def in_a_child(body: Callable[[], Numbers]) -> Numbers:
+    """Fork, so that no limit and no fragment stays; return what the child found."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, json.dumps(body()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def fits(mib: int) -> bool:
+    """Whether a tensor of that size can be had now."""
+    try:
+        torch.ones(mib * MIB // 4)
+    except RuntimeError as error:
+        if "DefaultCPUAllocator: can't allocate" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_what_a_process_takes_above_its_start_is_limited() -> None:
+    def body() -> Numbers:
+        before = torch.ones(300 * MIB // 4)  # not charged: it was there before
+        with memory_limit(CPU, 0.25):
+            under = [fits(192), fits(320)]
+            held = torch.ones(128 * MIB // 4)
+            beside = [fits(64), fits(192)]
+        return {"under": under, "beside": beside, "after": fits(512), "n": len(before) + len(held)}
+
+    found = in_a_child(body)
+    assert found["under"] == [True, False]
+    assert found["beside"] == [True, False]
+    assert found["after"], "the limit ends with its block"
+
+
+@pytest.mark.slow
+def test_other_allocators_meet_the_limit_with_a_memory_error() -> None:
+    def body() -> Numbers:
+        found = []
+        with memory_limit(CPU, 0.125):
+            for take in (lambda: bytearray(256 * MIB), lambda: np.ones(32 * MIB)):
+                try:
+                    take()
+                except MemoryError:
+                    found.append(take.__name__)
+        return {"refused": len(found)}
+
+    assert in_a_child(body) == {"refused": 2}
+
+
+def test_mapped_files_and_shared_memory_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "data.npy"
+    np.save(path, np.zeros(32 * MIB))
+
+    def body() -> Numbers:
+        with memory_limit(CPU, 0.03125):
+            total = float(np.load(path, mmap_mode="r").sum())
+            with mmap.mmap(-1, 128 * MIB) as shared:
+                shared[-1] = 1
+        return {"total": total}
+
+    assert in_a_child(body) == {"total": 0.0}
+
+
+def test_what_is_done_aside_is_not_charged_nor_what_it_leaves() -> None:
+    def body() -> Numbers:
+        with memory_limit(CPU, 0.25):
+            with not_charged():
+                kept = torch.ones(512 * MIB // 4)
+            return {"fits": [fits(192), fits(320)], "n": len(kept)}
+
+    assert in_a_child(body)["fits"] == [True, False]
+
+
+def test_a_process_that_a_limited_one_forks_can_be_free() -> None:
+    def body() -> Numbers:
+        with memory_limit(CPU, 0.125):
+            forked = in_a_child(lambda: {"inherited": fits(256)})
+
+            def lifted() -> Numbers:
+                lift_memory_limit()
+                return {"lifted": fits(256)}
+
+            return {**forked, **in_a_child(lifted)}
+
+    assert in_a_child(body) == {"inherited": False, "lifted": True}
+
+
+@pytest.mark.slow
+def test_a_users_own_limit_stays_in_force() -> None:
+    """`ulimit -d` below ours decides, and is there again afterwards."""
+    code = (
+        "import resource, torch\n"
+        "from batchscape.measure.memory_limit import memory_limit\n"
+        "with memory_limit(torch.device('cpu'), 64.0):\n"
+        "    print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
+        "print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
+    )
+    command = ["/bin/sh", "-c", 'ulimit -S -d 4194304; exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(4 * 2**30)] * 2
+
+
+def test_no_limit_does_nothing() -> None:
+    def body() -> Numbers:
+        with memory_limit(CPU, None), not_charged():
+            lift_memory_limit()
+            return {"fits": fits(256)}
+
+    assert in_a_child(body) == {"fits": True}
+
+
+def test_the_peak_above_the_start_leaves_out_what_was_done_aside() -> None:
+    def body() -> Numbers:
+        peak = ResidentPeak()
+        torch.ones(64 * MIB // 4)
+        first = peak.taken_gib()
+        peak.settle()
+        torch.ones(512 * MIB // 4)
+        peak.resume()
+        aside = peak.taken_gib()
+        held = torch.ones(128 * MIB // 4)
+        return {"first": first, "aside": aside, "held": peak.taken_gib(), "n": len(held)}
+
+    found = in_a_child(body)
+    assert 64 <= found["first"] * 1024 < 80
+    assert found["aside"] == pytest.approx(found["first"], abs=0.008)
+    assert 128 <= found["held"] * 1024 < 150
+
+
+@pytest.fixture(scope="module")
+def limited(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
+    """Train one small run, with a limit or without, to whatever end."""
+
+    def train(gib: float | None, **settings: Any) -> RunFolder:
+        spec: RunSpec = trainer.make_spec(
+            (1, 32, 2), measure__memory=True, device={"memory_limit_gib": gib}, **settings
+        )
+        spec = replace(spec, run_id=f"limit-{gib}-{len(settings)}")
+        folder: RunFolder = trainer.start(spec, tmp_path_factory.getbasetemp() / "limited")
+        trainer.wait(spec)
+        return folder
+
+    return train
+
+
+def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
+    limited: Callable[..., RunFolder], steps: Callable[..., Any], outcome: Callable[..., Any]
+) -> None:
+    """Losses and every figure of allocated memory, byte for byte."""
+    free, held = limited(None), limited(0.5)
+    for folder in (free, held):
+        assert outcome(folder)["status"] == "completed", folder.log.read_text()
+    ours, theirs = (steps(folder)["loss"].to_numpy(float).tobytes() for folder in (free, held))
+    assert ours == theirs
+    (one,), (other,) = (read_table(f, "ranks").to_dict("records") for f in (free, held))
+    names = [name for name in one if "allocated" in name]
+    assert len(names) == 5
+    assert {name: one[name] for name in names} == {name: other[name] for name in names}
+    # The limit counts more than tensors do: about what the process took.
+    assert one["peak_allocated_gib"] < other["peak_taken_gib"] < 0.5
+
+
+def test_a_training_that_does_not_fit_ends_out_of_memory(
+    limited: Callable[..., RunFolder], outcome: Callable[..., Any]
+) -> None:
+    folder = limited(0.01)
+    ended = outcome(folder)
+    assert ended["status"] == "oom"
+    assert ended["cause"] == "out_of_memory"
+    assert ended["phase"] in {"start", "forward", "backward", "optimizer"}
+    assert ended["peak_memory_gib"] > 0.01
+    assert ended["peak_memory_method"] == "resident"
+    assert "out of memory" in ended["reason"]
+
+
+@pytest.mark.slow
+def test_workers_of_the_loader_are_not_limited(
+    limited: Callable[..., RunFolder], outcome: Callable[..., Any]
+) -> None:
+    """A data set that takes more than the limit, for a moment, in each worker."""
+    folder = limited(
+        0.5,
+        loader={"workers": 1, "prefetch": 2},
+        data={"name": "custom", "_target_": "own_data.Greedy"},
+        model={"name": "mlp", "hidden_sizes": [8]},
+    )
+    assert outcome(folder)["status"] == "completed", folder.log.read_text()

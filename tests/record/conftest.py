@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -282,13 +282,11 @@ class FakeRun:
 class Fault:
     """What the server does instead of its work."""
 
-    kind: int | str
-    """An HTTP status, or `hang`: never an answer, `late`: one after a second, `garbage`: none that
-    is JSON, `cut`: a connection that is closed."""
+    kinds: Sequence[int | str]
+    """One a request, the last one ever after. An HTTP status, or `hang`: never an answer,
+    `garbage`: one that is not JSON, `cut`: a connection that is closed."""
     of: str = ""
     """Only requests whose path contains it: `graphql`, `file_stream`."""
-    left: float = math.inf
-    """Requests that it still meets."""
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -308,14 +306,13 @@ class FakeServer(ThreadingHTTPServer):
         self.on_complete: Callable[[str], None] | None = None
         """Called with the name of a run whose end has just arrived, before that is answered."""
 
-    def fault_of(self, path: str) -> Fault | None:
+    def fault_of(self, path: str) -> int | str | None:
         """What meets a request, counted."""
         fault = self.fault
-        if fault is None or fault.of not in path or fault.left <= 0:
+        if fault is None or fault.of not in path:
             return None
-        fault.left -= 1
         self.faults_met += 1
-        return fault
+        return fault.kinds[min(self.faults_met, len(fault.kinds)) - 1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that is killed leaves connections behind."""
@@ -394,22 +391,20 @@ class _Answers(BaseHTTPRequestHandler):
             content = gzip.decompress(content)
         answer, status = {}, 200
         if (fault := self.server.fault_of(self.path)) is not None:
-            if isinstance(fault.kind, int):
-                self.send_response(fault.kind)
+            if isinstance(fault, int):
+                self.send_response(fault)
                 self.end_headers()
                 self.wfile.write(b'{"errors": [{"message": "a fault"}]}')
                 return
-            if fault.kind == "hang":
+            if fault == "hang":
                 self.server.is_over.wait()
-            if fault.kind in {"hang", "cut"}:
+            if fault in {"hang", "cut"}:
                 self.close_connection = True
                 return
-            if fault.kind == "garbage":
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b"<html>{not JSON")
-                return
-            self.server.is_over.wait(1.0)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>{not JSON")
+            return
         if self.path == "/graphql":
             key = base64.b64decode(self.headers["Authorization"].split()[-1]).decode()
             if key == f"api:{self.server.known_key}":

@@ -31,19 +31,18 @@ from batchscape.record.mirror_bounds import closing_s, opening_s, patience_s, st
 from batchscape.record.mirror_state import MirrorState, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
+from exact import assert_same_rows
 
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry")
 OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry")
 KEY = "0123456789abcdef0123456789abcdef01234567"
 LONG_S = 100.0
 FAULTS = [
-    ("graphql", 500),
-    ("graphql", "hang"),
-    ("graphql", "garbage"),
-    ("graphql", 429),
-    ("file_stream", 401),
-    ("file_stream", 404),
-    ("file_stream", "hang"),
+    # Requests that are tried again, then one that is refused for good.
+    ("graphql", (500, 429, "cut", 404)),
+    ("graphql", ("garbage",)),
+    ("file_stream", (429, 500, 401)),
+    ("file_stream", ("hang",)),
 ]
 
 
@@ -94,13 +93,13 @@ def test_every_fault_of_the_server_leaves_all_for_sync(
 ) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
     folders = []
-    for number, (where, kind) in enumerate(FAULTS):
+    for number, (where, kinds) in enumerate(FAULTS):
         training = ended(fake_training(f"run-{number}"))
         folders.append(training.folder)
-        server.fault, server.faults_met = fault_of(kind, where), 0
+        server.fault, server.faults_met = fault_of(kinds, where), 0
         said = mirror.start(sweep.path, ONLINE, live=False).finish(LONG_S)
-        assert server.faults_met, (where, kind)
-        assert said is not None, (where, kind)
+        assert server.faults_met >= 1, (where, kinds)
+        assert said is not None, (where, kinds)
         assert "Weights & Biases was not updated: " in said
         assert "because W&B cannot be written to: it " in said
         assert f"`batchscape sync {sweep.path}` sends what it lacks" in said
@@ -118,8 +117,9 @@ def test_sync_says_within_its_bound_that_a_server_is_silent(
 ) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
     training = ended(fake_training("run-a"))
-    server.fault = fault_of("hang")
+    server.fault = fault_of(("hang",))
     assert main(["sync", str(sweep.path)]) == 2
+    assert server.faults_met
     assert "Weights & Biases cannot be used" in capsys.readouterr().err
     server.fault = None
     monkeypatch.delenv("WANDB_INIT_TIMEOUT")
@@ -197,7 +197,7 @@ def test_killed_at_random_again_and_again(sweep, server, fake_training, rows_of,
     seed = random.SystemRandom().randrange(2**32)
     print(f"moments of seed {seed}")  # shown where the test fails
     moments = random.Random(seed)
-    for _ in range(4):
+    for _ in range(3):
         process = mirror.start(sweep.path, ONLINE, live=False)
         time.sleep(moments.uniform(0.8, 4.0))
         helpers = psutil.Process(process.pid).children()
@@ -304,7 +304,7 @@ def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
         server.runs.clear()
         tracked = SweepFolder(tmp_path / case)
         if case == "hanging":
-            server.fault = fault_of("hang")
+            server.fault = fault_of(("hang",))
             monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
         with killing(tracked, enabled=case == "killed"):
             code = main([*settings, "tracker=wandb", "tracker.mode=online", f"sweep_dir={case}"])
@@ -355,5 +355,4 @@ def _same(plain: SweepFolder, tracked: SweepFolder) -> None:
         for table, columns in TABLES.items():
             rows, others = (read_table(folder, table)[columns] for folder in (one, other))
             assert len(rows) > 2
-            assert rows.to_csv() == others.to_csv()  # floats in full
-            assert rows.dtypes.to_dict() == others.dtypes.to_dict()
+            assert_same_rows(others, rows)

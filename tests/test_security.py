@@ -1,0 +1,648 @@
+"""Secrets stay where they are, writes stay in the sweep folder, nothing of others is executed."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import pickle
+import re
+import secrets
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from batchscape.cli import main
+from batchscape.compose import _settings
+from batchscape.config import RunConfig
+from batchscape.credentials import find_secret, is_secret_name, looks_secret, redact, redacted
+from batchscape.data.store import load_array
+from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
+from batchscape.launch.lock import sweep_lock
+from batchscape.plan.disclosure import refuse_secrets
+from batchscape.record.containment import refuse_links
+from batchscape.record.environment import environment
+from batchscape.record.files import JsonLines, write_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.gradient_sketch import read_sketch, write_sketch
+from batchscape.record.mirror_state import MirrorState
+from batchscape.record.tables import read_table
+from batchscape.recorder import Recorder
+from batchscape.train.checkpoint import load_checkpoint, save_checkpoint
+
+ROOT = Path(__file__).parents[1]
+SECRETS = {
+    "WANDB_API_KEY": secrets.token_hex(20),
+    "HF_TOKEN": "hf_" + secrets.token_hex(17),
+    "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30),
+    "LAB_PASSWORD": "correct9Horse!battery",
+}
+"""Drawn anew: none of them can stand in a file by chance."""
+COMMAND = ("engine=command", "engine.argv=[a]")
+OFFLINE = ("tracker=wandb", "tracker.mode=offline")
+RUN = [
+    *("model=gpt_micro", "batch.data_parallel_size=2", "batch.micro_batch_size=4"),
+    *("launcher.device=cpu", "data.sequence_length=16", "budget.samples=64"),
+    *("evaluation.every_samples=32", "evaluation.samples=16", "measure.noise_scale_every=2"),
+]
+
+
+@pytest.fixture
+def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, and secrets in the environment."""
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+# What is a secret
+
+
+@pytest.mark.parametrize(
+    ("name", "promises"),
+    [
+        ("WANDB_API_KEY", True),
+        ("HF_TOKEN", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("DB_PASSWORD", True),
+        ("engine.values.apiKey", True),
+        ("--api-key", True),
+        ("SORT_KEY", True),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("MONKEY", False),
+        ("KEYBOARD", False),
+        ("XDG_CACHE_HOME", False),
+    ],
+)
+def test_names_promise_by_whole_words(name: str, promises: bool) -> None:
+    assert is_secret_name(name) is promises
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "fixed_global_batch",
+        "global-batch-of-the-sweep",
+        "model.layers.0.weight",
+        "2026-01-31",
+        "0000000000000000000000",
+        "/usr/share/keyrings/archive.gpg",
+        "short1Secret",
+        "",
+    ],
+)
+def test_words_and_paths_are_no_secrets(value: str) -> None:
+    assert not looks_secret(value)
+    assert find_secret(value, {"SORT_KEY": value}, of="sort_key") is None
+
+
+@given(st.integers(16, 64), st.sampled_from(["hex", "url", "letters"]), st.integers(0, 2**64))
+def test_random_values_of_such_variables_are_found_and_redacted(
+    length: int, alphabet: str, seed: int
+) -> None:
+    letters = {
+        "hex": "0123456789abcdef",
+        "url": "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-",
+        "letters": "abcdefghijklmnopqrstuvwxyz",
+    }[alphabet]
+    drawn = np.random.default_rng(seed).integers(len(letters), size=length)
+    value = "".join(letters[k] for k in drawn)
+    if not looks_secret(value):
+        # Few characters, or some that read as words by chance; rarer the longer they are.
+        assert length < 40
+        return
+    known = {"MY_TOKEN": value}
+    text = f"it said: Bearer {value}; again"
+    assert find_secret(text, known) == "the value of the environment variable MY_TOKEN"
+    assert redact(text, known) == "it said: Bearer [MY_TOKEN]; again"
+    content = {"a": [1, text, None], value: {"b": text}}
+    assert value not in json.dumps(redacted(content, known))
+    assert redacted(content, {}) == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_" + "aB3" * 11,
+        "sk-proj-" + "aB3_" * 8,
+        "ghp_" + "aB3d" * 9,
+        "AKIA" + "AB3D" * 4,
+        "https://me:pass-word@host/x",
+        "postgres://me:pw@db:5432/x",
+        "WANDB_API_KEY=" + "0123456789abcdef0123456789abcdef01234567",
+        "0123456789abcdef0123456789abcdef01234567",
+        "--api-key=Zx81kQp9vB2nM4rT",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_known_shapes_are_found_and_redacted(text: str) -> None:
+    assert find_secret(f"x {text} y", {}) is not None
+    assert find_secret(redact(f"x {text} y", {}), {}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.revision=607a30d783dfa663caf39e06633721c8d4cfcd7e",
+        "--revision 607a30d783dfa663caf39e06633721c8d4cfcd7e",
+        "models--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e/x",
+        "http://localhost:8080/path@x",
+        "key=value token=1 tokens=65536",
+        "ask-me-whether-this-is-a-key-or-not",
+        "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    ],
+)
+def test_what_only_resembles_them_is_left_alone(text: str) -> None:
+    assert find_secret(text, {}) is None
+    assert redact(text, {}) == text
+
+
+@given(st.text())
+@example("://" + ":" * 50)
+def test_redaction_never_fails_and_needs_one_pass(text: str) -> None:
+    once = redact(text, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"})
+    assert redact(once, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"}) == once
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("tracker.tags[0]", ["tracker.tags=[{HF_TOKEN}]"]),
+        ("tracker.project", ["tracker.project=x-{WANDB_API_KEY}"]),
+        ("sweep_name", ["sweep_name=${{oc.env:HF_TOKEN}}"]),
+        ("sweep_dir", ["sweep_dir=out/{AWS_SECRET_ACCESS_KEY}"]),
+        (
+            "engine.argv[2]",
+            ["engine=command", "engine.argv=['{{python}}',--key,'{LAB_PASSWORD}']"],
+        ),
+        (
+            "engine.environment.ANOTHER_KEY",
+            [
+                *COMMAND,
+                "+engine.environment.ANOTHER_KEY=Zx81kQp9vB2nM4rT",
+            ],
+        ),
+        (
+            "a key of engine.values",
+            [*COMMAND, "+engine.values={{{HF_TOKEN}:1}}"],
+        ),
+    ],
+)
+def test_a_setting_that_holds_a_secret_is_refused(
+    key: str,
+    settings: list[str],
+    in_secret: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sweep", "tracker=wandb", *[text.format(**SECRETS) for text in settings]]) == 2
+    told = capfd.readouterr()
+    assert f"  {key} holds " in told.err
+    assert "pass it by an environment variable" in told.err
+    for value in (*SECRETS.values(), "Zx81kQp9vB2nM4rT"):
+        assert value not in told.out + told.err
+    assert list(in_secret.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "tracker.api_key={WANDB_API_KEY}",
+        "model={HF_TOKEN}",
+        "seed={AWS_SECRET_ACCESS_KEY}",
+        "{LAB_PASSWORD}",
+        "tracker.mode={HF_TOKEN}",
+        "sweeps={HF_TOKEN}",
+        "engine.argv=[{HF_TOKEN}",
+    ],
+)
+def test_an_error_about_a_setting_does_not_show_the_secret(
+    setting: str, in_secret: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", setting.format(**SECRETS)]) == 2
+    told = capfd.readouterr()
+    assert told.err.strip()
+    for value in SECRETS.values():
+        assert value not in told.out + told.err
+    assert list(in_secret.iterdir()) == []
+
+
+def test_many_cells_name_each_setting_once() -> None:
+    cells = [{"seed": k, "tracker": {"tags": ["hf_" + "aB3" * 11]}} for k in range(100)]
+    with pytest.raises(ConfigError) as refused:
+        refuse_secrets(cells, {})
+    assert str(refused.value).count("holds") == 1
+    refuse_secrets([{"model": {"name": "gpt", "sizes": [1, 2, None, True]}}], SECRETS)
+
+
+def test_the_environment_of_a_run_is_recorded_without_secrets() -> None:
+    found = json.dumps(environment({**SECRETS, "OMP_NUM_THREADS": "1"}))
+    assert not [name for name in SECRETS if name in found or SECRETS[name] in found]
+
+
+# A whole sweep
+
+
+def own_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def texts_of(path: Path) -> Iterator[bytes]:
+    """All bytes of a file, and what is compressed in a table."""
+    yield path.read_bytes()
+    if path.suffix == ".parquet":
+        yield pd.read_parquet(path).to_json().encode()
+
+
+def leaks(folder: Path, *, of_programs: bool = True) -> list[str]:
+    return [
+        f"{name} in {path.relative_to(folder)}"
+        for path in own_files(folder)
+        if of_programs or path.name != "log.txt"
+        for content in texts_of(path)
+        for name, value in SECRETS.items()
+        if value.encode() in content
+    ]
+
+
+def batchscape(
+    *arguments: str, umask: int = 0o022, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchscape", *arguments],
+        env={**os.environ, **variables},
+        umask=umask,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+TELLS = """
+import os, sys
+sys.stderr.write("bad key " + os.environ["HF_TOKEN"] + "\\n")
+sys.exit(3)
+"""
+OWN = """
+import os
+import torch
+def build(data):
+    raise RuntimeError(f"the hub refused {os.environ['HF_TOKEN']}")
+"""
+
+
+@pytest.mark.slow
+def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> None:
+    """Every byte of every file, W&B's own included; and their permissions follow the umask."""
+    # Shared with a group: the mask under which 600 and 644 are both wrong.
+    done = batchscape("sweep", *RUN, "seed=0,1", *OFFLINE, "sweep_dir=o", umask=0o002)
+    assert done.returncode == 0, done.stderr
+    told = batchscape("report", "o", umask=0o002)
+    assert told.returncode == 0, told.stderr
+    assert (in_secret / "o" / "report" / "report.md").exists()
+    assert list((in_secret / "o").glob("wandb/offline-run-*"))
+    found = {path.name for path in in_secret.iterdir()}
+    assert found == {"o"}, "Hydra or others leave something beside the sweep"
+    assert leaks(in_secret.parent) == []
+    assert modes_against(0o002, in_secret / "o") == []
+    for value in SECRETS.values():
+        assert value not in done.stdout + done.stderr + told.stdout + told.stderr
+
+
+@pytest.mark.slow
+def test_what_others_say_is_redacted_where_we_quote_it(in_secret: Path) -> None:
+    """A model that quotes a token in its error, and a program that prints one as its last words."""
+    (in_secret / "own_secret_model.py").write_text(OWN)
+    (in_secret / "tells.py").write_text(TELLS)
+    ours = batchscape(
+        *("sweep", "model=custom", "model._target_=own_secret_model.build", *RUN[1:]),
+        *("tracker=none", "sweep_dir=ours"),
+        PYTHONPATH=str(in_secret),
+    )
+    assert ours.returncode in {1, 2}, ours.stdout + ours.stderr
+    theirs = batchscape(
+        *("sweep", "engine=command", "engine.argv=['{python}','tells.py']", *RUN[1:4]),
+        *("budget.samples=64", "tracker=none", "sweep_dir=theirs"),
+    )
+    assert theirs.returncode == 1, theirs.stdout + theirs.stderr
+    assert "[HF_TOKEN]" in ours.stdout + ours.stderr
+    assert "[HF_TOKEN]" in theirs.stdout
+    for done in (ours, theirs):
+        for value in SECRETS.values():
+            assert value not in done.stdout + done.stderr
+    # What a program prints is its own, and is kept as it is.
+    (log,) = in_secret.glob("theirs/runs/*/log.txt")
+    assert SECRETS["HF_TOKEN"] in log.read_text()
+    assert leaks(in_secret / "theirs", of_programs=False) == []
+    if (in_secret / "ours").exists():
+        assert leaks(in_secret / "ours") == []
+
+
+@pytest.mark.slow
+def test_a_strict_umask_holds_for_a_sweep_and_its_caches(in_secret: Path) -> None:
+    cache = in_secret.parent / "own cache"
+    variables = {"umask": 0o077, "XDG_CACHE_HOME": str(cache)}
+    done = batchscape("sweep", *RUN, *OFFLINE, "sweep_dir=o", **variables)
+    assert done.returncode == 0, done.stderr
+    assert list(cache.rglob("*.npy"))
+    assert modes_against(0o077, in_secret / "o", cache) == []
+
+
+def modes_against(umask: int, *folders: Path) -> list[str]:
+    """Files and folders whose permissions are not what the umask leaves of 666 and 777."""
+    wrong = []
+    for path in (path for folder in folders for path in [folder, *folder.rglob("*")]):
+        if path.is_symlink():
+            continue
+        expected = (0o777 if path.is_dir() else 0o666) & ~umask
+        mode = stat.S_IMODE(path.stat().st_mode)
+        # What W&B itself writes may be stricter than asked, never more open.
+        strict = "wandb" in path.parts and mode & expected == mode
+        if mode != expected and not strict:
+            wrong.append(f"{mode:o}, not {expected:o}: {path}")
+    return wrong
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_every_way_of_writing_follows_the_umask(
+    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a finished sweep does not show any more: checkpoints, open rows, locks."""
+    folder = RunFolder(tmp_path / "sweep" / "runs" / "a")
+    before = os.umask(umask)
+    try:
+        write_json(folder.status, {})
+        for _ in range(2):
+            lines = JsonLines(folder.lines("steps"))
+            lines.append([{"optimizer_step": 1}])
+            lines.close()
+        save_checkpoint(folder.checkpoints, 1, {"done": 1}, keep_last=1)
+        write_sketch(folder, np.zeros(4))
+        with sweep_lock(SweepFolder(tmp_path / "sweep")):
+            pass
+        monkeypatch.setenv("BATCHSCAPE_RUN_DIR", str(tmp_path / "sweep" / "program"))
+        with Recorder(rank=0):
+            pass
+        recorded = list((tmp_path / "sweep" / "program").rglob("*.jsonl"))
+    finally:
+        os.umask(before)
+    assert recorded
+    assert modes_against(umask, tmp_path / "sweep") == []
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "sweep_name=../out",
+        "sweep_name=..",
+        "sweep_name=/tmp/x",
+        "sweep_name=a/b",
+        "sweep_name=.hidden",
+        "tracker.project=../../x",
+        "tracker.entity=a/b",
+        "tracker.tags=['']",
+        "engine=command engine.argv=[a] engine.metrics={kind:trainer_state,path:../x}",
+        "engine=command engine.argv=[a] engine.metrics={kind:litgpt_csv,path:/x}",
+    ],
+)
+def test_names_lead_nowhere(
+    settings: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    tracker = [] if "engine" in settings else ["tracker=wandb"]
+    assert main(["sweep", *tracker, *settings.split()]) == 2
+    assert capfd.readouterr().err.strip()
+    assert [path.name for path in tmp_path.rglob("*")] == ["work"]
+
+
+READ = {
+    "data.files",
+    "data.paths",
+    "data.path",
+    "data.held_out_path",
+    "data.tokenizer",
+    "model.path",
+    "engine.cwd",
+    "engine.files",
+    "engine.argv",
+    "engine.metrics.path",
+}
+"""Settings that lead to what is read or started; none is ever written to."""
+
+
+def test_no_other_setting_names_a_place() -> None:
+    """Whoever adds a text setting decides here whether something is written by it."""
+    texts = {
+        key
+        for key, hint in _settings(RunConfig, "")
+        if hint is str or str in getattr(hint, "__args__", ()) or hint == list[str]
+    }
+    written = {"sweep_dir", "sweep_name"}  # the first is the user's choice, the other a plain name
+    named = {key for key in texts if re.search(r"(path|dir|folder|file|name|cwd)s?$", key)}
+    names = {key for key in named if key.endswith(".name")}
+    assert named - names - written <= READ, sorted(named - names - written - READ)
+
+
+LINKS: dict[str, Callable[[SweepFolder], Path]] = {
+    "a run": lambda sweep: sweep.run("b").path,
+    "rows": lambda sweep: sweep.run("a").lines("steps"),
+    "a log": lambda sweep: sweep.run("a").log,
+    "checkpoints": lambda sweep: sweep.run("a").checkpoints,
+    "a checkpoint": lambda sweep: sweep.run("a").path / "parts" / "step-5.pt",
+    "all runs": lambda sweep: sweep.runs,
+    "the lock": lambda sweep: sweep.path / ".lock",
+    "the plan": lambda sweep: sweep.plan,
+    "the report": lambda sweep: sweep.report,
+    "the index": lambda sweep: sweep.index,
+    "what W&B writes": lambda sweep: sweep.path / "wandb",
+    "damaged runs": lambda sweep: sweep.path / "damaged",
+    "a temporary file": lambda sweep: sweep.run("a").path / ".status.json.1.tmp",
+}
+
+
+@pytest.mark.parametrize("what", LINKS)
+def test_a_link_out_of_the_folder_is_refused(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, elsewhere = SweepFolder(tmp_path / "sweep"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if what != "all runs":
+        (sweep.run("a").path / "parts").mkdir(parents=True)
+    link = LINKS[what](sweep)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere / "target" if link.suffix else elsewhere)
+    with pytest.raises(LaunchError, match=r"is a link to .*elsewhere"):
+        refuse_links(sweep)
+    if what in {"a run", "the lock"}:
+        assert main(["sweep", *RUN, "tracker=none", f"sweep_dir={sweep.path}"]) == 2
+        assert f"{link} is a link to" in capfd.readouterr().err
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_links_inside_and_the_sweep_folder_itself_may_be(tmp_path: Path) -> None:
+    real = SweepFolder(tmp_path / "disk" / "sweep")
+    real.run("a").path.mkdir(parents=True)
+    (real.path / "latest").symlink_to(real.run("a").path)
+    (real.run("a").program / "deep").mkdir(parents=True)
+    (real.run("a").program / "best").symlink_to(tmp_path)
+    (tmp_path / "here").symlink_to(real.path)
+    refuse_links(SweepFolder(tmp_path / "here"))
+    refuse_links(SweepFolder(tmp_path / "nowhere"))
+    os.mkfifo(real.run("a").lines("steps"))
+    with pytest.raises(LaunchError, match="neither a file nor a folder"):
+        refuse_links(real)
+
+
+@pytest.mark.parametrize("name", ["offline-run-1/../../../precious", "offline-*", "..", "", 3])
+def test_a_note_of_others_removes_nothing(name: object, tmp_path: Path) -> None:
+    """Incomplete segments are removed; their names come from a file."""
+    folder = SweepFolder(tmp_path / "sweep").run("a")
+    (tmp_path / "precious").mkdir()
+    for segments, run in (([name], "a-1"), ([], name)):
+        content = {"id": run, "project": "p", "entity": None, "mode": "offline", "closed": False}
+        write_json(folder.mirror, {"format_version": 2, **content, "segments": segments})
+        with pytest.raises(RecordError, match="no name of a W&B run"):
+            MirrorState.read(folder)
+
+
+# Code of others
+
+
+class Payload:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._mark),)
+
+
+def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "it ran"
+    payload = Payload(mark)
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    array = np.array([payload], dtype=object)
+
+    # With a name that fits its content, and both kinds of file that torch reads.
+    whole = save_checkpoint(folder.checkpoints, 5, {"model": payload}, keep_last=1)
+    old = pickle.dumps(payload)
+    bare = folder.checkpoints / f"step-6-{hashlib.sha256(old).hexdigest()[:16]}.pt"
+    bare.write_bytes(old)
+    for path in (whole, bare):
+        with pytest.raises(BatchscapeError, match=r"[Ww]eights"):
+            load_checkpoint(path)
+    np.save(folder.gradient_sketch, array, allow_pickle=True)
+    with pytest.raises(RecordError):
+        read_sketch(folder)
+    np.save(tmp_path / "train.npy", array, allow_pickle=True)
+    with pytest.raises(RecordError):
+        load_array(tmp_path, "train")
+    folder.parquet("steps").write_bytes(pickle.dumps(payload))
+    with pytest.raises(RecordError):
+        read_table(folder, "steps")
+    for path in (folder.config, folder.status, folder.launch, folder.mirror):
+        path.write_bytes(pickle.dumps(payload))
+    with pytest.raises(RecordError):
+        MirrorState.read(folder)
+    assert not mark.exists()
+
+
+SOURCES = [
+    path
+    for folder in ("src", "analysis", "examples", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "site-packages" not in path.parts
+]
+TRUSTED_PICKLES = {
+    "src/batchscape/record/reading_pool.py": "pipes to and from processes that it starts itself",
+    "analysis/figures/rendering.py": "the same",
+}
+UNPICKLING = {
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "pd.read_pickle", "pandas.read_pickle"),
+    *("dill.load", "dill.loads", "joblib.load", "shelve.open", "marshal.load", "marshal.loads"),
+    *("cloudpickle.load", "cloudpickle.loads", "jsonpickle.decode"),
+    *("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "eval", "exec"),
+    *("multiprocessing.connection.Listener", "multiprocessing.connection.Client"),
+    *("dist.recv_object_list", "dist.broadcast_object_list", "runpy.run_path", "compile"),
+}
+SHELLS = {
+    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+    *("asyncio.create_subprocess_shell", "pty.spawn", "commands.getoutput"),
+}
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Calls in a file, by their whole name; names that were imported alone get their module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {a.asname: a.name for a in node.names if a.asname}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            first, dot, rest = name.partition(".")
+            whole = modules.get(first, first) + dot + rest
+            yield whole, node
+            if whole != name:
+                yield name, node
+
+
+def keyword(call: ast.Call, name: str) -> str | None:
+    return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
+
+
+def test_there_is_source_to_look_at() -> None:
+    assert len(SOURCES) > 200
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_shell_and_no_code_from_files(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    for called, call in calls(path):
+        where = f"{name}:{call.lineno} {called}"
+        assert called not in SHELLS, f"{where} starts a shell"
+        shell = keyword(call, "shell")
+        assert shell in {None, "False"}, f"{where} starts a shell"
+        text = ast.unparse(call)
+        assert not re.search(r"['\"](?:/bin/)?(?:ba|da|z)?sh['\"], ['\"]-l?c['\"]", text), where
+        if called in {"torch.load"}:
+            assert keyword(call, "weights_only") == "True", f"{where} may unpickle"
+        if called in {"np.load", "numpy.load", "np.save", "numpy.save"}:
+            assert keyword(call, "allow_pickle") != "True", f"{where} may unpickle"
+        if called in UNPICKLING and name not in TRUSTED_PICKLES:
+            pytest.fail(f"{where} executes what a file says")
+
+
+def test_what_may_unpickle_does_so() -> None:
+    """An exception that nobody needs any more is removed."""
+    for name in TRUSTED_PICKLES:
+        assert {called for called, _ in calls(ROOT / name)} & UNPICKLING

@@ -288,6 +288,12 @@ def gloo(rank: Rank) -> int:
     return rank.complete()
 
 
+def hungry(_rank: Rank) -> int:
+    """Touch more memory than the test's cgroup has."""
+    held = bytearray(b"x") * (2 << 30)
+    return len(held)
+
+
 def segfaults(_rank: Rank) -> int:
     """Read what is not there, as native code does."""
     ctypes.string_at(0)

@@ -1,0 +1,225 @@
+"""Real trainings that die in the middle of a step: status, cause, words, and the other runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, is_alive
+
+from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.record.causes import Cause
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load, verify_seal
+
+FAULTS = str(Path(__file__).parents[1] / "faults")
+HANG = {"hang_least_s": 3.0, "hang_factor": 3.0, "hang_outside_s": 30.0}
+
+
+@pytest.fixture(autouse=True)
+def _workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FAULTS)
+    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+
+
+@pytest.fixture
+def sweep(spec_of: Callable[..., RunSpec], tmp_path: Path) -> Sweep:
+    return Sweep(spec_of, tmp_path / "sweep")
+
+
+class Sweep:
+    def __init__(self, spec_of: Callable[..., RunSpec], path: Path) -> None:
+        self._spec_of = spec_of
+        self.folder = SweepFolder(path)
+
+    def spec(self, name: str, **settings: Any) -> RunSpec:
+        """Return a training of 8 optimizer steps; `name` says how it ends, and its ranks."""
+        ranks = int(name.rpartition("-d")[2])
+        launcher = {"name": "local", "device": "cpu", "retries": 0, **settings.pop("launcher", {})}
+        settings = {"budget__optimizer_steps": 8, "launcher": launcher, **settings}
+        spec = self._spec_of((ranks, 16 // ranks, 2), **settings)
+        return dataclasses.replace(spec, run_id=name)
+
+    def run(self, *specs: RunSpec) -> SweepResult:
+        console = Console(file=io.StringIO())
+        return run_sweep(
+            specs,
+            self.folder,
+            MACHINE,
+            target="dying_workers:main",
+            console=console,
+            method="fork",
+        )
+
+    def status(self, name: str) -> RunStatus:
+        return RunStatus.read(self.folder.run(name).status)
+
+    def log(self, name: str) -> str:
+        return self.folder.run(name).log.read_text()
+
+
+def check_completed(folder: RunFolder) -> None:
+    status = RunStatus.read(folder.status)
+    assert status.status is Status.COMPLETED
+    assert (status.cause, status.reason, status.phase) == (None, None, None)
+    verify_seal(folder, status)
+    assert status.summary["optimizer_steps"] == 8
+
+
+def test_memory_that_is_out_and_a_rank_that_is_killed(sweep: Sweep) -> None:
+    result = sweep.run(*map(sweep.spec, ("limited-d2", "killed-d2", "trains-d1")))
+    assert {run.run_id: str(run.status) for run in result.runs} == {
+        "limited-d2": "oom",
+        "killed-d2": "failed",
+        "trains-d1": "completed",
+    }
+    check_completed(sweep.folder.run("trains-d1"))
+
+    oom = sweep.status("limited-d2")
+    assert (oom.cause, oom.rank, oom.phase) == (Cause.OUT_OF_MEMORY, 1, "forward")
+    assert oom.peak_memory_method == "resident"
+    assert oom.peak_memory_gib is not None
+    assert 0.1 < oom.peak_memory_gib < 2
+    assert str(oom.reason).startswith(
+        "out of memory in forward of optimizer step 5: RuntimeError: [enforce fail at "
+    )
+    assert "DefaultCPUAllocator: can't allocate memory" in str(oom.reason)
+    assert f"peak until then: {oom.peak_memory_gib:.3g} GiB resident" in str(oom.reason)
+    assert [attempt.cause for attempt in oom.attempts] == ["out_of_memory"]
+
+    killed = sweep.status("killed-d2")
+    assert (killed.cause, killed.rank, killed.phase) == (Cause.KILLED, 1, "forward")
+    assert killed.reason == (
+        "killed, probably out of memory: rank 1 was killed by SIGKILL, which the launcher did not "
+        "send"
+    )
+    runs = load(sweep.folder.path).runs.set_index("run_id")
+    assert runs["cause"].fillna("").to_dict() == {
+        "killed-d2": "killed",
+        "limited-d2": "out_of_memory",
+        "trains-d1": "",
+    }
+
+
+def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(sweep: Sweep) -> None:
+    """Rank 0 waits for rank 1 in the exchange, in native code: both show their stacks."""
+    specs = [
+        sweep.spec("sleeps-d2", launcher=HANG),
+        sweep.spec("segfaults-d2"),
+        sweep.spec("trains-d2"),
+    ]
+    result = sweep.run(*specs)
+    assert {run.run_id: str(run.status) for run in result.runs} == {
+        "sleeps-d2": "failed",
+        "segfaults-d2": "failed",
+        "trains-d2": "completed",
+    }
+    check_completed(sweep.folder.run("trains-d2"))
+
+    hung = sweep.status("sleeps-d2")
+    assert (hung.cause, hung.rank, hung.phase) == (Cause.HANG, 1, "forward")
+    reason = str(hung.reason)
+    assert reason.startswith("rank 1 hangs in forward of optimizer step 5: no heartbeat for ")
+    assert " s (3 x step time " in reason
+    assert "at least 3 s)" in reason
+    assert reason.endswith("; the others wait in backward of optimizer step 5")
+    first, second = sweep.log("sleeps-d2").split("batchscape: stack of rank ")[1:]
+    assert first.startswith("0, which is in backward of optimizer step 5")
+    assert "backward" in first.partition("\n")[2]
+    assert second.startswith("1, which is in forward of optimizer step 5")
+    assert "in sleeps" in second
+
+    crashed = sweep.status("segfaults-d2")
+    assert (crashed.cause, crashed.rank, crashed.phase) == (Cause.SIGNAL, 1, "forward")
+    assert str(crashed.reason).startswith("rank 1 was killed by SIGSEGV")
+    assert "in segfaults" in sweep.log("segfaults-d2")
+
+
+@pytest.mark.slow
+def test_the_other_ways_to_die(sweep: Sweep) -> None:
+    """Memory of a loader's process and behind other exceptions; words, divergence, a network."""
+    expected = {
+        "wrapped-d1": ("oom", "out_of_memory", "ValueError: no batch can be made"),
+        "loader-d1": ("oom", "out_of_memory", "MemoryError: Caught MemoryError in DataLoader"),
+        "speaks-d1": ("failed", "exception", "ValueError: a configuration that runs out of memory"),
+        "explodes-d1": ("diverged", "divergence", "the loss exploded: "),
+        "unplugged-d2": ("failed", "lost_connection", ""),
+        "trains-d1": ("completed", None, None),
+    }
+    options: dict[str, dict[str, Any]] = {
+        "loader-d1": {"loader": {"workers": 1}},
+        "explodes-d1": {
+            "optimizer": {"name": "sgd", "learning_rate": 30.0},
+            "schedule": {"name": "constant"},
+            "budget__optimizer_steps": 60,
+            "budget__divergence_steps": 2,
+        },
+    }
+    sweep.run(*(sweep.spec(name, **options.get(name, {})) for name in expected))
+    for name, (status, cause, reason) in expected.items():
+        found = sweep.status(name)
+        assert (found.status, found.cause) == (status, cause), (name, found.reason)
+        assert (reason or "") in str(found.reason), name
+    check_completed(sweep.folder.run("trains-d1"))
+    # The loader's process asked, and its rank was waiting for samples.
+    assert sweep.status("loader-d1").phase == "data"
+    # Divergence is an end like any other: sealed, and skipped from now on.
+    verify_seal(sweep.folder.run("explodes-d1"), sweep.status("explodes-d1"))
+
+
+IN_CGROUP = """
+import json, sys
+sys.path[:0] = sys.argv[1:3]
+from memory_cgroup import join
+join(sys.argv[3])
+from pathlib import Path
+from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from batchscape.launch import run_sweep
+from batchscape.record.folder import SweepFolder
+names = ("hungry", "killed", "completes", "completes-later")
+specs = [spec_named(name, retries=0) for name in names]
+run_sweep(specs, SweepFolder(Path(sys.argv[4])), MACHINE, target=TARGET, method="spawn")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
+def test_a_rank_that_the_system_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
+    """A launcher and its ranks in a cgroup of 700 MiB: one rank takes 2 GiB, one kills itself."""
+    from memory_cgroup import memory_cgroup
+
+    with memory_cgroup(700 << 20) as procs:
+        here = str(Path(__file__).parent)
+        arguments = [FAULTS, here, str(procs), str(tmp_path / "sweep")]
+        done = subprocess.run(
+            [sys.executable, "-c", IN_CGROUP, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    sweep = SweepFolder(tmp_path / "sweep")
+    found = {folder.path.name: RunStatus.read(folder.status) for folder in sweep.run_folders()}
+    hungry = found["hungry"]
+    assert (hungry.status, hungry.cause, hungry.rank) == (Status.OOM, Cause.OUT_OF_MEMORY, 0)
+    assert hungry.reason == (
+        "rank 0 was killed by SIGKILL, which the launcher did not send; its cgroup counted a kill "
+        "by the out-of-memory killer meanwhile"
+    )
+    # The count of before says nothing of this one.
+    killed = found["killed"]
+    assert (killed.status, killed.cause) == (Status.FAILED, Cause.KILLED)
+    assert str(killed.reason).startswith("killed, probably out of memory: ")
+    assert found["completes"].status is found["completes-later"].status is Status.COMPLETED
+    pids = [json.loads(p.read_text())["pid"] for p in sweep.path.rglob("pid-*.json")]
+    assert not any(map(is_alive, pids))

@@ -1,10 +1,11 @@
 """A launcher in a process of its own, to be interrupted or killed.
 
-Arguments: sweep folder, `fork` or `spawn`, run names.
+Arguments: sweep folder, `fork` or `spawn`, run names. The environment may say how to mirror.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,8 +19,10 @@ if __name__ == "__main__":
     from batchscape.record.folder import SweepFolder
 
     folder, method, *names = sys.argv[1:]
+    mode = os.environ.get("LAUNCH_WITH_MIRROR")
+    tracker = {"name": "wandb", "mode": mode} if mode else None
     result = run_sweep(
-        [spec_named(name) for name in names],
+        [spec_named(name, tracker=tracker) for name in names],
         SweepFolder(Path(folder)),
         MACHINE,
         target=TARGET,

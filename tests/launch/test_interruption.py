@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from launchers import Launcher
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
-from batchscape.record.locks import holder, take
+from batchscape.launch.lock import run_lock
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import exclusively, holder, is_held, take
 from batchscape.record.status import Status
+from batchscape.record.tables import verify_seal
 
 
 def resume(launcher: Launcher, *names: str) -> None:
@@ -95,3 +103,106 @@ def test_signals_are_handed_back() -> None:
         wait_until(lambda: interrupts.count == 2, "the signals are not counted")
         assert interrupts.first == "SIGINT"
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+SMALL = [
+    "model=mlp",
+    "data=digits",
+    "batch.global_batch_size=32",
+    "batch.micro_batch_size=32",
+    "budget.samples=320",
+    "launcher.device=cpu",
+    "tracker=none",
+]
+NUMBERS = [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+
+
+def wait_for_reader(fifo: Path) -> int:
+    """Wait until somebody reads a pipe; return the end that keeps the reader waiting."""
+    found: list[int] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(OSError):
+            found.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(found)
+
+    wait_until(is_read, "nobody reads")
+    return found[0]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_planning(tmp_path: Path, number: signal.Signals) -> None:
+    """The plan waits for another launcher that writes its own."""
+    sweep = SweepFolder(tmp_path / "sweep")
+    command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir={sweep.path}", *SMALL]
+    with exclusively(sweep.writing):
+        planning = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert planning.stdout is not None
+        assert "Runs: 1" in planning.stdout.readline()
+        planning.send_signal(number)
+        printed, _ = planning.communicate(timeout=60)
+    assert (planning.returncode, printed) == (130, "Stopped\n")
+    assert [path.name for path in sweep.path.iterdir()] == [sweep.writing.name]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_waiting_for_another_launcher(
+    launch: Callable[..., Launcher], tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = SweepFolder(tmp_path / "sweep").run("completes")
+    lock = run_lock(folder)
+    assert lock is not None
+    launcher = launch("spawn", "completes")
+    wait_until(lambda: "Waiting for 1 run of another" in launcher.printed, "it does not wait")
+    assert f"(process {os.getpid()}): completes" in launcher.printed
+    launcher.process.send_signal(number)
+    assert launcher.process.wait(60) == 130
+    assert "1 run: 1 pending" in launcher.printed
+    assert "Stopped before the end; the same command goes on" in launcher.printed
+    assert "Traceback" not in launcher.printed
+    assert is_held(folder.lock)
+    lock.release()
+    assert not is_held(launcher.sweep.lock)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_sealing(launch: Callable[..., Launcher], number: signal.Signals) -> None:
+    """What has ended is sealed; nothing more is begun."""
+    launcher = launch("spawn", "blocks", "completes-later")
+    folder = launcher.sweep.run("blocks")
+    wait_until(folder.lines("evals").exists, "the run does not start")
+    end = wait_for_reader(folder.lines("evals"))
+    launcher.process.send_signal(number)
+    empty = folder.path / "empty"
+    empty.touch()
+    empty.replace(folder.lines("evals"))
+    os.close(end)
+    assert launcher.process.wait(60) == 130
+    assert "2 runs: 1 pending, 1 completed" in launcher.printed
+    assert "Traceback" not in launcher.printed
+    status = launcher.status("blocks")
+    assert status.status is Status.COMPLETED
+    verify_seal(folder, status)
+    assert not is_held(folder.lock)
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_mirror(
+    launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are done, and only Weights & Biases lacks them."""
+    wandb = tmp_path / "sweep" / "wandb"
+    wandb.mkdir(parents=True)
+    with exclusively(wandb / "mirror.lock"):
+        monkeypatch.setenv("LAUNCH_WITH_MIRROR", "offline")
+        launcher = launch("spawn", "completes")
+        wait_until((wandb / "mirror.log").exists, "the mirror does not start")
+        mirrors = psutil.Process(launcher.process.pid).children(recursive=True)
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.process.wait(60)
+    assert "Weights & Biases" in launcher.printed
+    assert "1 run: 1 completed" in launcher.printed
+    assert "Traceback" not in launcher.printed
+    wait_until(lambda: not any(map(psutil.Process.is_running, mirrors)), "a mirror is left")

@@ -32,9 +32,15 @@ class OnTerminal:
         self.shown = b""
         self._master, self._slave = pty.openpty()
         self.before = termios.tcgetattr(self._slave)
-        launcher = [sys.executable, str(HERE / "launch_elsewhere.py"), str(sweep), "spawn", *names]
+        launcher = [sys.executable, str(HERE / "launch_elsewhere.py"), str(sweep), "spawn"]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "on_a_terminal.py"), os.ttyname(self._slave), *launcher],
+            [
+                sys.executable,
+                str(HERE / "on_a_terminal.py"),
+                os.ttyname(self._slave),
+                *launcher,
+                *names,
+            ],
             start_new_session=True,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
         )

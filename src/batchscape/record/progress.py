@@ -90,7 +90,9 @@ def has_launcher(sweep: SweepFolder) -> bool:
 def _progress(folder: RunFolder) -> RunProgress:
     config = read_json(folder.config)
     check_version(folder.config, config)
-    status = RunStatus.read(folder.status) if folder.status.exists() else RunStatus(Status.PENDING)
+    # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
+    has_status = folder.status.exists() or folder.launch.exists()
+    status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
     state, reason, cause = status.status, status.reason, status.cause
     # Asked after the status was read: a run that has ended since is not taken for a lost one.
     if state is Status.RUNNING and not is_held(folder.lock):

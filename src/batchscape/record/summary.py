@@ -131,11 +131,13 @@ def _progress(steps: pd.DataFrame) -> dict[str, Any]:
     # A program that is not ours may count samples alone; they then weigh alike.
     counted = steps["samples" if steps["tokens"].isna().any() else "tokens"]
     targets = counted.diff().fillna(counted)
-    final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
-    weighted = (steps["loss"] * targets)[final].sum(skipna=False) / targets[final].sum()
+    weighted = None
+    if not pd.isna(last["samples"]):
+        final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
+        weighted = (steps["loss"] * targets)[final].sum(skipna=False) / targets[final].sum()
     return {
-        "optimizer_steps": int(last["optimizer_step"]),
-        "samples": int(last["samples"]),
+        "optimizer_steps": _whole(last["optimizer_step"]),
+        "samples": _whole(last["samples"]),
         "tokens": _whole(last["tokens"]),
         "train_time_s": _number(last["train_time_s"]),
         "final_loss": _number(weighted),
@@ -145,7 +147,8 @@ def _progress(steps: pd.DataFrame) -> dict[str, Any]:
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     # The noise scale costs a step a little, and more with some geometries than with others.
-    measured = steps[~steps["warmup"].astype(bool) & steps["small_batch_size"].isna()]
+    warm_up = steps["warmup"].fillna(value=True).astype(bool)
+    measured = steps[~warm_up & steps["small_batch_size"].isna()]
     if measured.empty or measured["step_time_s"].isna().all():
         return {"measured_optimizer_steps": 0}
     # Steps of another global batch take another time: a ramp's last stage names the run.
@@ -192,7 +195,7 @@ def _hardware_use(
     # Ranks that share a device report its energy once.
     energy_j = _number(devices["energy_j"].max().sum(skipna=False))
     attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]
-    measured = attempt[~attempt["warmup"].astype(bool)]
+    measured = attempt[~attempt["warmup"].fillna(value=True).astype(bool)]
     if energy_j is not None and len(measured):
         # Energy is counted by attempt, so its steps are those of the same attempt.
         tokens = steps["tokens"].diff().fillna(steps["tokens"]).loc[measured.index].sum()

@@ -168,6 +168,10 @@ def _is_from_hydra(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     """Tell what Hydra found, without where it searched and how it failed inside."""
     told = str(error).split("\nConfig search path:")[0].strip()
+    if told.startswith("Config group override must be"):
+        return (
+            "a group takes the name of one of its options, as in schedule=cosine, and nothing else"
+        )
     refused = re.match(r"Could not override '([^']+)'", told)
     if refused:
         # The dictionary that lacks the key, in the chosen options.

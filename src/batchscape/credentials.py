@@ -55,7 +55,8 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
 _FORTY_HEX = re.compile(r"(?<![0-9A-Za-z@/])[0-9a-f]{40}(?![0-9A-Za-z])")
 """A key of Weights & Biases, or the name of a git revision: what stands before it tells."""
 _NAMES_A_REVISION = re.compile(r"(?:revision|commit|sha1?|hash|digest|ref|git|HEAD)\W*\Z", re.I)
-_ASSIGNED = re.compile(r"(?P<name>[A-Za-z][\w.-]*)[=:]\s?[\"']?(?P<value>[^\s\"',;]{16,})")
+# Names are bounded, so that a long text without any assignment takes no longer than it must.
+_ASSIGNED = re.compile(r"(?P<name>[A-Za-z][\w.-]{0,99})[=:]\s?[\"']?(?P<value>[^\s\"',;]{16,})")
 
 
 def is_secret_name(name: str) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalData
-from batchscape.config.types import STRICT, Count, Percent
+from batchscape.config.types import STRICT, Count, Percent, SequenceLength
 
 __all__ = [
     "CustomData",
@@ -29,7 +29,7 @@ class StandardLibrary:
     """The Python standard library's own source: real text that is always there."""
 
     name: Literal["stdlib"]
-    sequence_length: Annotated[int, Field(ge=2)] = 64
+    sequence_length: SequenceLength = 64
     """Tokens a sample. Scope: trajectory."""
     tokenizer: str | None = None
     """Folder of a `transformers` tokenizer; null: bytes are the tokens. Scope: trajectory (its
@@ -48,7 +48,7 @@ class TextFiles:
     name: Literal["text"]
     path: str
     """The file or folder. A single file is split by position. Scope: trajectory (its content)."""
-    sequence_length: Annotated[int, Field(ge=2)] = 64
+    sequence_length: SequenceLength = 64
     """Tokens a sample. Scope: trajectory."""
     tokenizer: str | None = None
     """Folder of a `transformers` tokenizer; null: bytes are the tokens. Scope: trajectory (its
@@ -84,7 +84,7 @@ class TokenFiles:
     """Type of the tokens in files without a header. Scope: trajectory."""
     vocabulary_size: Count | None = None
     """Above every token; null: the largest token + 1. Scope: trajectory."""
-    sequence_length: Annotated[int, Field(ge=2)] = 1024
+    sequence_length: SequenceLength = 1024
     """Tokens a sample. Scope: trajectory."""
     held_out_pct: Percent = 1.0
     """Share of the tokens kept for evaluation, in percent. Scope: trajectory."""
@@ -106,7 +106,7 @@ class Documents:
     tokenizer: str | None = None
     """Folder of a `transformers` tokenizer; null: bytes are the tokens. Scope: trajectory (its
     content)."""
-    sequence_length: Annotated[int, Field(ge=2)] = 64
+    sequence_length: SequenceLength = 64
     """Tokens a sample; longer documents are continued in further samples, or cut where they have a
     label. Scope: trajectory."""
     layout: Layout = "packed"
@@ -134,7 +134,7 @@ class CustomData:
     """Import path of a callable, `package.module.name`. Scope: trajectory (and its source)."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments. Scope: trajectory."""
-    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    sequence_length: SequenceLength | None = None
     """Tokens a sample, where samples are full sequences; null: they are not. Given to `_target_`
     where it is not null. Scope: trajectory."""
 

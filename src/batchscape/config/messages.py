@@ -11,6 +11,8 @@ from pydantic import ValidationError
 
 __all__ = ["explain"]
 
+_LONGEST_VALUE = 200
+_LONGEST_RULE = 2000
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
@@ -36,8 +38,15 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
             message = "unknown setting" + _suggest(keys[-1], known + list(groups) * (owner is root))
         elif problem["type"] == "missing":
             message = "a value is needed"
+        elif problem["type"] == "json_invalid":
+            message = "a text holds half a character (a lone surrogate), which no file can carry"
+        elif problem["type"] == "union_tag_invalid":
+            allowed, given = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
+            message = f"name must be one of {allowed}, got {_cut(repr(given), _LONGEST_VALUE)}"
         elif problem["type"] != "value_error":
-            message = f"{message.replace('Input should be', 'must be')}, got {problem['input']!r}"
+            rule = message.replace("Input should be", "must be")
+            message = f"{rule}, got {_cut(repr(problem['input']), _LONGEST_VALUE)}"
+        message = _cut(message, _LONGEST_RULE)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
 
@@ -74,9 +83,17 @@ def _tags(member: type) -> tuple[object, ...]:
     return get_args(hints.get("name", hints.get("kind")))
 
 
+def _cut(text: str, longest: int) -> str:
+    """Return a text, of a long one its begin and end."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+
+
 def _suggest(key: str, known: Sequence[str]) -> str:
     if not known:
         return ""
     close = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = f"; did you mean {close[0]}?" if close else "."
     return f"{hint} Known here: {', '.join(known)}"

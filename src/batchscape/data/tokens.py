@@ -133,7 +133,8 @@ def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
     if root.is_file():
         return [recognise(root, dtype)]
     folder, pattern = (root, "*.bin") if root.is_dir() else (root.parent, root.name)
-    shards = sorted(folder.glob(pattern))
+    # Files alone: a pipe or a device has no end.
+    shards = sorted(path for path in folder.glob(pattern) if path.is_file())
     if not shards:
         msg = (
             f"data.{setting}={path}: no tokens there; give a file, a folder of .bin files, or a "

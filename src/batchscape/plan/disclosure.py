@@ -11,6 +11,8 @@ from batchscape.errors import ConfigError
 __all__ = ["refuse_secrets"]
 
 _MOST_SHOWN = 5
+_DEEPEST = 64
+"""Levels of nested settings; JSON, hashes and every reader of the settings go down them."""
 
 
 def refuse_secrets(
@@ -28,7 +30,8 @@ def refuse_secrets(
     Raises
     ------
     ConfigError
-        With the keys of the settings and what kind of secret each holds, never the secret.
+        With the keys of the settings and what kind of secret each holds, never the secret. If
+        settings are nested too deeply to be looked through.
     """
     variables = secret_variables(environment)
     known: dict[tuple[str, str], str | None] = {}
@@ -57,18 +60,22 @@ def refuse_secrets(
     raise ConfigError(msg)
 
 
-def _texts(value: Any, key: str, of: str) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401  (JSON)
+def _texts(value: Any, key: str, of: str, depth: int = 0) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401  (JSON)
     """Yield every text with its dotted key and what it is the value of; names of keys as well."""
+    if depth > _DEEPEST:
+        group = key.partition(".")[0].partition("[")[0]
+        msg = f"{group} is nested more than {_DEEPEST} levels deep"
+        raise ConfigError(msg)
     if isinstance(value, str):
         yield key, of, value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield f"a key of {key or 'the settings'}", "", str(name)
-            yield from _texts(inner, f"{key}.{name}" if key else str(name), str(name))
+            yield from _texts(inner, f"{key}.{name}" if key else str(name), str(name), depth + 1)
     elif isinstance(value, list | tuple):
         before = ""
         for number, inner in enumerate(value):
             # Of an option `--api-key VALUE` the value stands in the next argument.
             option = before if before.startswith("-") and "=" not in before else of
-            yield from _texts(inner, f"{key}[{number}]", option)
+            yield from _texts(inner, f"{key}[{number}]", option, depth + 1)
             before = inner if isinstance(inner, str) else ""

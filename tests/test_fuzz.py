@@ -1,0 +1,172 @@
+"""Whatever a configuration says, there is a valid plan or a clear message, soon."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from batchscape.cli import main
+from batchscape.config import RunConfig
+from batchscape.data import prepare
+from batchscape.errors import BatchscapeError
+from batchscape.plan.build import make_plan
+from batchscape.plan.expand import Grid
+from batchscape.plan.machine import Machine
+from batchscape.plan.table import plan_table
+from fuzzing import Bases, mutated, random_line
+
+FAULTS = Path(__file__).parent / "faults"
+LONGEST_S = 20.0
+"""CPU time of one case: each is a few milliseconds, unless it runs away."""
+MOST_MEMORY_GIB = 1.0
+"""That all cases together may add."""
+RAW = re.compile(
+    r"Traceback|object at 0x|Error\(|^'[^']*'$|NoneType|has no attribute|unsupported operand"
+    r"|not subscriptable|unhashable|maximum recursion|codec can't"
+)
+"""What Python says to programmers, and not to users."""
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    return Bases(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FAULTS)
+
+
+def check_message(message: str) -> None:
+    """A message has words in it, for a person."""
+    assert len(message.strip()) > 10, message
+    assert not RAW.search(message), message
+    assert len(message) < 20_000, f"{len(message)} characters: {message[:300]}"
+
+
+def plan_or_message(grid: Grid, machine: Machine) -> bool:
+    """Do all that `batchscape plan` does with a grid; return whether there is a plan."""
+    try:
+        plan = make_plan(grid, machine, prepare)
+    except BatchscapeError as error:
+        check_message(str(error))
+        return False
+    Console(file=io.StringIO(), width=160).print(plan_table(plan))
+    assert plan.specs
+    for spec in plan.specs:
+        steps = [stage.samples / stage.geometry.global_batch_size for stage in spec.stages]
+        assert spec.optimizer_steps == sum(steps)
+        assert spec.config == RunConfig.from_mapping(spec.config.to_mapping())
+    for rejection in plan.rejections:
+        check_message(rejection.reason)
+    return True
+
+
+def fuzz_configurations(bases: Bases, count: int, seed: int) -> int:
+    """Try random configurations; return how many had a plan."""
+    machine = Machine(cpu_cores=2, cpu_name="two cores")
+    planned = 0
+    for number in range(count):
+        grid, changes = mutated(bases, random.Random(f"{seed} {number}"))
+        began = time.process_time()
+        try:
+            planned += plan_or_message(grid, machine)
+        except Exception as error:
+            error.add_note(f"case {number} of seed {seed}: {changes}")
+            raise
+        assert time.process_time() - began < LONGEST_S, (number, changes)
+    return planned
+
+
+def fuzz_lines(bases: Bases, count: int, seed: int) -> int:
+    """Try random command lines in this process; return how many had a plan."""
+    planned = 0
+    for number in range(count):
+        lines = random_line(bases, random.Random(f"line {seed} {number}"))
+        began = time.process_time()
+        out, err = io.StringIO(), io.StringIO()
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = main(["plan", *lines])
+        except SystemExit as leaving:
+            code = leaving.code
+        except Exception as error:
+            error.add_note(f"line {number} of seed {seed}: {lines}")
+            raise
+        try:
+            check_end(code, out.getvalue(), err.getvalue())
+        except AssertionError as error:
+            error.add_note(f"line {number} of seed {seed}: {lines}")
+            raise
+        assert time.process_time() - began < LONGEST_S, (number, lines)
+        planned += code == 0
+    return planned
+
+
+def check_end(code: object, out: str, err: str) -> None:
+    """A plan and code 0, or a message and code 2."""
+    assert code in {0, 2}, (code, err)
+    if code == 0:
+        assert "Runs: " in out or "batchscape" in out
+    else:
+        check_message(err)
+
+
+def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
+    machine = Machine(cpu_cores=2, cpu_name="two cores")
+    assert all(plan_or_message(grid, machine) for grid in bases.grids)
+
+
+def test_random_configurations_have_a_plan_or_a_message(bases: Bases) -> None:
+    assert fuzz_configurations(bases, 290, seed=0) > 30
+
+
+def test_random_command_lines_have_a_plan_or_a_message(bases: Bases) -> None:
+    fuzz_lines(bases, 10, seed=0)
+
+
+@pytest.mark.slow
+def test_ten_thousand_configurations_and_command_lines(bases: Bases) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    planned = fuzz_configurations(bases, 9_700, seed=1) + fuzz_lines(bases, 300, seed=1)
+    added_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    print(f"10,000 cases: {planned} plans; {added_gib:.2f} GiB of memory more than before")
+    assert planned > 1000
+    assert added_gib < MOST_MEMORY_GIB
+
+
+@pytest.mark.slow
+def test_a_hundred_real_commands(bases: Bases, tmp_path: Path) -> None:
+    lines = [random_line(bases, random.Random(f"real {number}")) for number in range(100)]
+
+    def call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "batchscape", "plan", *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+            env=None,
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        for arguments, ended in zip(lines, pool.map(call, lines), strict=True):
+            try:
+                check_end(ended.returncode, ended.stdout, ended.stderr)
+            except AssertionError as error:
+                error.add_note(f"{arguments}")
+                raise

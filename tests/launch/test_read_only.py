@@ -1,0 +1,158 @@
+"""Folders that cannot be used for a sweep are refused before anything is launched."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, spec_named
+
+from batchscape.errors import LaunchError
+from batchscape.launch import run_sweep
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.usable import check_usable
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from small_disk import fill, in_child, make_read_only, own_mounts, with_small_disk
+
+NOBODY = 65534
+
+
+def refusal(path: Path, name: str = "completes") -> str:
+    """Launch into a folder; return what is said, and nothing must have been launched."""
+    output = io.StringIO()
+    console = Console(file=output)
+    with pytest.raises(LaunchError) as raised:
+        run_sweep([spec_named(name)], SweepFolder(path), MACHINE, target=TARGET, console=console)
+    assert output.getvalue() == ""
+    message = str(raised.value)
+    assert message.startswith(f"{path} cannot be used: ")
+    assert message.endswith("; give a sweep_dir that can be written to")
+    return message
+
+
+@pytest.mark.parametrize("below", ["", "below", "deep/below"])
+def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path / 'file'} is a file, not a folder" in refusal(tmp_path / "file" / below)
+
+
+def test_a_file_in_the_place_of_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    assert "cannot be used" in refusal(tmp_path)
+
+
+def test_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert f"is a link to {tmp_path / 'gone'}, which does not exist" in refusal(tmp_path / "link")
+
+
+def test_missing_parents_are_made(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "not" / "there" / "yet")
+    check_usable(sweep, ["a"])
+    assert sweep.runs.is_dir()
+    # Nothing is left of the trial.
+    assert [path.name for path in sweep.path.iterdir()] == ["runs"]
+
+
+def test_names_that_are_too_long(tmp_path: Path) -> None:
+    long = "n" * 300
+    assert "has 300 bytes, and at most 255 are possible" in refusal(tmp_path / long)
+    assert "has 310 bytes" in refusal(tmp_path, f"completes-{long}")
+    deep = tmp_path.joinpath(*["d" * 200] * 22)
+    assert "fewer than 4096 are possible" in refusal(deep)
+
+
+def without_privileges(work: Callable[..., str], *arguments: object) -> str:
+    """Call something as a user whom permissions bind; root itself is bound by none."""
+
+    def drop_and_call() -> str:
+        if os.getuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        return work(*arguments)
+
+    result: str = in_child(drop_and_call)
+    return result
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everybody may pass to, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_of_somebody_else(public: Path, exists: bool) -> None:
+    parent = public / "parent"
+    parent.mkdir()
+    sweep = parent / "sweep"
+    if exists:
+        (sweep / "runs").mkdir(parents=True)
+        (sweep / "runs").chmod(0o555)
+        sweep.chmod(0o555)
+    parent.chmod(0o555)
+    place = sweep if exists else parent
+    try:
+        assert f"no permission to write in {place}" in without_privileges(refusal, sweep)
+    finally:
+        for folder in (parent, sweep, sweep / "runs"):
+            if folder.exists():
+                folder.chmod(0o755)
+
+
+def on_a_read_only_disk(path: Path) -> str:
+    own_mounts()
+    make_read_only(path)
+    return refusal(path)
+
+
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    SweepFolder(tmp_path).runs.mkdir()
+    assert "is on a read-only disk and cannot be written" in in_child(on_a_read_only_disk, tmp_path)
+
+
+def test_a_read_only_disk_that_has_nothing_of_the_sweep(tmp_path: Path) -> None:
+    assert "read-only" in in_child(on_a_read_only_disk, tmp_path)
+
+
+def on_a_full_disk(place: Path) -> str:
+    fill(place)
+    return refusal(place / "sweep")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    message = with_small_disk(place, 1 << 20, on_a_full_disk, place)
+    assert f"no space left on {place}: 0 bytes free" in message
+
+
+def becomes_read_only(path: Path) -> tuple[str, list[str]]:
+    """A disk that fails is often mounted again read-only, by the system itself."""
+    own_mounts()
+    sweep = SweepFolder(path)
+    specs = [spec_named("completes"), spec_named("completes-later")]
+    console = Console(file=io.StringIO())
+    run_sweep(specs[:1], sweep, MACHINE, target=TARGET, console=console, method="spawn")
+    make_read_only(path)
+    with pytest.raises(LaunchError) as raised:
+        run_sweep(specs, sweep, MACHINE, target=TARGET, console=console, method="spawn")
+    status = RunStatus.read(sweep.run("completes").status)
+    return str(raised.value), [str(status.status), *sorted(p.name for p in sweep.runs.iterdir())]
+
+
+def test_what_was_done_before_a_disk_failed_stays(tmp_path: Path) -> None:
+    message, left = in_child(becomes_read_only, tmp_path)
+    assert "read-only disk" in message
+    assert left == [str(Status.COMPLETED), "completes"]

@@ -1,0 +1,138 @@
+"""What a run goes on from when its checkpoints or rows are damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from batchscape.errors import DamageError
+from batchscape.record.files import JsonLines, read_json_lines
+from batchscape.record.folder import RunFolder
+from batchscape.record.notes import fold_notes
+from batchscape.record.status import RunStatus, Status
+from batchscape.train.checkpoint import checkpoints, save_checkpoint
+from batchscape.train.resumable import find_resumable, set_aside
+from exact import assert_same_rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Seven rows, and checkpoints after the third and the sixth step."""
+    folder = RunFolder(tmp_path / "r")
+    lines = JsonLines(folder.lines("steps"))
+    lines.append({"optimizer_step": k, "loss": 1 / k} for k in range(1, 8))
+    lines.close()
+    for step in (3, 6):
+        state = {"run_id": "r", "optimizer_step": step, "w": torch.full((4,), float(step))}
+        save_checkpoint(folder.checkpoints, step, state, keep_last=2)
+    return folder
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest_one_is_taken(folder: RunFolder) -> None:
+    found = find_resumable(folder, "r")
+    assert found.state is not None
+    assert found.state["optimizer_step"] == 6
+    assert (found.notes, found.passed_over) == ((), ())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_an_older_one_is_taken_where_the_newest_is_damaged(folder: RunFolder, damage: str) -> None:
+    newest, older = checkpoints(folder.checkpoints)
+    content = newest.read_bytes()
+    if damage == "flip":
+        flip(newest, 300)
+    else:
+        newest.write_bytes(content[:-9] if damage == "cut" else b"")
+    found = find_resumable(folder, "r")
+    assert found.state is not None
+    assert found.state["w"].tolist() == [3.0] * 4
+    first, second = found.notes
+    assert first.startswith(f"checkpoint {newest.name} was passed over: ")
+    assert "is damaged" in first
+    assert second == f"going on from {older.name} instead"
+    # It is out of the way of those that are kept.
+    set_aside(found.passed_over)
+    assert checkpoints(folder.checkpoints) == [older]
+    assert newest.with_suffix(".damaged").exists()
+
+
+def test_without_a_whole_one_a_run_begins_anew(folder: RunFolder) -> None:
+    for path in checkpoints(folder.checkpoints):
+        flip(path, 300)
+    found = find_resumable(folder, "r")
+    assert found.state is None
+    assert len(found.notes) == 3
+    assert found.notes[-1] == "no checkpoint is left, so that the run begins with its first step"
+    none = find_resumable(RunFolder(folder.path.with_name("other")), "r")
+    assert none == (None, (), ())
+
+
+def test_a_checkpoint_whose_rows_are_gone_is_passed_over(folder: RunFolder) -> None:
+    """A table with a gap would be sealed as if nothing were missing."""
+    path = folder.lines("steps")
+    rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(rows[:4]))
+    found = find_resumable(folder, "r")
+    assert found.state is not None
+    assert found.state["optimizer_step"] == 3
+    assert f"{path} has 4 of the 6 rows before it" in found.notes[0]
+    path.write_bytes(b"".join(rows[:1] + rows[2:]))
+    assert find_resumable(folder, "r").state is None
+
+
+def test_damaged_rows_are_no_rows_to_go_on_from(folder: RunFolder) -> None:
+    flip(folder.lines("steps"), 25)
+    with pytest.raises(DamageError, match="damaged in line 1"):
+        find_resumable(folder, "r")
+
+
+def test_checkpoints_of_another_run_are_for_the_caller_to_refuse(folder: RunFolder) -> None:
+    folder.lines("steps").unlink()
+    found = find_resumable(folder, "another")
+    assert found.state is not None
+    assert found.state["run_id"] == "r"
+
+
+SETTINGS = {
+    "engine__precision": "float32",
+    "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16, "dropout": 0.1},
+    "data__sequence_length": 16,
+    "budget__optimizer_steps": 60,
+    "checkpoint__every_s": 0.0,
+    "evaluation__every_samples": 640,
+}
+MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["newest", "rows"])
+def test_two_ranks_go_on_from_the_same_place_bit_for_bit(trainer, steps, tmp_path, lost):
+    """Damage is met by every rank, and all of them take the same way around it."""
+    spec = trainer.make_spec((2, 8, 2), **SETTINGS)
+    whole = trainer.train(spec, tmp_path / "undisturbed")
+    folder = trainer.train(spec, tmp_path)
+    newest, older = checkpoints(folder.checkpoints)
+    done, before = (int(path.name.split("-")[1]) for path in (newest, older))
+    if lost == "newest":
+        flip(newest, newest.stat().st_size // 2)
+    else:
+        rows = folder.lines("steps").read_bytes().splitlines(keepends=True)
+        folder.lines("steps").write_bytes(b"".join(rows[: done - 1]))
+    trainer.train(spec, tmp_path, attempt=1)
+    assert steps(folder)["attempt"].tolist() == [0] * before + [1] * (60 - before)
+    assert_same_rows(steps(folder)[MEASURED], steps(whole)[MEASURED])
+    assert f"{newest.name} was passed over" in folder.log.read_text()
+    status = RunStatus(Status.RUNNING)
+    fold_notes(folder, status)
+    assert [note.partition(":")[0] for note in status.notes] == ["attempt 2"] * 2
+    assert newest.name in status.notes[0]
+    # Each rank has said so in the log, and one of them for the status.
+    assert len(list(read_json_lines(folder.notes))) == 2

@@ -37,11 +37,14 @@ def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
     -------
     Series of float
         In GiB: the limit of a device, where it had one; else all of its memory. Ranks that share a
-        device, or the host as ranks on a CPU do, have equal parts. NaN where nothing tells.
+        device, or the host as ranks on a CPU do, have equal parts. NaN where nothing tells, or
+        other runs had a part without a limit.
     """
     columns = ["device_type", "launch.devices", "data_parallel_size", LIMITED, _HOST, _DEVICE]
     rows = runs.reindex(columns=columns).astype(object)
-    return pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
+    memory = pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
+    shared = pd.to_numeric(_column(runs, "launch.runs_per_device")).astype(float).gt(1)
+    return memory.mask(shared & rows[LIMITED].isna())
 
 
 def device_memory(runs: pd.DataFrame) -> float:

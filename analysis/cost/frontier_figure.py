@@ -46,8 +46,8 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     shown = table.head(_MAX_SETTINGS).iloc[::-1].reset_index(drop=True)
     labelled = bool(table["group_label"].ne("").any())
     names = [_name(row, labelled=labelled) for _, row in shown.iterrows()]
-    lines = sum(max(name.count("\n"), 1) for name in names)
-    figure = Figure((COLUMN_IN, 0.75 + 0.16 * (len(names) + lines)), layout="constrained")
+    lines = sum(1 + name.count("\n") for name in names)
+    figure = Figure((COLUMN_IN, 0.85 + 0.14 * lines + 0.06 * len(names)), layout="constrained")
     axes = figure.subplots()
     for place, (_, row) in enumerate(shown.iterrows()):
         keys = ["group", "data_parallel_size"]
@@ -79,4 +79,4 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
 def _name(row: pd.Series[Any], *, labelled: bool) -> str:
     devices = int(row["data_parallel_size"])
     text = f"{devices} {'device' if devices == 1 else 'devices'}"
-    return fill(f"{row['group_label']}, {text}" if labelled else text, _LETTERS)
+    return f"{fill(row['group_label'], _LETTERS)}\n{text}" if labelled else text

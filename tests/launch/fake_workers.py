@@ -100,6 +100,11 @@ def runsout(rank: Rank) -> int:
     return rank.outcome("failed", "a peer closed its connection")
 
 
+def recovers(rank: Rank) -> int:
+    """Run out of memory in the first attempt; complete in the second."""
+    return rank.complete() if rank.attempt else rank.outcome("oom", "out of memory")
+
+
 def exits7(rank: Rank) -> int:
     rank.rows(1, 2)
     print("on the way out", flush=True)

@@ -164,9 +164,11 @@ def _had_its_device(spec: RunSpec, launch: dict[str, Any]) -> bool:
     """Whether nobody else took of the memory that ran out."""
     if spec.config.device.memory_limit_gib is not None:
         return True
-    if spec.device_type == "cuda":
-        return True
     others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
+    if spec.device_type == "cuda":
+        # Other launchers are kept off a device, unless that was not asked for.
+        shared = others and not spec.config.launcher.exclusive_devices
+        return launch.get("runs_per_device", 1) == 1 and not shared
     return launch.get("concurrent_runs", 1) == 1 and not others
 
 

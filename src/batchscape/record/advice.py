@@ -33,17 +33,20 @@ STATUS_ADVICE: dict[Status, str] = {
 CAUSE_ADVICE: dict[Cause, str] = {
     Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
     Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
-    Cause.HANG: "read the stacks of all ranks in its log.txt; add --retry failed",
+    Cause.HANG: "read the stacks of all ranks in its log.txt; where it is only that slow, raise "
+    "launcher.hang_factor or launcher.hang_outside_s; add --retry failed",
     Cause.TIME_LIMIT: STATUS_ADVICE[Status.TIMEOUT],
     Cause.EXCEPTION: STATUS_ADVICE[Status.FAILED],
     Cause.SIGNAL: "a native library crashed: read the stack in its log.txt; add --retry failed",
     Cause.KILLED: "mostly memory: look into the system's log (dmesg), run fewer at a time or with "
     "smaller micro-batches; add --retry failed",
     Cause.LOST_CONNECTION: "look at what the other ranks logged; add --retry failed",
-    Cause.INFRASTRUCTURE: "look at the machine (disk, limits of processes); add --retry failed",
-    Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
-    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs); add "
+    Cause.INFRASTRUCTURE: "look at the machine (limits of processes, file systems); add "
     "--retry failed",
+    Cause.DISK: "make room on the disk, or lift what forbids writing; the same command goes on",
+    Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
+    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs); the same "
+    "command begins it again",
     Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
     "and add --retry failed",
 }

@@ -37,6 +37,8 @@ NEXT = {
 """What the same command would do with a run, and what that means."""
 
 _OPEN = {Status.PENDING, Status.INTERRUPTED}
+_REPEATED = {Cause.DISK, Cause.DAMAGED_RECORDS}
+"""Causes of faults that the same command repeats without being asked."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def overview(sweep: SweepFolder) -> Overview:
     known = {run.run_id for run in runs}
     runs += [_pending(run_id) for run_id in planned if run_id not in known]
     at_work = has_launcher(sweep) or any(run.status == Status.RUNNING for run in runs)
-    left = any(run.status in _OPEN or run.status == DAMAGED for run in runs)
+    left = any(next_of(run) in {"begin", "go_on", "set_aside"} for run in runs)
     return Overview(
         sweep_dir=sweep.path,
         state="running" if at_work else "interrupted" if left else "finished",
@@ -118,7 +120,7 @@ def next_of(run: RunProgress) -> str:
         return "wait"
     if status is Status.REJECTED:
         return "reject"
-    if status not in _OPEN:
+    if status not in _OPEN and run.cause not in _REPEATED:
         return "leave"
     return "begin" if run.checkpoint_step is None else "go_on"
 

@@ -100,9 +100,9 @@ def _more(count: int) -> list[Padding]:
 
 
 def _running(runs: list[RunProgress]) -> Table:
-    table = Table("run_id", "step", "loss", "left", "last row", "attempt", box=None)
+    table = Table("run_id", "step", "loss", "left", "last row", "attempt", "doing", box=None)
     table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
+    for column in table.columns[1:-1]:
         column.no_wrap = True
     for run in runs:
         table.add_row(
@@ -112,6 +112,7 @@ def _running(runs: list[RunProgress]) -> Table:
             "" if run.left_s is None else duration(run.left_s),
             "" if run.age_s is None else f"{duration(run.age_s)} ago",
             str(run.attempts),
+            run.doing or "",
         )
     return table
 

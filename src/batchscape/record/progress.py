@@ -13,6 +13,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.checked import row_of
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
@@ -55,6 +56,8 @@ class RunProgress:
     """Time that a running run still takes at its mean step time so far, evaluations excluded."""
     launcher: int | None = None
     """Process id of the launcher of a running run."""
+    doing: str | None = None
+    """What the rank of a running run that is behind the others does right now."""
 
 
 def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
@@ -123,7 +126,22 @@ def _progress(folder: RunFolder) -> RunProgress:
         checkpoint_step=None if status.seal else _checkpointed(folder),
         left_s=_left_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
+        doing=_doing(folder) if state is Status.RUNNING else None,
     )
+
+
+def _doing(folder: RunFolder) -> str | None:
+    """Read where the ranks are, in what they share with their launcher."""
+    try:
+        launch = read_json(folder.launch)
+        place, ranks = str(launch["rendezvous"]), int(launch["world_size"])
+        hearts = [Heartbeat(beats_path(place, rank)) for rank in range(ranks)]
+    except (RecordError, OSError, KeyError, ValueError):
+        return None
+    beats = [heart.read() for heart in hearts]
+    for heart in hearts:
+        heart.close()
+    return str(min(beats, key=lambda beat: beat.pace)) if all(b.count for b in beats) else None
 
 
 def _checkpointed(folder: RunFolder) -> int | None:

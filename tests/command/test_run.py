@@ -21,7 +21,7 @@ from batchscape.record.tables import load, read_table
 
 # Writes JSON lines by itself: what it logs is its own word, and no import slows it down.
 SCRIPT = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, time, traceback
 how, out, ranks, micro, accumulation, steps = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 lines = open(os.path.join(out, "metrics.jsonl"), "a", buffering=1)
 def log(step, loss, **more):
@@ -50,6 +50,15 @@ def main():
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         elif how == "killed" and step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "handled" and step == 3:
+            try:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            except RuntimeError:
+                traceback.print_exc()
+            print("going on with half of it")
+            raise KeyError("planted")
+        elif how == "stalls" and step == 3:
+            time.sleep(300)
         elif how == "garbage" and step == 3:
             lines.write("no json at all\\n")
         else:
@@ -124,22 +133,38 @@ def wait_until(condition, what: str) -> None:
 @pytest.mark.slow
 def test_each_program_ends_by_itself(sweep):
     expected = {
-        "trains": (Status.COMPLETED, None),
-        "halved": (Status.FAILED, "gradient_accumulation_steps=2"),
-        "nan": (Status.DIVERGED, "the loss of optimizer step 2 is not finite"),
-        "crash": (Status.FAILED, "exited with code 1; its log ends: ValueError: planted"),
-        "oom": (Status.OOM, "out of memory"),
-        "killed": (Status.FAILED, "killed by SIGKILL"),
-        "garbage": (Status.FAILED, "metrics cannot be read"),
-        "short": (Status.FAILED, "did 3 optimizer steps, the plan says 4"),
-        "silent": (Status.FAILED, "metrics"),
-        "orphan": (Status.COMPLETED, None),
+        "trains": (Status.COMPLETED, None, None),
+        "halved": (Status.FAILED, "contradiction", "gradient_accumulation_steps=2"),
+        "nan": (Status.DIVERGED, "divergence", "the loss of optimizer step 2 is not finite"),
+        "crash": (
+            Status.FAILED,
+            "exception",
+            "exited with code 1; its log ends: ValueError: planted",
+        ),
+        "oom": (Status.OOM, "out_of_memory", "out of memory"),
+        "handled": (Status.FAILED, "exception", "its log ends: KeyError: 'planted'"),
+        "killed": (
+            Status.FAILED,
+            "killed",
+            "killed, probably out of memory: the program was killed by SIGKILL",
+        ),
+        "garbage": (Status.FAILED, "damaged_records", "metrics cannot be read"),
+        "short": (Status.FAILED, "contradiction", "did 3 optimizer steps, the plan says 4"),
+        "silent": (Status.FAILED, "damaged_records", "metrics"),
+        "stalls": (
+            Status.FAILED,
+            "hang",
+            "the program hangs after optimizer step 2: neither its log nor its metrics grew",
+        ),
+        "orphan": (Status.COMPLETED, None, None),
     }
-    result = sweep.run(*[cell(sweep, how) for how in expected], method="spawn")
+    settings = {"launcher__retries": 0, "launcher__hang_outside_s": 8.0}
+    settings["launcher__hang_least_s"] = 1.0
+    result = sweep.run(*[cell(sweep, how, **settings) for how in expected], method="spawn")
     assert len(result.runs) == len(expected)
-    for how, (status, reason) in expected.items():
+    for how, (status, cause, reason) in expected.items():
         found = by_behaviour(sweep)[how]
-        assert found.status is status, (how, found.reason)
+        assert (found.status, found.cause) == (status, cause), (how, found.reason)
         assert (reason or "") in (found.reason or ""), how
         assert (reason is None) == (found.reason is None), how
         assert "how: " + how in folder_of(sweep, how).log.read_text()
@@ -177,7 +202,8 @@ def test_each_program_ends_by_itself(sweep):
     assert row.isna()["optimizer.weight_decay"], "the program was never told"
 
     # The same command again: what is sealed is skipped, the rest begins from nothing.
-    again = sweep.run(cell(sweep, "trains"), cell(sweep, "crash"), method="spawn")
+    retry = {"launcher__retry": ["failed"]}
+    again = sweep.run(cell(sweep, "trains", **retry), cell(sweep, "crash", **retry), method="spawn")
     assert [run.skipped for run in again.runs].count(True) == 1
     crash = folder_of(sweep, "crash")
     assert (crash.path / "log-0.txt").exists()

@@ -151,13 +151,17 @@ class ActiveRun:
             if now >= self._stacks_at:
                 self._keep_stacks()
                 self.processes.signal(self.spec.run_id, signal.SIGTERM)
-                self._kill_within(PEER_GRACE_S)
+                # Whoever watches a program has to end it first.
+                program = self.hangs is not None and self.hangs.is_program
+                self._kill_within(self.stop_grace_s if program else PEER_GRACE_S)
         elif self.stop is None and self.hangs is not None and not self.exits:
             hang = self.hangs.look(now)
             if hang is not None:
                 self.stop = Stop(Status.FAILED, hang.reason, instants.now(), Cause.HANG, hang.rank)
-                self._stacks_at = now + STACKS_GRACE_S
-                self.processes.signal(self.spec.run_id, signal.SIGUSR1)
+                self._stacks_at = now
+                if not self.hangs.is_program:
+                    self._stacks_at += STACKS_GRACE_S
+                    self.processes.signal(self.spec.run_id, signal.SIGUSR1)
 
     def _keep_stacks(self) -> None:
         self._stacks_at = None

@@ -106,9 +106,6 @@ def begin(
         launch=launch,
     )
     is_program = isinstance(spec.config.engine, Command)
-    active.hangs = HangWatch(
-        meeting, active.processes_of_run, spec.config.launcher, is_program=is_program
-    )
     start = Start(
         run=spec.run_id,
         run_dir=str(folder.path.absolute()),
@@ -119,13 +116,18 @@ def begin(
         watched=meeting,
     )
     try:
+        active.hangs = HangWatch(
+            meeting, active.processes_of_run, spec.config.launcher, is_program=is_program
+        )
         processes.start(start, keep_open)
-    except ServerError:
-        # It says nothing of this run, whose turn will come.
-        standing.write(folder.status)
-        raise
     except (LaunchError, OSError) as error:
-        active.abandon(str(error))
+        if active.hangs is not None:
+            active.hangs.close()
+        if isinstance(error, ServerError):
+            # It says nothing of this run, whose turn will come.
+            standing.write(folder.status)
+        else:
+            active.abandon(str(error))
         raise
     return active
 

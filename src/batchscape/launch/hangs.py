@@ -64,7 +64,7 @@ class HangWatch:
     def __init__(self, place: str, ranks: int, settings: Launcher, *, is_program: bool) -> None:
         self._place = place
         self._settings = settings
-        self._is_program = is_program
+        self.is_program = is_program
         self._hearts = [Heartbeat(beats_path(place, r), create=True) for r in range(ranks)]
         self._beats = [heart.read() for heart in self._hearts]
         self._looked_at: float | None = None
@@ -143,15 +143,15 @@ class HangWatch:
         step_s = self._step_time_s
         within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
         if step_s is None:
-            return (None if self._is_program else outside_s), f"hang_outside_s = {outside_s:g} s"
-        if self._is_program or not within:
+            return (None if self.is_program else outside_s), f"hang_outside_s = {outside_s:g} s"
+        if self.is_program or not within:
             least_s = max(least_s, outside_s)
         rule = f"{factor:g} x step time {step_s:.3g} s, at least {least_s:g} s"
         return max(least_s, factor * step_s), rule
 
     def _described(self, limit_s: float, rule: str) -> Hang:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
-        if self._is_program:
+        if self.is_program:
             done = self._beats[0].optimizer_step
             reason = f"the program hangs after optimizer step {done}: neither its log nor its "
             return Hang(f"{reason}metrics grew, {silence}", None)

@@ -162,7 +162,13 @@ def share(path: Path) -> None:
     _own.shared = Heartbeat(path)
 
 
-def beat(phase: Phase, optimizer_step: int | None = None, micro_step: int | None = None) -> None:
+def beat(
+    phase: Phase,
+    optimizer_step: int | None = None,
+    micro_step: int | None = None,
+    *,
+    steps_done: int | None = None,
+) -> None:
     """Tell what this rank does next.
 
     Parameters
@@ -172,13 +178,17 @@ def beat(phase: Phase, optimizer_step: int | None = None, micro_step: int | None
         From 1; left out: the same as before.
     micro_step : int, optional
         From 0; left out: the same as before, or 0 in another optimizer step.
+    steps_done : int, optional
+        Optimizer steps of this attempt; left out: as many as were told one by one.
     """
     before = _own.last
     step = before.optimizer_step if optimizer_step is None else optimizer_step
     if micro_step is None:
         micro_step = before.micro_step if step == before.optimizer_step else 0
     done = before.steps_done
-    if step > before.optimizer_step > 0:
+    if steps_done is not None:
+        done = steps_done
+    elif step > before.optimizer_step > 0:
         done += step - before.optimizer_step
     _own.last = Beat(before.beats + 1, step, done, micro_step, phase)
     if _own.shared is not None:

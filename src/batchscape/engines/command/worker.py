@@ -115,6 +115,8 @@ class Supervision:
         self._read_at = 0.0
         self._log = Log()
         self._grown = 0, 0, 0
+        goes_on = self._command.resumable and self._attempt > 0
+        self._steps_before: int | None = None if goes_on else 0
 
     @property
     def optimizer_step(self) -> int:
@@ -180,7 +182,10 @@ class Supervision:
             grown = printed, len(self._log.steps), len(self._log.evals)
             if grown != self._grown:
                 self._grown = grown
-                beat(Phase.RECORD, self.optimizer_step)
+                step = self.optimizer_step
+                if self._steps_before is None:
+                    self._steps_before = step
+                beat(Phase.RECORD, step, steps_done=max(0, step - self._steps_before))
 
     def _read(self, reader: Reader, rows: RowWriter) -> None:
         """Read what the program has logged by now, if that is due."""

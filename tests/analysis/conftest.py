@@ -71,9 +71,11 @@ class SweepBuilder:
         }
         trajectory["timing_repeat"] = 0
         trajectory_id = _hash(trajectory, *ramp, cut.global_batch_size)
+        limited = config.device.memory_limit_gib is not None
+        limit = [config.device.memory_limit_gib] if limited else []
         spec = RunSpec(
             run_id=f"b{cut.global_batch_size}-d{devices}-m{micro}-a{accumulation}-s{seed}-"
-            + _hash(trajectory_id, cut, device_type, config.timing_repeat),
+            + _hash(trajectory_id, cut, device_type, config.timing_repeat, *limit),
             trajectory_id=trajectory_id,
             sweep_name=self.name,
             stages=(

@@ -1,0 +1,304 @@
+"""The frontier of memory against a search by hand, in tables, and on the page of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks, peaks_of_runs
+from batchscape.analysis.cost.frontier import (
+    FIT,
+    OUT,
+    SKIPPED,
+    find_frontier,
+    memory_frontier,
+)
+from batchscape.analysis.cost.frontier_figure import draw_frontier
+from batchscape.analysis.cost.frontier_view import frontier_section
+from batchscape.analysis.decisions.evidence import evidence_of
+from batchscape.analysis.decisions.recommend import Needs, recommend
+from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.notes import find_notes
+from batchscape.record.causes import Cause
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load
+
+Run = tuple[int, int, str]
+"""Micro-batch, accumulation, outcome."""
+
+
+def table(*runs: Run, memory: float = 10.0, each: float = 0.5) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "group": 0,
+            "group_label": "",
+            "data_parallel_size": 1,
+            "micro_batch_size": micro,
+            "gradient_accumulation_steps": accumulation,
+            "outcome": outcome,
+            "memory_gib": math.nan if outcome == SKIPPED else memory,
+            "peak_gib": each * micro if outcome == FIT else math.nan,
+            "peak_figure": "peak_allocated_gib" if outcome == FIT else None,
+            "run_id": f"r{number}",
+        }
+        for number, (micro, accumulation, outcome) in enumerate(runs)
+    )
+
+
+def contradicts(fit: Run, out: Run) -> bool:
+    """What runs with accumulation holds all that it holds without."""
+    if (fit[2], out[2]) != (FIT, OUT):
+        return False
+    if fit[0] > out[0]:
+        return out[1] == 1 or fit[1] > 1
+    return fit[0] == out[0] and (fit[1] > 1) == (out[1] > 1)
+
+
+def by_hand(runs: list[Run]) -> dict[str, Any]:
+    """Try every micro-batch, and every pair of runs."""
+    first_out = None
+    for size in range(1, 40):
+        if any(micro == size and outcome == OUT for micro, _, outcome in runs):
+            first_out = size
+            break
+    last_fit = None
+    for size in range(1, 40):
+        if first_out is not None and size >= first_out:
+            break
+        if any(micro == size and outcome == FIT for micro, _, outcome in runs):
+            last_fit = size
+    return {
+        "last_fit": last_fit,
+        "first_out": first_out,
+        "identified": None not in {last_fit, first_out},
+        "is_monotone": not any(contradicts(one, other) for one in runs for other in runs),
+        **{
+            name: sum(outcome == kind for *_, outcome in runs)
+            for name, kind in (("n_fit", FIT), ("n_out", OUT), ("n_skipped", SKIPPED))
+        },
+    }
+
+
+some_runs = st.lists(
+    st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4]), st.sampled_from([FIT, OUT, SKIPPED])),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(some_runs)
+def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
+    found = find_frontier(table(*runs))
+    expected = by_hand(runs)
+    assert {name: found[name] for name in expected} == expected
+    for name, kind in (("fits", FIT), ("ran_out", OUT), ("not_launched", SKIPPED)):
+        sizes = sorted({micro for micro, _, outcome in runs if outcome == kind})
+        assert found[name] == ";".join(map(str, sizes))
+    if found["last_fit"] is not None:
+        assert found["peak_gib"] == 0.5 * found["last_fit"]
+        assert found["margin_gib"] == 10 - found["peak_gib"]
+        assert found["margin_pct"] == pytest.approx(10 * found["margin_gib"])
+    else:
+        assert math.isnan(found["margin_gib"])
+    assert found["note"] or (found["identified"] and found["is_monotone"])
+
+
+@settings(max_examples=20)
+@given(some_runs, st.randoms(use_true_random=False))
+def test_the_order_of_runs_does_not_matter(runs: list[Run], shuffler: Any) -> None:
+    rows = table(*runs)
+    order = list(range(len(runs)))
+    shuffler.shuffle(order)
+    found, other = find_frontier(rows), find_frontier(rows.iloc[order].reset_index(drop=True))
+    assert repr(found) == repr(other)
+
+
+def test_what_is_not_identified_says_why() -> None:
+    def note(*runs: Run) -> str:
+        found = find_frontier(table(*runs))
+        assert not found["identified"]
+        return str(found["note"])
+
+    none = "not identified: none"
+    assert note((4, 1, FIT), (8, 1, FIT)) == f"{none} ran out of memory, up to micro-batch 8"
+    assert note((4, 1, OUT), (8, 1, SKIPPED)) == f"{none} fit, down to micro-batch 4"
+    assert note((4, 2, OUT), (8, 1, FIT)).startswith(
+        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit without accumulation, "
+        "4 ran out with it"
+    )
+    assert "no run that was launched fit" in note((8, 1, SKIPPED))
+
+
+def test_contradictions_are_named() -> None:
+    found = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
+    assert (found["last_fit"], found["first_out"], found["is_monotone"]) == (2, 4, False)
+    assert found["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"
+    edge = find_frontier(table((2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (4, 1, OUT)))
+    assert (edge["last_fit"], edge["first_out"], edge["is_monotone"]) == (2, 4, False)
+    assert edge["note"] == "at the edge: micro-batch 4 ran out in 2 of 3 runs"
+
+
+def test_settings_and_devices_have_frontiers_of_their_own() -> None:
+    one = table((4, 1, FIT), (8, 1, OUT))
+    two = table((8, 1, FIT), (16, 1, OUT)).assign(data_parallel_size=2)
+    other = table((2, 1, FIT)).assign(group=1, group_label="engine.name fsdp")
+    found = memory_frontier(pd.concat([other, two, one], ignore_index=True))
+    keys = ["group", "data_parallel_size", "last_fit", "first_out"]
+    assert found[keys].to_numpy(dtype=object, na_value=None).tolist() == [
+        [0, 1, 4, 8],
+        [0, 2, 8, 16],
+        [1, 1, 2, None],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"memory_limit_gib": 2.0}, 2.0),
+        ({"data_parallel_size": 4}, 4.0),
+        ({"data_parallel_size": 4, "memory_limit_gib": 2.0}, 2.0),
+        ({"device_type": "cuda"}, 80.0),
+        ({"device_type": "cuda", "data_parallel_size": 4, "launch.devices": [0, 1]}, 40.0),
+        ({"device_type": "cuda", "data_parallel_size": 2, "launch.devices": [0, 1]}, 80.0),
+        (
+            {
+                "device_type": "cuda",
+                "data_parallel_size": 4,
+                "launch.devices": [0, 1],
+                "memory_limit_gib": 24.0,
+            },
+            12.0,
+        ),
+        ({"launch.runs_per_device": 3}, math.nan),
+        ({"launch.runs_per_device": 3, "memory_limit_gib": 1.0}, 1.0),
+        ({"environment.memory_gib": None}, math.nan),
+    ],
+)
+def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
+    plain = {
+        "device_type": "cpu",
+        "data_parallel_size": 1,
+        "environment.memory_gib": 16.0,
+        "launch.device_memory_gib": 80.0,
+    }
+    (found,) = memory_of_ranks(pd.DataFrame([plain | row]))
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_peaks_are_what_the_memory_is_held_against() -> None:
+    figures = {"device_used_gib": 3.0, "peak_reserved_gib": 2.0, "peak_allocated_gib": 1.0}
+    rows = pd.DataFrame(
+        [
+            figures,
+            figures | {"memory_limit_gib": 4.0},
+            {"peak_allocated_gib": 1.0, "peak_taken_gib": 1.5},
+            {"peak_allocated_gib": 1.0},
+            {},
+        ]
+    )
+    found = peaks_of_runs(rows)
+    assert found["peak_gib"].fillna(0).tolist() == [3.0, 2.0, 1.5, 1.0, 0.0]
+    assert found["peak_figure"].fillna("").tolist() == [
+        "device_used_gib",
+        "peak_reserved_gib",
+        "peak_taken_gib",
+        "peak_allocated_gib",
+        "",
+    ]
+
+
+def test_devices_of_unlike_limits_have_no_one_memory() -> None:
+    assert device_memory(pd.DataFrame({"memory_limit_gib": [2.0, 2.0]})) == 2.0
+    assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [2.0, None]})))
+    assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [None, None]})))
+    cuda = pd.DataFrame({"launch.device_memory_gib": [79.6, 80.0]})
+    assert device_memory(cuda) == 79.6
+
+
+@pytest.fixture
+def limited(build: Callable[..., Any]) -> Any:
+    """A sweep over micro-batch under two limits, of which the smaller one ends at 16."""
+    sweep = build(name="memory_frontier")
+    for limit, ends in ((0.06, 16), (0.5, 64)):
+        for micro in (4, 8, 16, 32):
+            device = {"memory_limit_gib": limit}
+            spoilt = {"status": "oom", "reason": "out of memory"} if micro >= ends else {}
+            folder = sweep.run((1, micro, 1), device=device, **spoilt)
+            if spoilt:
+                status = RunStatus.read(folder.status)
+                status.cause = Cause.OUT_OF_MEMORY
+                status.status = Status.REJECTED if micro == 32 else Status.OOM
+                status.write(folder.status)
+    return sweep
+
+
+def test_the_report_shows_it(limited: Any) -> None:
+    cells = find_cells(load(limited.path).runs)
+    section = frontier_section(cells)
+    assert section is not None
+    (view,) = section.tables
+    assert view.table["last_fit"].tolist() == [8, 32]
+    assert view.table["first_out"].fillna(0).tolist() == [16, 0]
+    assert view.table["n_skipped"].tolist() == [1, 0]
+    assert view.table["memory_gib"].tolist() == [0.06, 0.5]
+    first, second = section.answer
+    assert "memory_limit_gib 0.06: micro-batch 8 is the last that fit, 16 the first" in first
+    assert "not identified: none ran out of memory, up to micro-batch 32" in second
+    # 0.015 of weights, gradients and state, 0.005 of gradients, 0.0021 a sample.
+    peak = 3 * 0.005 + 0.005 + 0.0021 * 8
+    assert view.table["peak_gib"].iloc[0] == pytest.approx(peak)
+    assert view.table["margin_gib"].iloc[0] == pytest.approx(0.06 - peak)
+    assert f"{(0.06 - peak) * 1024:.3g} of 61.4 MiB" in first
+    text = to_markdown(view.grid)
+    assert "| memory\\_limit\\_gib 0.06 | 1 | 8 | 16 |" in text
+    (picture,) = section.pictures
+    assert picture.name == "memory_frontier"
+    notes = find_notes(cells, {})
+    assert any("8 runs had a device of less memory" in note for note in notes)
+    assert any("device.memory_limit_gib 0.06, 0.5" in note for note in notes)
+
+
+def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1))
+    assert frontier_section(find_cells(load(sweep.path).runs)) is None
+
+
+def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
+    tables = load(limited.path)
+    found = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
+    small, large = found["memory_limit_gib 0.06"], found["memory_limit_gib 0.5"]
+    assert (small.device_memory_gib, large.device_memory_gib) == (0.06, 0.5)
+    for evidence, most in ((small, 8), (large, 32)):
+        chosen = recommend(evidence, Needs())
+        assert chosen.geometry is not None
+        fits = chosen.candidates[chosen.candidates["fits"] & (chosen.candidates["time_s"] > 0)]
+        assert chosen.geometry[1] <= most
+        assert (fits["memory_gib"].dropna() <= evidence.device_memory_gib).all()
+        assert any("emulated by device.memory_limit_gib" in text for text in chosen.warnings)
+    assert (recommend(small, Needs()).candidates.query("fits")["micro_batch_size"] < 16).all()
+    # On a larger device what ran out under the limit may well fit.
+    assert (
+        recommend(small, Needs(memory_gib=1.0)).candidates.query("fits")["micro_batch_size"].max()
+        >= 16
+    )
+
+
+def test_the_figure_has_a_marker_for_each_outcome() -> None:
+    rows = table(
+        (2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (8, 1, SKIPPED), (8, 1, OUT), (16, 1, SKIPPED)
+    )
+    figure = draw_frontier(rows, memory_frontier(rows))
+    assert figure is not None
+    lines = {str(line.get_label()): line for line in figure.axes[0].lines}
+    assert {FIT, OUT, SKIPPED} <= set(lines)
+    drawn = [sorted(line.get_xdata()) for line in figure.axes[0].lines[:3]]
+    assert drawn == [[2, 4], [4, 8], [16]]
+    assert draw_frontier(rows.head(1), memory_frontier(rows.head(1))) is None

@@ -14,7 +14,8 @@ the mirror as a whole                  the launcher kills it                    
 the mirror, after Ctrl-C               the launcher kills it                          5 s
 =====================================  =============================================  =========
 
-The first six follow `WANDB_INIT_TIMEOUT`, which W&B knows too, up to 600 s.
+All but the whole, Ctrl-C and `--timeout` follow `WANDB_INIT_TIMEOUT`, which W&B knows too, up to
+600 s.
 """
 
 from __future__ import annotations

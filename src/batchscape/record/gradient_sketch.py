@@ -14,6 +14,8 @@ from batchscape.record.folder import RunFolder
 
 __all__ = ["read_sketch", "write_sketch"]
 
+_DIGEST_BYTES = 32
+
 
 def write_sketch(folder: RunFolder, sketch: NDArray[np.float64]) -> None:
     """Write the sketch of the gradient of the first optimizer step.
@@ -57,14 +59,16 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
+    array, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    is_checked = sha256(array).digest() == digest
+    file = BytesIO(content)
     try:
-        file = BytesIO(content)
         sketch = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # noqa: BLE001  (a header is parsed as Python: all kinds are raised)
         msg = f"{path} is damaged: {error}"
         raise DamageError(msg) from None
-    digest = content[file.tell() :]
-    if digest and digest != sha256(content[: file.tell()]).digest():
+    # One without a check, which older versions wrote, ends with its array.
+    if not is_checked and file.tell() != len(content):
         msg = f"{path} is damaged: the array does not match the SHA-256 behind it"
         raise DamageError(msg)
     if not isinstance(sketch, np.ndarray) or sketch.dtype != np.float64 or sketch.ndim != 1:

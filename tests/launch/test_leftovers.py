@@ -1,0 +1,139 @@
+"""What killed launchers leave: ranks are waited for, unfinished files removed."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launchers import Launcher
+from rich.console import Console
+from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
+
+from batchscape.launch import run_sweep
+from batchscape.launch.leftovers import remove_dead_writes
+from batchscape.launch.lock import run_lock
+from batchscape.record.files import write_atomically
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+
+DIES = """
+import os, sys
+from pathlib import Path
+from batchscape.record import files
+files.os.fsync = lambda _: os._exit(9)
+files.write_atomically(Path(sys.argv[1]), b"half")
+"""
+
+
+def died_while_writing(path: Path) -> Path:
+    """Have a process die in the middle of a file; return what it leaves."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = subprocess.Popen([sys.executable, "-c", DIES, str(path)])
+    assert writer.wait() == 9
+    assert not path.exists()
+    left = path.with_name(f".{path.name}.{writer.pid}.tmp")
+    assert left.read_bytes() == b"half"
+    return left
+
+
+def test_unfinished_files_of_the_dead_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    run = sweep.run("completes")
+    dead = [
+        died_while_writing(path)
+        for path in (
+            sweep.plan,
+            run.status,
+            sweep.index / "index.json",
+            run.checkpoints / "step-1.pt",
+        )
+    ]
+    alive = [
+        run.path / f".status.json.{os.getpid()}.tmp",
+        run.path / "mine.tmp",
+        run.path / "notes.123.tmp.txt",
+        run.program / ".data.999999999.tmp",
+    ]
+    for path in alive:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    write_atomically(run.config, b"whole")
+    remove_dead_writes(sweep)
+    assert not any(path.exists() for path in dead)
+    assert all(path.exists() for path in (*alive, run.config))
+
+
+def test_a_folder_that_is_not_there_or_not_ours_is_no_problem(tmp_path: Path) -> None:
+    remove_dead_writes(SweepFolder(tmp_path / "nowhere"))
+
+
+def test_a_launch_removes_them(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "sweep")
+    left = died_while_writing(sweep.run("completes").status)
+    half = sweep.run("completes").path / "steps.tmp"
+    half.write_bytes(b"a table that was being sealed")
+    result = run_sweep(
+        [spec_named("completes")],
+        sweep,
+        MACHINE,
+        target=TARGET,
+        method="spawn",
+        console=Console(file=io.StringIO()),
+    )
+    assert [run.status for run in result.runs] == [Status.COMPLETED]
+    assert not left.exists()
+    assert not half.exists()
+
+
+def test_ranks_that_a_launcher_left_are_waited_for(
+    launch: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    """Here a process that has inherited the lock of a run whose launcher is gone."""
+    folder = SweepFolder(tmp_path / "sweep").run("completes")
+    script = (
+        "import subprocess, sys\nfrom pathlib import Path\n"
+        "from batchscape.launch.lock import run_lock\n"
+        "from batchscape.record.folder import RunFolder\n"
+        "lock = run_lock(RunFolder(Path(sys.argv[1])))\n"
+        "rank = subprocess.Popen(['/bin/sleep', '600'], stdout=subprocess.DEVNULL,\n"
+        "                        pass_fds=[lock.descriptor])\n"
+        "print(rank.pid, flush=True)\n"
+    )
+    dead = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder.path)], stdout=subprocess.PIPE, text=True
+    )
+    printed, _ = dead.communicate()
+    rank = int(printed)
+    try:
+        assert is_alive(rank)
+        launcher = launch("spawn", "completes")
+        waits = f"processes that a launcher (process {dead.pid}, gone) has left: completes"
+        wait_until(lambda: waits in launcher.printed, "nothing is waited for")
+        assert RunStatus.read(folder.status).attempts == []
+        assert run_lock(folder) is None
+    finally:
+        os.kill(rank, 9)
+    assert launcher.process.wait(60) == 0
+    assert [a.status for a in launcher.status("completes").attempts] == ["completed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_end_with_their_launcher_and_the_next_one_goes_on(
+    launch: Callable[..., Launcher], method: str
+) -> None:
+    one = launch(method, "gated")
+    ranks = one.wait_for_pids("gated", 1)
+    one.end()
+    two = launch(method, "gated")
+    wait_until(lambda: "gated started" in two.printed, "the run is not begun again")
+    # Begun only once nobody was left.
+    assert not any(map(is_alive, ranks.values()))
+    (two.sweep.path / "go").touch()
+    assert two.process.wait(60) == 0
+    assert [a.status for a in two.status("gated").attempts] == ["interrupted", "completed"]

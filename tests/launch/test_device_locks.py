@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -284,3 +284,63 @@ def test_what_outlives_a_launcher_holds_its_devices(method: str, tmp_path: Path)
     for device in (0, 1):
         wait_until(lambda: mine.take(device), "the device is still held")  # noqa: B023
         mine.give_back(device)
+
+
+LEASER = """
+import os, random, sys, tempfile, time
+from pathlib import Path
+import psutil
+tempfile.tempdir = sys.argv[1]
+from batchscape.launch.device_locks import DeviceLocks
+from batchscape.launch.pool import DevicePool
+rng, marks = random.Random(int(sys.argv[2])), Path(sys.argv[1])
+locks = DeviceLocks("cpu", {i: str(i) for i in range(4)}, print)
+pool, done = DevicePool(range(4), locks=locks), 0
+while done < 150:
+    lease = pool.lease(rng.randint(1, 4)) if rng.random() < 0.5 or locks.take_turn() else None
+    if lease is None:
+        time.sleep(rng.random() / 500)
+        continue
+    for device in lease.devices:
+        mark = marks / f"mark-{device}"
+        holder = int(mark.read_text() or 0) if mark.exists() else 0
+        if holder and psutil.pid_exists(holder) and psutil.Process(holder).status() != "zombie":
+            print("shared with", holder, flush=True)
+        mark.write_text(str(os.getpid()))
+    locks.end_turn()
+    time.sleep(rng.random() / 500)
+    for device in lease.devices:
+        (marks / f"mark-{device}").write_text("")
+    pool.release(lease)
+    done += 1
+    print("leased", flush=True)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_never_share_a_device() -> None:
+    """Whoever has a device marks it, and looks for the mark of a living process."""
+    rng = random.Random(0)
+    said: list[str] = []
+    with ExitStack() as stack:
+
+        def begun(seed: int) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", LEASER, tempfile.gettempdir(), str(seed)]
+            return stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+        going = [begun(seed) for seed in range(3)]
+        for seed in range(3, 9):
+            victim = rng.choice(going)
+            assert victim.stdout is not None
+            said += [victim.stdout.readline().strip() for _ in range(rng.randint(1, 60))]
+            victim.kill()
+            victim.wait()
+            going[going.index(victim)] = begun(seed)
+        for process in going:
+            assert process.stdout is not None
+            said += process.stdout.read().split("\n")
+            assert process.wait(60) == 0
+    assert said.count("done") == 3
+    assert said.count("leased") > 3 * 150
+    assert [line for line in said if line not in {"leased", "done", ""}] == []

@@ -4,6 +4,8 @@
 # make slow   the long CPU tier
 # make systems  the training systems and programs of others, two ranks on the CPU; LitGPT has an
 #             environment of its own (.venv-litgpt)
+# make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
+#             undisturbed ones; prints the counts
 # make gpu    the tests and benchmarks that need a CUDA device; says so where there is none.
 #             It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
 # make bench  the benchmarks, one after the other
@@ -20,7 +22,10 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 # Other modules may need packages that an environment without a network lacks.
 GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
-.PHONY: demo test check slow systems gpu bench clean
+CHAOS_KILLS ?= 100
+CHAOS_SEED ?= 0
+
+.PHONY: demo test check slow systems chaos gpu bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch
@@ -40,6 +45,9 @@ slow: $(VENV)/.installed-dev
 systems: export BATCHSCAPE_REQUIRE_SYSTEMS := 1
 systems: $(VENV)/.installed-systems $(LITGPT)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "systems and not gpu"
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python tests/chaos/chaos.py --kills $(CHAOS_KILLS) --seed $(CHAOS_SEED)
 
 gpu: export PYTHONPATH := $(CURDIR)/src
 gpu:

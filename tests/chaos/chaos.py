@@ -60,7 +60,8 @@ SWEEP = (
     "launcher.concurrent_runs=2",
     "tracker=none",
     # A killed rank that the launcher does not try again is a fault that stands otherwise.
-    "launcher.retry=[failed]",
+    "--retry",
+    "failed",
 )
 """24 runs of 24 optimizer steps, with a checkpoint every four."""
 RUNS = 24
@@ -68,6 +69,8 @@ CURVES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"],
     "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_targets"],
 }
+_LOCK_FOLDERS = {"batchscape-launchers", "batchscape-devices"}
+"""Stay among the temporary files of a machine, for launchers to come; nothing in them is held."""
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_LAUNCH_S = 300.0
 _MOST_LAUNCHES_WITHOUT_PROGRESS = 20
@@ -226,12 +229,15 @@ class Chaos:
         assert not alive, f"processes are left: {[(p.pid, p.cmdline()) for p in alive]}"
 
     def _check_leftovers(self, sweep: Path) -> None:
-        scratch = [
-            str(p.relative_to(self._root)) for p in self._temporary.rglob("*") if p.is_file()
-        ]
-        kept = {"batchscape-launchers", f"torchinductor_{getpass.getuser()}"}
-        folders = [p.name for p in self._temporary.iterdir() if p.name not in kept]
-        assert not scratch + folders, f"scratch is left: {scratch + folders}"
+        kept = {*_LOCK_FOLDERS, f"torchinductor_{getpass.getuser()}"}
+        scratch = [path.name for path in self._temporary.iterdir() if path.name not in kept]
+        assert not scratch, f"scratch is left: {scratch}"
+        left = list((self._temporary / "batchscape-launchers").iterdir())
+        assert not left, f"launchers are still announced: {left}"
+        locks = [path for path in sweep.rglob("*") if path.name.endswith("lock")]
+        for lock in [*locks, *(self._temporary / "batchscape-devices").iterdir()]:
+            with lock.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         names = [str(path.relative_to(sweep)) for path in sweep.rglob("*")]
         wrong = [
             name
@@ -240,9 +246,6 @@ class Chaos:
         ]
         assert not wrong, f"files are left: {wrong}"
         assert not (sweep / "damaged").exists(), "a run was found damaged"
-        for lock in [path for path in sweep.rglob("*") if path.name.endswith("lock")]:
-            with lock.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _check_records(self, sweep: Path, undisturbed: Path) -> None:
         folders = SweepFolder(sweep).run_folders()
@@ -304,11 +307,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.004, help="seconds a sample")
+    parser.add_argument("--dir", type=Path, help="new folder; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     parsed = parser.parse_args()
     # Orphans come to this process, and are found.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    root = Path(tempfile.mkdtemp(prefix="batchscape-chaos-"))
+    root = parsed.dir or Path(tempfile.mkdtemp(prefix="batchscape-chaos-"))
+    root.mkdir(exist_ok=True)
     began = time.monotonic()
     counts = Chaos(root, parsed.kills, parsed.seed, parsed.delay).run()
     shutil.rmtree(root)

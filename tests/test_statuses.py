@@ -1,0 +1,155 @@
+"""The page about statuses names every status, cause and setting that there is, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from batchscape.cli import main
+from batchscape.config import RunConfig
+from batchscape.record.advice import CAUSE_ADVICE, DAMAGED, DAMAGED_ADVICE, STATUS_ADVICE, advice
+from batchscape.record.causes import Cause
+from batchscape.record.folder import SweepFolder
+from batchscape.record.overview import NEXT, STATES, Overview
+from batchscape.record.progress import RunProgress
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Attempt, RunStatus, Status
+
+PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"
+
+
+def table_under(title: str) -> dict[str, list[str]]:
+    """Return the cells of each row of the first table of a section, by its first name."""
+    section = PAGE.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line[:1] == "|"][2:]
+    return {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_every_status_is_explained_with_what_to_do() -> None:
+    rows = table_under("Statuses")
+    assert set(rows) == {*map(str, Status), DAMAGED}
+    for name, cells in rows.items():
+        told = DAMAGED_ADVICE if name == DAMAGED else STATUS_ADVICE[Status(name)]
+        assert cells[-1] == told
+
+
+def test_every_cause_is_explained_with_what_to_do() -> None:
+    rows = table_under("Causes")
+    assert set(rows) == set(map(str, Cause)) == set(map(str, CAUSE_ADVICE))
+    for name, cells in rows.items():
+        assert cells[-1] == CAUSE_ADVICE[Cause(name)]
+        assert (cells[-2] == "yes") == Cause(name).is_of_the_machine
+
+
+def test_every_setting_that_is_named_exists(config_of: Callable[..., RunConfig]) -> None:
+    named = set(table_under("Settings"))
+    named |= set(re.findall(r"\b((?:launcher|device|checkpoint)\.\w+)", PAGE.read_text()))
+    told = " ".join([*CAUSE_ADVICE.values(), *STATUS_ADVICE.values()])
+    named |= set(re.findall(r"\b(launcher\.\w+)", told))
+    config = config_of()
+    for key in named:
+        group, _, name = key.partition(".")
+        assert name in {field.name for field in fields(getattr(config, group))}, key
+    # And the other way round: what decides how a launch goes on is explained.
+    deciding = {field.name for field in fields(config.launcher)} - {
+        *("name", "device", "order_seed", "max_ranks_per_core", "max_ranks_per_device"),
+    }
+    assert {f"launcher.{name}" for name in deciding} <= named
+
+
+def test_every_name_of_the_json_is_explained() -> None:
+    text = PAGE.read_text().split("## `batchscape status DIR --json`")[1]
+    names = set(re.findall(r"`(\w+)`", text))
+    assert names >= {*NEXT, *STATES}
+    assert names >= {field.name for field in fields(RunProgress)} | {"next", "advice"}
+    run = RunProgress("a", "pending", None, None, None, None, None)
+    content = json.loads(Overview(Path("x"), "finished", (), (run,), ()).as_json())
+    assert names >= set(content) | set(content["runs"][0])
+
+
+def test_faults_are_told_by_their_cause() -> None:
+    assert advice(Status.FAILED, Cause.HANG) == CAUSE_ADVICE[Cause.HANG]
+    assert advice(Status.FAILED) == STATUS_ADVICE[Status.FAILED]
+    assert advice(Status.COMPLETED) == STATUS_ADVICE[Status.COMPLETED]
+    assert advice(DAMAGED) == DAMAGED_ADVICE
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, spec_of: Callable[..., RunSpec]) -> SweepFolder:
+    """A sweep with a run in every state, as launchers and ranks leave them."""
+    sweep = SweepFolder(tmp_path / "a sweep")
+    spec = spec_of()
+    ended = Attempt(started_at=0.0, from_optimizer_step=0, ended_at=1.0, status="failed")
+    for name, status in {
+        "killed": RunStatus(
+            Status.FAILED, reason="rank 1 is gone", cause=Cause.KILLED, rank=1, phase="forward",
+            attempts=[ended, ended],
+        ),
+        "full": RunStatus(Status.FAILED, reason="no room", cause=Cause.DISK, attempts=[ended]),
+        "large": RunStatus(Status.OOM, reason="out", cause=Cause.OUT_OF_MEMORY, attempts=[ended]),
+        "lost": RunStatus(Status.RUNNING, attempts=[ended]),
+        "waiting": RunStatus(Status.PENDING),
+        "wrong": RunStatus(Status.REJECTED, reason="16 / 3 leaves 1"),
+        "exploded": RunStatus(Status.DIVERGED, reason="not finite", cause=Cause.DIVERGENCE),
+    }.items():  # fmt: skip
+        folder = sweep.run(name)
+        spec.write(folder.config)
+        status.write(folder.status)
+    sweep.run("broken").path.mkdir()
+    sweep.run("broken").config.write_text("{")
+    return sweep
+
+
+def test_status_of_every_kind_of_run(
+    sweep: SweepFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.damaged.mkdir()
+    (sweep.damaged / "older-1").mkdir()
+    sweep.plan.write_text("run_id,planned\nunborn,launch\nwrong,rejected\n")
+    assert main(["status", str(sweep.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["state"] == "interrupted"
+    assert told["launchers"] == []
+    assert told["set_aside"] == ["older-1"]
+    assert {run["run_id"]: (run["status"], run["next"]) for run in told["runs"]} == {
+        "broken": ("damaged", "set_aside"),
+        "exploded": ("diverged", "skip"),
+        "full": ("failed", "begin"),
+        "killed": ("failed", "leave"),
+        "large": ("oom", "leave"),
+        "lost": ("interrupted", "begin"),
+        "unborn": ("pending", "begin"),
+        "waiting": ("pending", "begin"),
+        "wrong": ("rejected", "reject"),
+    }
+    assert main(["status", str(sweep.path)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "8 runs: 2 pending, 1 oom, 1 diverged, 2 failed, 1 interrupted, 1 damaged; 1 cell" in text
+    )
+    assert "Failed, cause: killed (1)" in text
+    assert "killed  rank 1 in forward, 2 attempts" in text
+    assert f"What to do: {CAUSE_ADVICE[Cause.DISK]}" in text
+    assert "add --retry failed,oom" in text
+
+
+def test_a_sweep_that_has_begun_and_has_no_run_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.csv").write_text("run_id,planned\na,launch\nb,launch\n")
+    assert main(["status", str(tmp_path)]) == 0
+    assert "2 runs: 2 pending" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "run_id\n", "\0", "run_id,planned\n"])
+def test_a_folder_that_is_no_sweep(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.csv").write_text(content)
+    assert main(["status", str(tmp_path)]) == 2
+    assert "holds no runs" in capsys.readouterr().err

@@ -116,8 +116,12 @@ def test_out_of_memory_ends_the_run_as_oom_and_not_the_sweep(cuda_spec, launch):
     runs = launch(small, large, again, target="cuda_workers:cramped")
     assert [str(run.status.status) for run in runs] == ["completed", "oom", "completed"]
     reason = runs[1].status.reason
-    assert re.match(r"in phase \w+: OutOfMemoryError: CUDA out of memory", reason), reason
-    assert runs[1].status.rank == 0
+    where = r"out of memory in forward of optimizer step 1: OutOfMemoryError: CUDA out of memory"
+    assert re.match(where, reason), reason
+    ended = runs[1].status
+    assert (ended.rank, ended.cause, ended.phase) == (0, "out_of_memory", "forward")
+    assert ended.peak_memory_method == "allocated"
+    assert 0 < ended.peak_memory_gib < 17
 
 
 @pytest.mark.timeout(900)

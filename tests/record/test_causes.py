@@ -13,15 +13,18 @@ from batchscape.record.causes import Cause
 from batchscape.record.heartbeat import Phase
 from batchscape.record.status import Attempt, RunStatus, Status
 
-PAGE = Path(__file__).parents[2] / "docs" / "record.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_page_has_every_cause_and_whether_it_is_tried_again() -> None:
-    text = PAGE.read_text()
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|no) \|$", text, re.MULTILINE)
-    assert dict(rows) == {str(c): "yes" if c.is_of_the_machine else "no" for c in Cause}
-    for phase in Phase:
-        assert f"`{phase}`" in text
+def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again() -> None:
+    table = (DOCS / "statuses.md").read_text().partition("## Causes")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE))
+    assert rows.keys() == set(Cause)
+    assert {name for name, again in rows.items() if again == "yes"} == {
+        str(cause) for cause in Cause if cause.is_of_the_machine
+    }
+    text = (DOCS / "record.md").read_text()
+    assert all(f"`{phase}`" in text for phase in Phase)
 
 
 def test_causes_come_back_as_they_were_written(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ class SweepBuilder:
             if name not in {"batch", "launcher", "tracker", "checkpoint", "measure", "device"}
         }
         trajectory["timing_repeat"] = 0
+        # Curves are drawn from the name: a setting that no test varies must not draw others.
+        trajectory["budget"] = {
+            name: value
+            for name, value in trajectory["budget"].items()
+            if not name.startswith("divergence_")
+        }
         trajectory_id = _hash(trajectory, *ramp, cut.global_batch_size)
         limited = config.device.memory_limit_gib is not None
         limit = [config.device.memory_limit_gib] if limited else []

@@ -69,15 +69,17 @@ class Claims:
         OSError
             If it cannot be written to.
         """
-        if spec.run_id in self._locks:
-            return self._locks[spec.run_id]
         folder = self._sweep.run(spec.run_id)
-        lock = run_lock(folder)
+        # One that is tried again has kept its lock.
+        lock = self._locks.get(spec.run_id)
+        result = None
         if lock is None:
-            self._elsewhere[spec.run_id] = spec
-            return None
-        self._locks[spec.run_id] = lock
-        result = self._standing.settled_since(spec)
+            lock = run_lock(folder)
+            if lock is None:
+                self._elsewhere[spec.run_id] = spec
+                return None
+            self._locks[spec.run_id] = lock
+            result = self._standing.settled_since(spec)
         if result is None:
             status = RunStatus.read(folder.status)
             if finish(spec, folder, status):
@@ -110,16 +112,17 @@ class Claims:
         self._locks.clear()
 
     def describe_elsewhere(self) -> str:
-        """Say who has the runs that are waited for; nothing where there are none."""
-        if not self._elsewhere:
+        """Say who has the runs that are waited for; nothing where nobody has any more."""
+        signed = {name: holder(self._sweep.run(name).lock) for name in self._elsewhere}
+        holders = {name: pid for name, pid in signed.items() if pid is not None}
+        if not holders:
             return ""
-        holders = {name: holder(self._sweep.run(name).lock) for name in self._elsewhere}
-        pids = sorted({pid for pid in holders.values() if pid is not None})
+        pids = sorted(set(holders.values()))
         alive = [pid for pid in pids if psutil.pid_exists(pid)]
         shown = ", ".join(list(holders)[:3]) + (", ..." if len(holders) > 3 else "")
         count = "1 run" if len(holders) == 1 else f"{len(holders)} runs"
-        who = f"another launcher (process {', '.join(map(str, alive))})"
+        listed = ", ".join(map(str, alive or pids))
+        who = f"another launcher (process {listed})"
         if not alive:
-            left = ", ".join(map(str, pids)) or "unknown"
-            who = f"processes that a launcher (process {left}, gone) has left"
+            who = f"processes that a launcher (process {listed}, gone) has left"
         return f"Waiting for {count} of {who}: {shown}"

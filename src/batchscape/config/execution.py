@@ -55,7 +55,7 @@ class Checkpoint:
     """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
     when interrupted. Scope: display."""
     keep_last: Count = 2
-    """Checkpoints kept. Scope: display."""
+    """Newest checkpoints kept while a run is open; none once it is sealed. Scope: display."""
 
 
 @dataclass(frozen=True, config=STRICT)

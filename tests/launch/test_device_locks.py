@@ -20,7 +20,7 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import run_sweep
+from batchscape.launch import device_locks, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
@@ -196,20 +196,41 @@ def test_a_launcher_that_waits_is_not_passed_over_for_ever(tmp_path: Path) -> No
     first = narrow.start()
     assert len(first) == 1
     assert wide.start() == set()
-    assert str(wide.placement.waits).startswith(
-        "Waiting for another launcher, which holds 1 of 4 CUDA devices here (locked in "
-    )
+    waits = "Waiting for CUDA devices that another launcher holds; both take turns (locks in "
+    assert str(wide.placement.waits).startswith(waits)
     narrow.end(first.pop())
     # The turn is not theirs.
     assert narrow.start() == set()
-    assert "whose turn it is" in str(narrow.placement.waits)
+    assert str(narrow.placement.waits).startswith(waits)
     assert wide.start() == {"completes-w-d4"}
     assert narrow.start() == set()
-    assert "which holds 4 of 4 CUDA devices" in str(narrow.placement.waits)
+    assert str(narrow.placement.waits).startswith(waits)
     wide.end("completes-w-d4")
     assert len(narrow.start()) == 1
     narrow.end(next(iter(narrow.active)))
     narrow.placement.close()
+
+
+def test_who_waits_too_long_leaves_the_turn_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is never given back must not keep all the others idle."""
+    wide = Launcher(FOUR, tmp_path, "completes-w-d4")
+    narrow = Launcher(FOUR, tmp_path, "completes-n-d1")
+    with held("cuda", "GPU-2") as other:
+        assert wide.start() == set()
+        assert narrow.start() == set()
+        monkeypatch.setattr(device_locks, "_TURN_S", 0.0)
+        monkeypatch.setattr(device_locks, "_PAUSE_S", 1.0)
+        assert wide.start() == set()
+        assert narrow.start() == {"completes-n-d1"}
+        narrow.end("completes-n-d1")
+        narrow.placement.close()
+        other.kill()
+        other.wait()
+    wait_until(lambda: wide.start() == {"completes-w-d4"}, "it never has its turn again")
+    wide.end("completes-w-d4")
+    wide.placement.close()
 
 
 def test_two_wide_launchers_take_turns(tmp_path: Path) -> None:
@@ -256,7 +277,8 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
             other.send_signal(signal.SIGKILL)
             assert launcher.wait(60) == 0
     printed = " ".join(said.read_text().split())
-    assert "Waiting for another launcher, which holds 1 of 2 cores here (locked in" in printed
+    waits = "Waiting for cores that another launcher holds; both take turns (locks in "
+    assert printed.count(waits) == 1
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
     assert RunStatus.read(folder.status).status is Status.COMPLETED
     assert read_json(folder.launch)["devices"] == [0, 1]

@@ -79,7 +79,7 @@ def test_cores_have_their_own_numbers(tmp_path: Path) -> None:
     assert one.start() == {"a-d2"}
     assert one.devices == [3, 7]
     assert two.start() == set()
-    assert "holds 1 of 2 cores" in str(two.placement.waits)
+    assert "Waiting for cores" in str(two.placement.waits)
     one.end("a-d2")
     assert one.start() == set()
     assert two.start() == {"b-d2"}

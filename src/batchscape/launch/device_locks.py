@@ -7,7 +7,9 @@ releases it. The files stay: removing one would let two launchers lock two files
 
 A launcher decides what to start while it holds the turn, a lock of its own, so that two of them
 never take halves of what each needs. One that has nothing at work and waits for devices keeps the
-turn: the others start nothing until it has started. It waits for runs only, and these end.
+turn: the others start nothing until it has started. It waits for runs only, and these end; where
+one takes long, or what a killed launcher left holds a device, the others have their turn all the
+same after some minutes, so that nobody keeps the whole machine waiting for one device.
 
 The folder is in the temporary folder, which `TMPDIR` names: launchers that see different ones (in
 containers, or with a temporary folder each) do not see each other.
@@ -28,6 +30,10 @@ __all__ = ["DeviceLocks"]
 _PATIENCE_S = 0.05
 """How long to wait for the turn: another launcher starts its runs in that time."""
 _POLL_S = 0.005
+_TURN_S = 600.0
+"""How long a launcher keeps the turn while it waits for devices."""
+_PAUSE_S = 3.0
+"""How long it leaves the turn to others then: they look for it every half second."""
 
 
 class DeviceLocks:
@@ -48,10 +54,17 @@ class DeviceLocks:
         self._kind, self._names, self._warn = kind, names, warn
         self._held: dict[int, int] = {}
         self._turn = -1
+        self._turn_since = self._paused_until = float("-inf")
         self._usable = True
 
     def take_turn(self) -> bool:
         """Take the turn to start runs, or keep it; False while another launcher has it."""
+        now = time.monotonic()
+        if self._turn >= 0 and now - self._turn_since > _TURN_S:
+            self.end_turn()
+            self._paused_until = now + _PAUSE_S
+        if now < self._paused_until:
+            return False
         if self._turn >= 0 or not self._usable:
             return True
         descriptor = self._open(f"{self._kind}-turn")
@@ -63,7 +76,7 @@ class DeviceLocks:
                 os.close(descriptor)
                 return False
             time.sleep(_POLL_S)
-        self._turn = descriptor
+        self._turn, self._turn_since = descriptor, now
         return True
 
     def end_turn(self) -> None:

@@ -25,7 +25,7 @@ __all__ = ["Placed", "Placement"]
 
 _OTHERS = ""
 """Name of what other launchers have at work, as if it were one run."""
-_NOUNS = {"cpu": "core", "cuda": "CUDA device"}
+_NOUNS = {"cpu": "cores", "cuda": "CUDA devices"}
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,20 @@ class Placement:
         if not specs or not self._room():
             self._end_round(kind, queue)
             return None
-        for spec in specs.values() if self._room() > 1 else (next(iter(specs.values())),):
+        considered = list(specs.values())
+        if self._launcher.concurrent_runs == 1:
+            del considered[1:]
+        for spec in considered:
             try:
                 kind.pool.check(spec.geometry.data_parallel_size, self._ranks_per_device(kind))
             except LaunchError as error:
                 queue.remove(spec)
                 return Placed(spec, None, str(error))
         if kind.locks is not None and not kind.locks.take_turn():
-            self.waits = (
-                f"Waiting for another launcher, whose turn it is to take {kind.name} devices"
-            )
+            self.waits = _waits(kind)
+            kind.due.clear()
             return None
-        if not kind.due and not self._decide(kind, list(specs.values())):
+        if not kind.due and not self._decide(kind, considered):
             self._end_round(kind, queue)
             return None
         return self._lease(kind, specs, queue)
@@ -157,8 +159,9 @@ class Placement:
         """Decide what starts now; False if nothing does."""
         others, shares = kind.pool.taken_by_others(), self._launcher.max_runs_per_device
         situation = ([spec.run_id for spec in specs], list(kind.running), others)
+        if others and not kind.running:
+            self.waits = _waits(kind)
         if situation == kind.fruitless:
-            self.waits = _waits(kind, others) if others and not kind.running else None
             return False
         running = list(kind.running.values())
         limits = Limits(len(kind.pool.devices) * shares, len(running) + self._room())
@@ -172,8 +175,6 @@ class Placement:
         kind.reservation = kind.decision.reservation
         by_name = {run.run: run for run in queued}
         kind.due.extend(by_name[name] for name in kind.decision.start)
-        if others and not kind.running and not kind.due:
-            self.waits = _waits(kind, others)
         kind.fruitless = None if kind.due else situation
         return bool(kind.due)
 
@@ -188,10 +189,11 @@ class Placement:
             if kind.decision is not None:
                 kind.reservation = not_placed(run, kind.decision, kind.before, now_s)
             if not kind.running:
-                self.waits = _waits(kind, kind.pool.taken_by_others())
+                self.waits = _waits(kind)
             self._end_round(kind, queue)
             return None
         queue.remove(spec)
+        self.waits = None
         kind.running[run.run] = Running(run.run, len(lease.devices), now_s, run.duration_s)
         return Placed(spec, lease)
 
@@ -214,8 +216,6 @@ class Placement:
         return launcher.max_ranks_per_core if kind.name == "cpu" else launcher.max_ranks_per_device
 
 
-def _waits(kind: _Kind, others: int) -> str:
-    count, noun = len(kind.pool.devices), _NOUNS[kind.name]
-    nouns = noun if count == 1 else f"{noun}s"
-    where = f" (locked in {kind.locks.folder})" if kind.locks is not None else ""
-    return f"Waiting for another launcher, which holds {others} of {count} {nouns} here{where}"
+def _waits(kind: _Kind) -> str:
+    where = f" (locks in {kind.locks.folder})" if kind.locks is not None else ""
+    return f"Waiting for {_NOUNS[kind.name]} that another launcher holds; both take turns{where}"

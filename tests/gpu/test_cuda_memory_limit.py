@@ -1,0 +1,69 @@
+"""A smaller CUDA device, emulated: the allocator's own limit, and runs under it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from batchscape.errors import ConfigError
+from batchscape.measure.memory_limit import memory_limit
+
+pytestmark = pytest.mark.gpu
+
+GIB = 2**30
+
+
+@pytest.fixture
+def device():
+    torch.cuda.set_device(0)
+    torch.cuda.empty_cache()
+    yield torch.device("cuda", 0)
+    torch.cuda.empty_cache()
+
+
+def fits(gib, device):
+    try:
+        torch.empty(int(gib * GIB), dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
+
+
+def test_the_allocator_is_limited_until_the_block_ends(device):
+    with memory_limit(device, 1.0):
+        assert [fits(0.9, device), fits(1.1, device)] == [True, False]
+    assert fits(1.1, device)
+
+
+def test_ranks_that_share_a_device_share_the_limit(device):
+    with memory_limit(device, 1.0, ranks_on_device=2):
+        assert [fits(0.4, device), fits(0.6, device)] == [True, False]
+
+
+def test_a_device_cannot_be_made_larger(device):
+    with pytest.raises(ConfigError, match="at most the memory of the device"):  # noqa: SIM117
+        with memory_limit(device, 10_000.0):
+            pass
+
+
+def test_a_run_that_fits_is_the_same_and_one_that_does_not_is_out_of_memory(cuda_spec, launch):
+    free = cuda_spec((1, 32, 1))
+    model = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 256}
+    (alone,) = launch(free)
+    held = cuda_spec((1, 32, 1), device={"memory_limit_gib": 2.0})
+    (limited,) = launch(held)
+    assert alone.status.status == limited.status.status == "completed"
+    names = [name for name in alone.status.summary if name.startswith("peak_allocated")]
+    assert {n: alone.status.summary[n] for n in names} == {
+        n: limited.status.summary[n] for n in names
+    }
+    assert limited.launch["device_memory_gib"] > 2.0
+    tight = cuda_spec((1, 32, 1), model=model, device={"memory_limit_gib": 0.02})
+    (ended,) = launch(tight)
+    assert ended.status.status == "oom"
+    assert ended.status.cause == "out_of_memory"
+    assert ended.status.phase is not None
+    assert 0 < ended.status.peak_memory_gib <= 0.021
+    assert ended.status.peak_memory_method == "allocated"

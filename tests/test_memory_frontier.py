@@ -1,0 +1,91 @@
+"""A smaller device, emulated, from the command line to the report: where memory ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from batchscape.record.tables import load
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is of Linux"),
+]
+
+SETTINGS = (
+    "batch=vary_global",
+    "batch.gradient_accumulation_steps=1",
+    "budget=samples",
+    "budget.samples=1024",
+    "evaluation.every_samples=null",
+    "evaluation.samples=16",
+    "measure.noise_scale_every=null",
+    "device.memory_limit_gib=0.3",
+    "launcher.device=cpu",
+    "tracker=none",
+)
+
+
+def batchscape(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchscape", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+
+    def launch(*micros: int, **more: str) -> subprocess.CompletedProcess[str]:
+        sizes = ",".join(map(str, micros))
+        extra = [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
+        swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir={sweep}")
+        return batchscape("sweep", *SETTINGS, *swept, *extra)
+
+    first = launch(32, 512)
+    assert first.returncode == 1, first.stderr
+    runs = load(sweep).runs.set_index("micro_batch_size")
+    assert runs["status"].to_dict() == {32: "completed", 512: "oom"}
+    assert runs.loc[512, "cause"] == "out_of_memory"
+    assert "out of memory in " in runs.loc[512, "reason"]
+    assert (runs["memory_limit_gib"] == 0.3).all()
+    assert runs.loc[32, "peak_allocated_gib"] < runs.loc[32, "peak_taken_gib"] < 0.3
+
+    # A cell more: what was learnt rules it out, and nothing else is launched.
+    second = launch(32, 512, 1024)
+    assert second.returncode == 1, second.stderr
+    runs = load(sweep).runs.set_index("micro_batch_size")
+    assert runs["status"].to_dict() == {32: "completed", 512: "oom", 1024: "rejected"}
+    assert runs["attempts"].to_dict() == {32: 1, 512: 1, 1024: 0}
+    witness = runs.loc[512, "run_id"]
+    assert runs.loc[1024, "reason"] == (
+        "not launched: micro_batch_size 512 ran out of memory with all else alike on 1 device of "
+        f"0.3 GiB each (run {witness}), and 1024 is larger; launcher.skip_larger_after_oom=false "
+        "launches it"
+    )
+
+    shown = batchscape("report", str(sweep))
+    assert shown.returncode == 0, shown.stderr
+    table = pd.read_csv(sweep / "report" / "tables" / "memory_frontier.csv")
+    (row,) = table.to_dict("records")
+    assert (row["last_fit"], row["first_out"]) == (32, 512)
+    assert (row["n_fit"], row["n_out"], row["n_skipped"]) == (1, 1, 1)
+    assert row["margin_gib"] == pytest.approx(0.3 - runs.loc[32, "peak_taken_gib"])
+    assert "micro-batch 32 is the last that fit, 512 the first that ran out" in shown.stdout
+    assert "1 run had" not in shown.stdout
+    assert "3 runs had a device of less memory" in " ".join(shown.stdout.split())
+    for name in ("memory_frontier.tex", "memory_frontier.md"):
+        assert (sweep / "report" / "tables" / name).exists()
+    assert (sweep / "report" / "figures" / "memory_frontier.png").exists()
+
+    # Without knowledge each is tried.
+    third = launch(32, 512, 1024, launcher__skip_larger_after_oom="false")
+    assert third.returncode == 1, third.stderr
+    statuses = load(sweep).runs.set_index("micro_batch_size")["status"].to_dict()
+    assert statuses == {32: "completed", 512: "oom", 1024: "oom"}

@@ -22,8 +22,9 @@ from batchscape.launch.pool import Lease
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
-from batchscape.launch.result import FAULTS, RunResult
+from batchscape.launch.result import RunResult
 from batchscape.launch.retries import Retries
+from batchscape.launch.stopping import Stopping
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
@@ -95,14 +96,12 @@ class Session:
         self._placement = placement
         self._target = target
         self._scratch = scratch
-        self._max_failures = max_failures
+        self._stopping = Stopping(max_failures)
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
         self._retries = Retries()
         self._again: list[RunSpec] = []
-        self._cannot_start: str | None = None
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
-        self._disk_trouble: str | None = None
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
@@ -134,15 +133,7 @@ class Session:
     @property
     def stopped(self) -> str | None:
         """Why no more runs are started, where no signal is the reason."""
-        if self._cannot_start is not None:
-            return f"no process can be started any more: {self._cannot_start}"
-        if self._disk_trouble is not None:
-            return f"{self._disk_trouble}; make space, then the same command goes on"
-        failed = sum(result.status in FAULTS for result in self._done.values())
-        if self._max_failures is None or failed < self._max_failures:
-            return None
-        count = "1 run has" if failed == 1 else f"{failed} runs have"
-        return f"{count} failed, and launcher.max_failures is {self._max_failures}"
+        return self._stopping.reason
 
     def _must_stop(self) -> bool:
         count = self._interrupts.count
@@ -177,8 +168,9 @@ class Session:
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
-        self._disk_trouble = self._disk_trouble or disk_trouble(self._sweep.path)
-        if self._disk_trouble is not None:
+        trouble = disk_trouble(self._sweep.path)
+        if trouble is not None:
+            self._stopping.because_of_the_disk(trouble)
             return None
         try:
             claim = self._claims.take(spec)
@@ -190,19 +182,19 @@ class Session:
                 self._reject(spec, refusal)
                 return None
         except ServerError as error:
-            self._cannot_start = str(error)
+            self._stopping.because(f"no process can be started any more: {error}")
             self._claims.release(spec.run_id, Status.PENDING)
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
             if isinstance(error, DiskError):
-                self._disk_trouble = str(error)  # the run is as open as it was
+                self._stopping.because_of_the_disk(str(error))  # the run is as open as it was
             else:
                 self._refuse(spec, error)
             return None
         if claim is not None:
             self._oom.ended(spec)
-            self._done[spec.run_id] = claim
+            self._settle(claim)
             self._progress.run_settled(claim)
         return None
 
@@ -232,7 +224,8 @@ class Session:
         folder = self._sweep.run(spec.run_id)
         status = reject(folder, reason)
         self._claims.release(spec.run_id, status.status)
-        self._done[spec.run_id] = result = RunResult.of(folder, status)
+        result = RunResult.of(folder, status)
+        self._settle(result)
         self._progress.run_refused(result)
 
     def _end(self, run: ActiveRun) -> None:
@@ -243,13 +236,12 @@ class Session:
         status = run.conclude()
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
-            self._disk_trouble = status.reason
+            self._stopping.because_of_the_disk(str(status.reason))
         if not self._interrupts.count and self.stopped is None and self._is_retried(run, status):
             return
-        run_id, log = run.spec.run_id, run.folder.log
-        self._claims.release(run_id, status.status)
+        self._claims.release(run.spec.run_id, status.status)
         self._oom.ended(run.spec)
-        self._done[run_id] = RunResult(run_id, status.status, status.reason, log)
+        self._settle(RunResult.of(run.folder, status))
         self._progress.run_ended(run, status)
 
     def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
@@ -267,5 +259,9 @@ class Session:
     def _refuse(self, spec: RunSpec, error: BatchscapeError | OSError) -> None:
         log = self._sweep.run(spec.run_id).log
         result = RunResult(spec.run_id, Status.FAILED, str(error), log)
-        self._done[spec.run_id] = result
+        self._settle(result)
         self._progress.run_refused(result)
+
+    def _settle(self, result: RunResult) -> None:
+        self._done[result.run_id] = result
+        self._stopping.count(result)

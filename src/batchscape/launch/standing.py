@@ -76,7 +76,8 @@ class Standing:
         folder = self._sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
         is_new = (status.status, len(status.attempts)) != self._before.get(spec.run_id)
-        if status.status.is_sealed or (is_new and status.status in FAULTS):
+        ends = status.status in FAULTS or status.status is Status.REJECTED
+        if status.status.is_sealed or (is_new and ends):
             return RunResult.of(folder, status, by_another=True)
         return None
 

@@ -25,6 +25,10 @@ __all__ = [
     "wandb_folder",
 ]
 
+_DIGESTED = ("status", "stop_reason", "reason", "rank", "attempts", "summary", "seal")
+_DIGESTED_ATTEMPT = ("started_at", "from_optimizer_step", "ended_at", "status", "reason")
+"""What names the content of a run: no later field may make an old run look like another one."""
+
 GIVING_UP = "giving up: "
 """Begins the line of the mirror's log that says why it went on offline, or ended."""
 
@@ -153,8 +157,11 @@ class MirrorState:
 
 def content_of(status: RunStatus) -> str:
     """Return a digest of how a run ended: its rows by their seal, its figures, its reason."""
-    content = asdict(status)
-    del content["updated_at"]
+    plain = asdict(status)
+    content = {name: plain[name] for name in _DIGESTED}
+    content["attempts"] = [
+        {name: attempt[name] for name in _DIGESTED_ATTEMPT} for attempt in plain["attempts"]
+    ]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

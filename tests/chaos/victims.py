@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.launch.progress import last_row
+from batchscape.launch.progress_text import last_row
 
 __all__ = ["KINDS", "PHASES", "Victim", "find_victims", "phases_of"]
 

@@ -13,7 +13,8 @@ from sweeps_of_fakes import spec_named
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
-from batchscape.launch.progress import Progress, last_row
+from batchscape.launch.progress import Progress
+from batchscape.launch.progress_text import last_row
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder

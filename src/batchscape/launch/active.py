@@ -19,7 +19,7 @@ from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
-from batchscape.launch.progress import last_row
+from batchscape.launch.progress_text import last_row
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause

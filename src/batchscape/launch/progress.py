@@ -6,12 +6,10 @@ a run than the end of its last table.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,18 +17,22 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.credentials import redact
+from batchscape.launch.progress_text import (
+    duration_text,
+    ended_text,
+    last_row,
+    running_text,
+    runs_text,
+)
 from batchscape.launch.result import FAULTS, RunResult, SweepResult
-from batchscape.record.checked import row_of
-from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.status import RunStatus, Status
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
 
-__all__ = ["Progress", "last_row"]
+__all__ = ["Progress"]
 
 _REFRESH_S = 1.0
-_TAIL_BYTES = 2048
-_SHOWN = {"optimizer_step", "samples", "train_time_s", "loss"}
 _STYLES = {
     Status.COMPLETED: "green",
     Status.FAILED: "red",
@@ -88,11 +90,11 @@ class Progress:
         self._done += len(skipped)
         self._failed += faults.total()
         if sealed:
-            self.note(f"{sealed} of {_runs(self._total)} done already, not run again")
+            self.note(f"{sealed} of {runs_text(self._total)} done already, not run again")
         if faults:
             counts = ", ".join(f"{count} {status}" for status, count in sorted(faults.items()))
             self.note(
-                f"{_runs(faults.total())} ended by a fault before, not run again ({counts}); "
+                f"{runs_text(faults.total())} ended by a fault before, not run again ({counts}); "
                 f"to run them again, add --retry {','.join(sorted(faults))}",
                 "yellow",
             )
@@ -127,9 +129,9 @@ class Progress:
     def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
         """Tell how a run ended."""
         self._samples_done += run.spec.samples
-        duration = _duration(time.monotonic() - run.began)
+        duration = duration_text(time.monotonic() - run.began)
         timed = run.launch.get("timing_valid", True)
-        described = _described(status, timed=timed)
+        described = ended_text(status, timed=timed)
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
 
     def run_retried(self, run_id: str, reason: str) -> None:
@@ -156,9 +158,9 @@ class Progress:
             return
         self._drawn = now
         width = self._console.width
-        rows = [last_row(run.folder.lines("steps"), _TAIL_BYTES) for run in active]
+        rows = [last_row(run.folder.lines("steps")) for run in active]
         lines = [self._overview(now, active, rows)]
-        lines += [_running(run, row) for run, row in zip(active, rows, strict=True)]
+        lines += [running_text(run, row) for run, row in zip(active, rows, strict=True)]
         # Cut here: the layout of one plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
         with _even_if_nobody_reads():
@@ -173,13 +175,13 @@ class Progress:
         if done:
             # By samples, since runs of one sweep mostly differ in how they cut them.
             rate = done / (now - self._began)
-            left = f", about {_duration((self._samples - done) / rate)} left"
+            left = f", about {duration_text((self._samples - done) / rate)} left"
         return f"{self._done}/{self._total} runs done, {len(active)} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
-        self.note(f"{_runs(len(result.runs))}: {counts}")
+        self.note(f"{runs_text(len(result.runs))}: {counts}")
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
@@ -201,79 +203,3 @@ def _even_if_nobody_reads() -> Iterator[None]:
     """
     with suppress(OSError, SystemExit):
         yield
-
-
-def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any] | None:
-    """Return the last whole row of a table of optimizer steps, reading no more than its end.
-
-    Parameters
-    ----------
-    path : Path
-    tail_bytes : int
-        Bytes to read; a longer row is not found.
-
-    Returns
-    -------
-    dict or None
-        None where there is no whole row.
-    """
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            start = file.seek(max(0, end - tail_bytes))
-            content = file.read()
-    except FileNotFoundError:
-        return None
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    if not lines or (len(lines) == 1 and start > 0):
-        return None
-    try:
-        row = row_of(lines[-1])
-    except ValueError:
-        return None
-    return row if row.keys() >= _SHOWN else None
-
-
-def _running(run: ActiveRun, row: dict[str, Any] | None) -> str:
-    steps = run.spec.optimizer_steps
-    if row is None:
-        return f"  {run.spec.run_id}  starting"
-    done = row["optimizer_step"]
-    line = f"  {run.spec.run_id}  optimizer step {done}/{steps}"
-    # A program that is not ours may log neither.
-    if row["loss"] is not None:
-        line += f"  loss {row['loss']:.4f}"
-    if row["train_time_s"] is not None:
-        line += f"  {_duration(row['train_time_s'] / done * (steps - done))} left"
-    return line
-
-
-def _described(status: RunStatus, *, timed: bool) -> str:
-    if status.status is not Status.COMPLETED:
-        return status.reason or "for an unknown reason"
-    figures = status.summary
-    parts = []
-    if figures.get("final_loss") is not None:
-        parts.append(f"loss {figures['final_loss']:.4f}")
-    if figures.get("final_eval_loss") is not None:
-        parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
-    if timed and figures.get("tokens_per_s") is not None:
-        parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
-    if status.stop_reason is StopReason.TARGET:
-        parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
-    return ", ".join(parts) or "no steps"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
-
-
-def _duration(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"

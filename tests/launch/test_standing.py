@@ -147,3 +147,24 @@ def test_a_fault_is_no_end_that_could_not_be_written(sweep: SweepFolder) -> None
     result, _ = launched(sweep, "completes-d2")
     assert [run.run_id for run in result.failed] == ["completes-d2"]
     assert len(RunStatus.read(folder.status).attempts) == 1
+
+
+@pytest.mark.parametrize("before", [Status.PENDING, Status.RUNNING, Status.FAILED])
+@pytest.mark.parametrize("after", list(Status))
+def test_what_another_launcher_has_ended_meanwhile(
+    sweep: SweepFolder, before: Status, after: Status
+) -> None:
+    folder = begun(sweep, "completes", before)
+    standing = Standing([spec_named("completes")], sweep, repeated(["all"]))
+    assert [spec.run_id for spec in standing.missing] == ["completes"]
+    assert standing.settled_since(spec_named("completes")) is None
+    status = RunStatus.read(folder.status)
+    status.status = after
+    status.attempts.append(Attempt(started_at=3.0, from_optimizer_step=0))
+    status.write(folder.status)
+    found = standing.settled_since(spec_named("completes"))
+    if after in SEALED | FAULTS | {Status.REJECTED}:
+        assert found is not None
+        assert (found.status, found.by_another) == (after, True)
+    else:
+        assert found is None

@@ -215,6 +215,17 @@ def test_times_of_a_ramp_are_those_of_its_last_global_batch(run):
     assert figures["measured_optimizer_steps"] == 4
 
 
+def test_a_last_row_that_lacks_its_samples_leaves_figures_out(run):
+    with rows_again(run, "steps") as rows:
+        for name in ("samples", "tokens", "warmup"):
+            del rows[-1][name]
+    figures = figures_of(run)
+    assert figures["optimizer_steps"] == 5
+    assert figures["samples"] is None
+    assert figures["final_loss"] is None
+    assert figures["measured_optimizer_steps"] == 3
+
+
 def test_uneven_steps_are_weighted_by_their_targets(run):
     with rows_again(run, "steps") as rows:
         for row, tokens in zip(rows, (40, 80, 120, 130, 160), strict=True):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from batchscape.errors import CheckpointError
+from batchscape.errors import CheckpointError, DiskError
 from batchscape.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from small_disk import fill, with_small_disk
 
 STATE = {"run_id": "r", "optimizer_step": 3, "model": {"w": torch.arange(4.0)}}
 
@@ -59,3 +65,22 @@ def test_a_failed_write_leaves_nothing_half(tmp_path):
     with pytest.raises(Exception, match="pickle"):
         save_checkpoint(tmp_path, 1, {"bad": lambda: None}, keep_last=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def save_until_full(folder):
+    torch.set_num_threads(1)
+    first = save_checkpoint(folder, 1, STATE, keep_last=2)
+    fill(folder, leave=100_000)
+    with pytest.raises(DiskError) as raised:
+        save_checkpoint(folder, 2, {**STATE, "large": torch.zeros(500_000)}, keep_last=1)
+    names = [path.name for path in folder.iterdir() if path.name != "filler"]
+    return str(raised.value), names, load_checkpoint(first)["optimizer_step"]
+
+
+def test_a_full_disk_is_named_and_the_one_before_stays(tmp_path):
+    place = tmp_path / "disk"
+    message, names, step = with_small_disk(place, 1 << 20, save_until_full, place)
+    assert message.startswith(f"no space left on {place}: ")
+    assert "free, needed about 1.9 MiB for" in message
+    assert len(names) == 1
+    assert step == 3

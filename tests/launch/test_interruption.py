@@ -144,7 +144,8 @@ def test_a_signal_while_planning(tmp_path: Path, number: signal.Signals) -> None
         planning.send_signal(number)
         printed, _ = planning.communicate(timeout=60)
     assert (planning.returncode, printed) == (130, "Stopped\n")
-    assert [path.name for path in sweep.path.iterdir()] == [sweep.writing.name]
+    assert not sweep.plan.exists()
+    assert sweep.run_folders() == []
 
 
 @pytest.mark.parametrize("number", NUMBERS)

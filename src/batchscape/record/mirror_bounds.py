@@ -25,6 +25,7 @@ import os
 
 __all__ = [
     "INTERRUPTED_S",
+    "OFFLINE_S",
     "closing_s",
     "contact_s",
     "opening_s",
@@ -33,6 +34,8 @@ __all__ = [
     "whole_s",
 ]
 
+OFFLINE_S = 60.0
+"""At least, for what W&B writes offline: only a busy machine is waited for there."""
 INTERRUPTED_S = 5.0
 """For the mirror, once the user has asked for the end."""
 _PATIENCE_S = 20.0
@@ -77,7 +80,7 @@ def contact_s() -> float:
 
 def stall_s() -> float:
     """Return after how long without progress the launcher ends a mirror, in seconds."""
-    return _STALL_PATIENCES * patience_s() + 2 * _grace_s()
+    return max(OFFLINE_S * 3 / 2, _STALL_PATIENCES * patience_s() + 2 * _grace_s())
 
 
 def whole_s(runs: int) -> float:

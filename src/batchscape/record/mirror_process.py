@@ -32,7 +32,7 @@ from batchscape.config import WandbTracker
 from batchscape.credentials import redact
 from batchscape.errors import RecordError
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror_bounds import closing_s, opening_s, patience_s
+from batchscape.record.mirror_bounds import OFFLINE_S, closing_s, opening_s, patience_s
 from batchscape.record.mirror_state import (
     GIVING_UP,
     MIRRORED_STATUSES,
@@ -192,6 +192,8 @@ class Mirror:
     @contextmanager
     def _bounded(self, deadline_s: float, what: str) -> Iterator[None]:
         """Give up if what W&B does inside fails, or takes longer than a deadline."""
+        if self._mode == "offline":
+            deadline_s = max(deadline_s, OFFLINE_S)
         silence = f"it did not take {what} within {deadline_s:g} s"
         timer = threading.Timer(deadline_s, self._give_up, [silence])
         timer.daemon = True

@@ -75,6 +75,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_LAUNCH_S = 300.0
 _MOST_LAUNCHES_WITHOUT_PROGRESS = 20
 _POLL_S = 0.004
+_LONGEST_SEARCH_S = 60.0
+"""Then a victim is taken in any moment: the one that was wanted has not come."""
 
 
 @dataclass
@@ -122,6 +124,7 @@ class Chaos:
         self._temporary = root / "tmp"
         self._temporary.mkdir()
         self._children: list[psutil.Process] = []
+        self._deck: list[tuple[str, str]] = []
         self.counts = Counts()
 
     def run(self) -> Counts:
@@ -176,20 +179,26 @@ class Chaos:
 
     def _kill_something(self, launched: subprocess.Popen, sweep: Path) -> None:
         """Wait for a random moment, and kill a random victim of it."""
-        kind = self._random.choices(KINDS, weights=(2, 2, 2, 3))[0]
-        moment = self._random.choice(["any", "any", "any", *PHASES[1:]])
-        pause_s = self._random.uniform(0.05, 2.5 if moment == "any" else 0.03)
+        if not self._deck:
+            # Each kind at each moment once, before any comes again.
+            self._deck = [(kind, moment) for kind in KINDS for moment in ("any", *PHASES[1:])]
+            self._random.shuffle(self._deck)
+        kind, moment = self._deck[-1]
+        pause_s = self._random.uniform(0.05, 4.0 if moment == "any" else 0.03)
         if moment == "any":
             _wait(launched, pause_s)
-        deadline = time.monotonic() + 4
-        while launched.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + _LONGEST_SEARCH_S
+        while launched.poll() is None:
             victims = find_victims(launched.pid)
             phases = phases_of(sweep, victims)
-            chosen = [v for v in victims if v.kind == kind and _suits(v, moment, phases)]
+            late = time.monotonic() > deadline
+            wanted = "any" if late else moment
+            chosen = [v for v in victims if v.kind == kind and _suits(v, wanted, phases)]
             if chosen:
                 if moment != "any":
                     time.sleep(pause_s)
                 self._kill(self._random.choice(chosen), phases)
+                self._deck.pop()
                 return
             time.sleep(_POLL_S)
 

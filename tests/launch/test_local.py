@@ -191,6 +191,7 @@ def test_a_damaged_run_is_set_aside_and_run_again(sweep: Sweep) -> None:
     assert (sweep.folder.damaged / "completes-2-1" / "status.json").read_text() == "{"
     assert sweep.status("completes-3").notes == []
 
+
 def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None:
     spec = spec_named("exits7", retry=["failed"])
     sweep.run(spec)

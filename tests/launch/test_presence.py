@@ -130,3 +130,16 @@ with Presence():
     while json.loads((run / "launch.json").read_text())["timing_valid"]:
         time.sleep(0.02)
 """
+
+
+def test_a_launcher_that_waits_hides_and_shows_itself_again():
+    with Presence() as waiting, Presence() as working:
+        assert working.others()
+        waiting.hide()
+        waiting.hide()
+        assert not working.others()
+        assert waiting.others()
+        waiting.show()
+        assert working.others()
+        working.hide()
+        assert not waiting.others()

@@ -119,8 +119,10 @@ def run_sweep(
             )
         interrupted = interrupts.count > 0
         if not interrupted:
-            _keep_index(sweep, progress)
-    note = mirror.finish(len(specs), interrupted=interrupted)
+            with presence:
+                _keep_index(sweep, progress)
+    with presence:
+        note = mirror.finish(len(specs), interrupted=interrupted)
     done = standing.settled | launched.done
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
     result = SweepResult(runs, interrupted, launched.stopped, note, mirror.standing())

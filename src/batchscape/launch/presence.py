@@ -20,7 +20,7 @@ __all__ = ["Presence"]
 class Presence:
     """Shows this launcher to others while it is entered, and finds them.
 
-    Where the folder cannot be used, nobody is shown and nobody found.
+    One that only waits for devices hides: it takes nothing from the runs of others. Where the folder cannot be used, nobody is shown and nobody found.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,7 @@ class Presence:
         self._found = False
 
     def __enter__(self) -> Presence:
-        with contextlib.suppress(OSError):
-            self._announce()
+        self.show()
         return self
 
     def __exit__(
@@ -41,6 +40,16 @@ class Presence:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.hide()
+
+    def show(self) -> None:
+        """Let others know that this launcher is at work, if they do not."""
+        if self._own is None:
+            with contextlib.suppress(OSError):
+                self._announce()
+
+    def hide(self) -> None:
+        """Let others know that this launcher does nothing."""
         if self._own is not None:
             with contextlib.suppress(OSError):
                 self._own.unlink()

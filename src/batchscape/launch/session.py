@@ -117,6 +117,7 @@ class Session:
             if not self._active:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return self._done
+                self._presence.hide()
                 waits = self._placement.waits
                 self._progress.waits(waits or self._claims.describe_elsewhere())
             for ended in self._processes.wait(_POLL_S):
@@ -201,6 +202,7 @@ class Session:
     def _begin(self, spec: RunSpec, lease: Lease, lock: Lock) -> ActiveRun:
         cuda = {device.index: device for device in self._machine.cuda_devices}
         leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
+        self._presence.show()
         others = self._presence.others()
         is_command = isinstance(spec.config.engine, Command)
         return begin(
@@ -230,6 +232,9 @@ class Session:
 
     def _end(self, run: ActiveRun) -> None:
         del self._active[run.spec.run_id]
+        if not self._active:
+            # Before anybody can take the devices: it would take us for at work beside it.
+            self._presence.hide()
         self._placement.release(run.spec, run.lease)
         if self._presence.others():
             run.spoil_times(OTHER_LAUNCHER)

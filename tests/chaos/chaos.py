@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -327,7 +327,7 @@ def main() -> None:
     counts = Chaos(root, parsed.kills, parsed.seed, parsed.delay).run()
     shutil.rmtree(root)
     if parsed.json:
-        print(json.dumps(asdict(counts)))
+        print(json.dumps(vars(counts)))
     else:
         print(counts.table())
         print(f"{time.monotonic() - began:.0f} s")

@@ -74,7 +74,7 @@ _LOCK_FOLDERS = {"batchscape-launchers", "batchscape-devices"}
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_LAUNCH_S = 300.0
 _MOST_LAUNCHES_WITHOUT_PROGRESS = 20
-_POLL_S = 0.004
+_POLL_S = 0.02
 _LONGEST_SEARCH_S = 60.0
 """Then a victim is taken in any moment: the one that was wanted has not come."""
 

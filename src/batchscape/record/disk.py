@@ -28,6 +28,7 @@ _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
 _RESERVE_BYTES = 1 << 18
 _RESERVE = ".reserve"
+_NO_DISK_HAS = 2**70
 
 
 def free_bytes(path: Path) -> int:
@@ -44,6 +45,8 @@ def free_bytes(path: Path) -> int:
 
 def size_text(size: float) -> str:
     """Write a number of bytes as a person reads it."""
+    if size > _NO_DISK_HAS:
+        return "more than any disk has"
     for unit in ("bytes", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -85,6 +85,9 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("MONKEY", False),
         ("KEYBOARD", False),
         ("XDG_CACHE_HOME", False),
+        ("--tokens-dir", False),
+        ("GCLOUD_KEY_FILE", False),
+        ("FILE_KEY", True),
     ],
 )
 def test_names_promise_by_whole_words(name: str, promises: bool) -> None:
@@ -165,6 +168,14 @@ def test_known_shapes_are_found_and_redacted(text: str) -> None:
         "key=value token=1 tokens=65536",
         "ask-me-whether-this-is-a-key-or-not",
         "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "data/sk-parallel-corpus-of-wikipedia",
+        r"tokens=(?P<tokens>[0-9]+) loss=(?P<loss>[0-9.]+)",
+        r"step (?P<step>\d+) tokens: (?P<tokens>[\d.e+]+)",
+        "--max-tokens={global_batch_size}",
+        "--tokens=HuggingFaceFW/fineweb-edu-10BT",
+        "--tokens=data/gpt2_124m/fineweb10B/train_000001.bin",
+        "--tokens-dir=data/9f86d081884c7d65/shards",
+        "eos_token=<|end_of_sentence|>",
     ],
 )
 def test_what_only_resembles_them_is_left_alone(text: str) -> None:

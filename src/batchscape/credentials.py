@@ -30,11 +30,23 @@ _NAME_WORDS = frozenset(
     | {"credential", "credentials"}
 )
 """Words of a name that promise a secret; whole ones only: `monkey` and `tokenizer` promise none."""
+_PLACES = frozenset(
+    {"path", "paths", "file", "files", "dir", "dirs", "directory", "folder", "folders"}
+)
+"""Last words of a name that promise where something lies: `--tokens-dir`, `API_KEY_FILE`."""
 _LEAST_LENGTH = 16
 _LEAST_ENTROPY_BITS = 2.5
 """Of one character, by its frequency in the value: 16 random hexadecimal digits have 3.3 on
 average, `aaaaaaaaaaaaaaaa` has none."""
 _LONGEST_WORD = 14
+_LONGEST_NUMBER = 8
+"""Digits: a date, the number of a shard."""
+_SIZE = re.compile(r"\d{1,4}(?:[kKmMbBT]|BT)?")
+"""How much or which one: `124m`, `10BT`; the `2` and `10B` of `gpt2` and `fineweb10B`."""
+_MARKS = re.compile(r"""[{}<>|()\[\]?*\\$'"]""")
+"""What a placeholder, a special token or a regular expression has around its words."""
+_TELLING = 5
+"""Letters of a word that tells a text with such marks from a random password."""
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("a token of Hugging Face", re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")),
@@ -68,7 +80,8 @@ def is_secret_name(name: str) -> bool:
         Of a variable, a setting or an option: `HF_TOKEN`, `engine.values.apiKey`, `--api-key`.
     """
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return not _NAME_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", apart.lower()))
+    words = re.split(r"[^a-z0-9]+", apart.lower())
+    return words[-1] not in _PLACES and not _NAME_WORDS.isdisjoint(words)
 
 
 def looks_secret(value: str) -> bool:
@@ -108,7 +121,7 @@ def find_secret(
         if value in text:
             return f"the value of the environment variable {name}"
     for kind, shape in _SHAPES:
-        if shape.search(text):
+        if any(not _is_only_a_name(match[0]) for match in shape.finditer(text)):
             return kind
     if any(not _NAMES_A_REVISION.search(of + "=" + text[: m.start()]) for m in _forty(text)):
         return "a key of the shape of Weights & Biases' (40 hexadecimal digits)"
@@ -131,7 +144,9 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """
     text = _without_variables(text, secret_variables(environment))
     for kind, shape in _SHAPES:
-        text = shape.sub(f"[{kind}]", text)
+        text = shape.sub(
+            lambda match, kind=kind: match[0] if _is_only_a_name(match[0]) else f"[{kind}]", text
+        )
     for match in reversed(list(_forty(text))):
         if not _NAMES_A_REVISION.search(text[: match.start()]):
             text = f"{text[: match.start()]}[40 hexadecimal digits]{text[match.end() :]}"
@@ -180,6 +195,11 @@ def _forty(text: str) -> list[re.Match[str]]:
     return [match for match in _FORTY_HEX.finditer(text) if len(set(match[0])) > 4]
 
 
+def _is_only_a_name(match: str) -> bool:
+    """Whether what has the shape `sk-...` is words, as `sk-parallel-corpus-of-news` is."""
+    return match.startswith("sk-") and not re.search(r"\d", match) and _is_words(match)
+
+
 def _entropy_bits(value: str) -> float:
     shares = [count / len(value) for count in Counter(value).values()]
     return -sum(share * math.log2(share) for share in shares)
@@ -197,17 +217,25 @@ def _is_path(value: str) -> bool:
 
 def _is_words(value: str) -> bool:
     """Whether a value is words with separators, as identifiers and sentences are."""
-    pieces = [piece for piece in re.split(r"[\s_./,:=+-]+|(?<=[a-z])(?=[A-Z])", value) if piece]
+    plain = _MARKS.sub(" ", value)
+    pieces = [piece for piece in re.split(r"[\s_./,:=+-]+|(?<=[a-z])(?=[A-Z])", plain) if piece]
+    if plain != value and not any(len(p) >= _TELLING and p.isalpha() for p in pieces):
+        return False
     return len(pieces) > 1 and all(_is_word(piece) for piece in pieces)
 
 
 def _is_word(piece: str) -> bool:
     if piece.isdecimal():
-        return len(piece) <= 4
-    letters = piece.rstrip("0123456789")
-    if len(piece) - len(letters) > 4 or len(letters) > _LONGEST_WORD or not letters.isalpha():
+        return len(piece) <= _LONGEST_NUMBER
+    first_digit = re.search(r"\d", piece)
+    if first_digit is not None:
+        if _SIZE.fullmatch(piece, first_digit.start()) is None:
+            return False
+        piece = piece[: first_digit.start()]
+    letters = piece
+    if letters and (len(letters) > _LONGEST_WORD or not letters.isalpha()):
         return False
-    if not letters.isascii():
+    if not letters or not letters.isascii():
         return True
     if not (letters.islower() or letters.isupper() or letters.istitle()):
         return False

@@ -98,3 +98,35 @@ def test_what_was_sealed_before_is_known_and_what_was_done_counts(tmp_path: Path
     assert durations.expected_s(specs[1]) == 5.0 + 2.0 * 3
     assert durations.expected_s(specs[2]) == 5.0 + 2.0 * 12
     assert durations.expected_s(specs[3]) == 5.0 + 2.0 * 24
+
+
+def test_thousands_of_cells_without_a_run_are_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a run ends, all that are queued are expected anew."""
+    durations = Durations(SweepFolder(tmp_path), ())
+    durations.learn(cell(1), over())
+    settings = cell(1).config.to_mapping()
+    unlike = [
+        dataclasses.replace(
+            cell(2),
+            run_id=f"unlike-{width}",
+            config=RunConfig.from_mapping(
+                settings | {"model": {**settings["model"], "d_model": 8 * width}}
+            ),
+        )
+        for width in range(2, 7)
+    ]
+    asked: list[str] = []
+    find = Durations._nearest_pace
+
+    def count(self: Durations, spec: RunSpec, ranks: int) -> Pace | None:
+        asked.append(spec.run_id)
+        return find(self, spec, ranks)
+
+    monkeypatch.setattr(Durations, "_nearest_pace", count)
+    assert [durations.expected_s(spec) for spec in unlike] == [5.0 + 2.0 * 24] * 5
+    assert len(asked) == 1
+    durations.learn(cell(2), over(samples=24, train_time_s=24.0))
+    assert [durations.expected_s(spec) for spec in unlike] == [5.0 + 24.0] * 5
+    assert len(asked) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,28 @@ def test_a_run_that_cannot_be_recorded_fails_alone(sweep: Sweep) -> None:
     blocked.environment.rmdir()
     sweep.run(spec_named("completes-blocked"))
     assert sweep.status("completes-blocked").status is Status.COMPLETED
+
+
+def test_what_cannot_be_removed_after_the_seal_takes_nothing_from_it(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk begins to fail right after the status was written."""
+    unlink = Path.unlink
+
+    def fail(path: Path, *, missing_ok: bool = False) -> None:
+        if path.name in {"steps.jsonl", "outcome-0.json"}:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    result = sweep.run(spec_named("completes-1", retries=1))
+    assert [run.status for run in result.runs] == [Status.COMPLETED]
+    folder, status = sweep.folder.run("completes-1"), sweep.status("completes-1")
+    assert (status.status, len(status.attempts)) == (Status.COMPLETED, 1)
+    assert folder.lines("steps").exists()
+    assert folder.outcomes() != []
+    verify_seal(folder, status)
+    assert len(load(sweep.folder.path).steps) == 3
 
 
 @pytest.mark.parametrize("below", [False, True])

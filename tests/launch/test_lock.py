@@ -186,3 +186,18 @@ def test_what_cannot_be_locked_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"cannot be locked .*file system with locks"):
         run_lock(sweep.run("a"))
     wait_until(lambda: not is_held(sweep.lock), "a lock is left")
+
+
+def test_a_lock_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> None:
+    """A damaged folder is set aside with its lock; another launcher may begin the run anew."""
+    folder = SweepFolder(tmp_path / "sweep").run("a")
+    folder.path.mkdir(parents=True)
+    moved = taken(folder.lock)
+    folder.path.rename(tmp_path / "aside")
+    other = run_lock(folder)
+    assert other is not None
+    moved.release(remove=True)
+    assert is_held(folder.lock)
+    assert run_lock(folder) is None
+    other.release(remove=True)
+    assert not folder.lock.exists()

@@ -78,6 +78,8 @@ def test_the_policy_is_by_cause_and_bounded(tmp_path: Path, cause: Cause, retrie
         # Open: a launcher that dies now leaves a run that the same command goes on with.
         assert (written.status, written.reason) == (Status.INTERRUPTED, reason)
         assert written.attempts[-1].status == "failed"
+        # What is told of the run where it cannot be written: how it ended.
+        assert (status.status, status.reason) == (Status.FAILED, "planted")
     assert done == (retries if cause in AGAIN else 0)
 
 

@@ -24,7 +24,7 @@ from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble, make_room
-from batchscape.record.files import read_json_lines, write_json
+from batchscape.record.files import read_json_lines, remove_if_possible, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -219,8 +219,7 @@ class ActiveRun:
             seal(self.folder, self.status, self.lease.ranks)
             # Nothing goes on from here: what ranks left for that is in the status by now.
             shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
-            for outcome in self.folder.outcomes():
-                outcome.unlink(missing_ok=True)
+            remove_if_possible(*self.folder.outcomes())
             return
         note_rows(self.folder, self.status, self.lease.ranks)
         self.status.write(self.folder.status)

@@ -75,11 +75,14 @@ class Durations:
         self._done: dict[str, int] = {}
         self._cell_of: dict[str, str] = {}
         self._answers: dict[tuple[str, int], float | None] = {}
+        self._nearest: dict[tuple[int, int], Pace | None] = {}
+        """By ranks and samples: cells that have no pace of their own are mostly alike in these."""
         self._is_read = False
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Take note of how a run ended."""
         self._answers.clear()
+        self._nearest.clear()
         pace = Pace.of(status)
         if pace is None:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
@@ -104,6 +107,11 @@ class Durations:
             fixed_s = median(pace.fixed_s for pace in same)
             return Pace(fixed_s, median(pace.per_sample_s for pace in same))
         ranks = spec.geometry.data_parallel_size
+        if (ranks, spec.samples) not in self._nearest:
+            self._nearest[ranks, spec.samples] = self._nearest_pace(spec, ranks)
+        return self._nearest[ranks, spec.samples]
+
+    def _nearest_pace(self, spec: RunSpec, ranks: int) -> Pace | None:
         as_wide = [p for p in self._paces if p[0].geometry.data_parallel_size == ranks]
         nearest = min(
             as_wide or self._paces,

@@ -13,7 +13,7 @@ from pathlib import Path
 from batchscape.config import Command
 from batchscape.errors import RecordError
 from batchscape.launch.outcome import Outcome, decide
-from batchscape.record.files import read_json_lines
+from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
@@ -77,8 +77,7 @@ def finish(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
     except RecordError:
         return False
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    for outcome in folder.outcomes():
-        outcome.unlink(missing_ok=True)
+    remove_if_possible(*folder.outcomes())
     return True
 
 

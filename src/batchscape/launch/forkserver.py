@@ -163,7 +163,8 @@ class _Server:
             try:
                 pid = os.fork()
             except OSError as error:
-                with Path(start.log).open("a") as log:
+                # The disk may be full as well, and there are other runs.
+                with contextlib.suppress(OSError), Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
                 lost = f"rank {rank} could not be forked: {error}"
                 self._send(event="exit", run=start.run, rank=rank, code=1, lost=lost, at=now())

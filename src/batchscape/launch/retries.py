@@ -9,6 +9,7 @@ exception, memory that is out, divergence, a time limit, damaged records.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -54,7 +55,7 @@ class Retries:
         most = spec.config.launcher.retries
         again = f"retry {self._done[spec.run_id]} of {most}"
         reason = f"{again} follows: {status.reason}"
-        # Whatever becomes of this launcher, the same command goes on with the run.
-        status.status, status.reason = Status.INTERRUPTED, reason
-        status.write(folder.status)
+        # Whatever becomes of this launcher, the same command goes on with the run. Where that
+        # cannot be written there is no retry, and the run stands as it ended.
+        replace(status, status=Status.INTERRUPTED, reason=reason).write(folder.status)
         return reason

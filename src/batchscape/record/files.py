@@ -20,6 +20,7 @@ __all__ = [
     "keep_json_lines",
     "read_json",
     "read_json_lines",
+    "remove_if_possible",
     "sha256_of",
     "write_atomically",
     "write_json",
@@ -85,6 +86,13 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
+
+
+def remove_if_possible(*paths: Path) -> None:
+    """Remove files that nobody needs any more; those that cannot be removed stay."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:

@@ -47,7 +47,8 @@ class Lock:
         remove : bool
             Whether to remove the file too: nobody will need this lock again.
         """
-        if remove:
+        # A folder that was moved has taken the file along: the one that is there now is another's.
+        if remove and _is_at(self.path, self.descriptor):
             self.path.unlink(missing_ok=True)
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         os.close(self.descriptor)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.disk import disk_error
-from batchscape.record.files import sha256_of
+from batchscape.record.files import remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.index import (
@@ -104,9 +104,8 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
     tables = note_rows(folder, status, data_parallel_size)
     read_sketch(folder)  # what is sealed must be what was written
     write_sealed(folder, status, tables)
-    for table in TABLES:
-        folder.lines(table).unlink(missing_ok=True)
-    folder.notes.unlink(missing_ok=True)
+    # It is sealed: what cannot be removed now, on a disk that fails, takes nothing from it.
+    remove_if_possible(*map(folder.lines, TABLES), folder.notes)
 
 
 def note_rows(

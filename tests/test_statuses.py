@@ -12,7 +12,15 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import RunConfig
-from batchscape.record.advice import CAUSE_ADVICE, DAMAGED, DAMAGED_ADVICE, STATUS_ADVICE, advice
+from batchscape.record.advice import (
+    CAUSE_ADVICE,
+    DAMAGED,
+    DAMAGED_ADVICE,
+    STATUS_ADVICE,
+    UNREADABLE,
+    UNREADABLE_ADVICE,
+    advice,
+)
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.overview import NEXT, STATES, Overview
@@ -32,10 +40,9 @@ def table_under(title: str) -> dict[str, list[str]]:
 
 def test_every_status_is_explained_with_what_to_do() -> None:
     rows = table_under("Statuses")
-    assert set(rows) == {*map(str, Status), DAMAGED}
-    for name, cells in rows.items():
-        told = DAMAGED_ADVICE if name == DAMAGED else STATUS_ADVICE[Status(name)]
-        assert cells[-1] == told
+    told = {DAMAGED: DAMAGED_ADVICE, UNREADABLE: UNREADABLE_ADVICE}
+    told |= {str(status): text for status, text in STATUS_ADVICE.items()}
+    assert {name: cells[-1] for name, cells in rows.items()} == told
 
 
 def test_every_cause_is_explained_with_what_to_do() -> None:
@@ -77,6 +84,7 @@ def test_faults_are_told_by_their_cause() -> None:
     assert advice(Status.FAILED) == STATUS_ADVICE[Status.FAILED]
     assert advice(Status.COMPLETED) == STATUS_ADVICE[Status.COMPLETED]
     assert advice(DAMAGED) == DAMAGED_ADVICE
+    assert advice(UNREADABLE) == UNREADABLE_ADVICE
 
 
 @pytest.fixture

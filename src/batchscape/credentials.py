@@ -144,9 +144,9 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """
     text = _without_variables(text, secret_variables(environment))
     for kind, shape in _SHAPES:
-        text = shape.sub(
-            lambda match, kind=kind: match[0] if _is_only_a_name(match[0]) else f"[{kind}]", text
-        )
+        for match in reversed(list(shape.finditer(text))):
+            if not _is_only_a_name(match[0]):
+                text = f"{text[: match.start()]}[{kind}]{text[match.end() :]}"
     for match in reversed(list(_forty(text))):
         if not _NAMES_A_REVISION.search(text[: match.start()]):
             text = f"{text[: match.start()]}[40 hexadecimal digits]{text[match.end() :]}"

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from batchscape.errors import RecordError
-from batchscape.record.files import JsonLines
+from batchscape.record import progress
+from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import take
+from batchscape.record.overview import overview
+from batchscape.record.overview_text import overview_text
 from batchscape.record.progress import has_launcher, sweep_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -78,6 +84,51 @@ def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) 
     assert rows["d-not-yet"].optimizer_step is None
     assert "damaged" in (rows["e-damaged"].reason or "")
     assert rows["f-torn"].optimizer_step == 3
+
+
+def test_a_run_that_its_launcher_changes_meanwhile(
+    sweep: SweepFolder, add: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = RunStatus(Status.INTERRUPTED, rows={"steps": 3}, summary={"optimizer_steps": 3})
+    folder = add("a", stopped, rows=3)
+    check = progress._check_at_a_glance
+
+    def while_it_is_sealed(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:
+        folder.lines("steps").unlink(missing_ok=True)
+        replace(stopped, rows={}).write(folder.status)
+        check(folder, replace(status, rows={}), row)
+
+    def while_it_goes_on(folder: RunFolder, status: RunStatus, _: dict[str, Any]) -> None:
+        lines = JsonLines(folder.lines("steps"))
+        lines.append([{"optimizer_step": 4, "loss": 1.0}])
+        lines.close()
+        replace(stopped, status=Status.RUNNING).write(folder.status)
+        check(folder, status, {"optimizer_step": 4})
+
+    for meanwhile in (while_it_goes_on, while_it_is_sealed):
+        stopped.write(folder.status)
+        monkeypatch.setattr(progress, "_check_at_a_glance", meanwhile)
+        (found,) = sweep_progress(sweep)
+        assert found.status == "interrupted", found.reason
+
+
+def test_what_is_not_damaged_but_cannot_be_read(
+    sweep: SweepFolder, add: Callable[..., RunFolder]
+) -> None:
+    add("a", RunStatus(Status.COMPLETED))
+    folder = add("b", None)
+    write_json(folder.status, {"format_version": 99})
+    sweep.run("c").path.mkdir()  # its launcher is about to write into it
+    found = overview(sweep)
+    assert [run.status for run in found.runs] == ["completed", "unreadable", "pending"]
+    assert "format version 99" in (found.runs[1].reason or "")
+    assert found.next_steps == {"skip": 1, "begin": 1, "leave": 1}
+    console = Console(width=80, file=io.StringIO())
+    console.print(overview_text(found))
+    assert isinstance(console.file, io.StringIO)
+    text = " ".join(console.file.getvalue().split())
+    assert "The same command now begins 1, leaves 1 as they are, skips 1 done." in text
+    assert "--retry" not in text
 
 
 def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
-from batchscape.record import growing, reading_pool
+from batchscape.record import growing, reading, reading_pool
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
@@ -96,6 +96,29 @@ def test_rows_are_those_that_pandas_reads(sweep):
 
 
 @pytest.mark.usefixtures("processes")
+def test_lines_count_where_a_launcher_died_while_it_sealed_a_run(sweep):
+    folder = SweepFolder(sweep).run("run-5")
+    folder.parquet("steps").write_bytes(b"of the seal that was never written")
+    tables = load(sweep)
+    assert str(folder.path) not in tables.damaged
+    assert tables.steps["run_id"].eq("run-5").sum() == 5
+
+
+def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(sweep, monkeypatch):
+    folder = SweepFolder(sweep).run("run-5")
+    stopped = RunStatus(Status.INTERRUPTED, rows={"steps": 9})
+    stopped.write(folder.status)
+    check = reading.check_rows
+
+    def meanwhile(folder, status, table, found):
+        RunStatus(Status.RUNNING, rows=stopped.rows).write(folder.status)
+        check(folder, status, table, found)
+
+    monkeypatch.setattr(reading, "check_rows", meanwhile)
+    found = reading.read_folders([folder.path], {table: tuple(COLUMNS[table]) for table in TABLES})
+    assert [(run.damage, run.row["status"]) for run in found.runs] == [(None, "running")]
+
+
 def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep):
     tables = load(sweep, columns={"steps": ["loss", "small_batch_size"], "ranks": []})
     every = rows_by_pandas(sweep, "steps")

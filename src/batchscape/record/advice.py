@@ -5,13 +5,27 @@ from __future__ import annotations
 from batchscape.record.causes import Cause
 from batchscape.record.status import Status
 
-__all__ = ["CAUSE_ADVICE", "DAMAGED", "DAMAGED_ADVICE", "STATUS_ADVICE", "advice"]
+__all__ = [
+    "CAUSE_ADVICE",
+    "DAMAGED",
+    "DAMAGED_ADVICE",
+    "STATUS_ADVICE",
+    "UNREADABLE",
+    "UNREADABLE_ADVICE",
+    "advice",
+]
 
 DAMAGED = "damaged"
 """Shown in place of a status that cannot be read, or whose files are not what was written."""
 DAMAGED_ADVICE = (
     "look for the cause (disk, other programs); the same command moves the folder to damaged/ "
     "and runs it again"
+)
+UNREADABLE = "unreadable"
+"""Shown in place of a status that cannot be read for another reason: its format, or its rights."""
+UNREADABLE_ADVICE = (
+    "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
+    "to run it again"
 )
 
 STATUS_ADVICE: dict[Status, str] = {
@@ -66,7 +80,7 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     Parameters
     ----------
     status : Status or str
-        Or `DAMAGED`.
+        Or `DAMAGED`, or `UNREADABLE`.
     cause : Cause, optional
         What ended it; None where it has not ended, completed, or was recorded before there were
         causes.
@@ -78,6 +92,8 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     """
     if status == DAMAGED:
         return DAMAGED_ADVICE
+    if status == UNREADABLE:
+        return UNREADABLE_ADVICE
     status = Status(status)
     if status is Status.REJECTED and cause is Cause.OUT_OF_MEMORY:
         return _NOT_LAUNCHED

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from batchscape.record.advice import DAMAGED, advice
+from batchscape.record.advice import DAMAGED, UNREADABLE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.progress import RunProgress, has_launcher, sweep_progress
@@ -30,7 +30,7 @@ NEXT = {
     "wait": "it runs now; another launcher of the same command leaves it alone",
     "begin": "starts it from its first step",
     "go_on": "goes on from its newest checkpoint",
-    "leave": "leaves it as it is, unless --retry names its status",
+    "leave": "leaves it as it is; a fault is repeated where --retry names its status",
     "set_aside": "moves its folder to damaged/, and starts it anew",
     "reject": "lists it",
 }
@@ -57,9 +57,9 @@ class Overview:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of runs of each status that occurs, `damaged` among them."""
+        """Number of runs of each status that occurs, `damaged` and `unreadable` among them."""
         found = Counter(run.status for run in self.runs)
-        order = [*map(str, Status), DAMAGED]
+        order = [*map(str, Status), DAMAGED, UNREADABLE]
         return {status: found[status] for status in order if found[status]}
 
     @property
@@ -111,8 +111,8 @@ def overview(sweep: SweepFolder) -> Overview:
 
 def next_of(run: RunProgress) -> str:
     """Say what the same command would do with a run, a key of `NEXT`."""
-    if run.status == DAMAGED:
-        return "set_aside"
+    if run.status in {DAMAGED, UNREADABLE}:
+        return "set_aside" if run.status == DAMAGED else "leave"
     status = Status(run.status)
     if status.is_sealed:
         return "skip"

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.record.advice import DAMAGED
-from batchscape.record.overview import Overview, advice_of, by_reason
+from batchscape.record.advice import DAMAGED, UNREADABLE
+from batchscape.record.overview import Overview, advice_of, by_reason, next_of
 from batchscape.record.progress import RunProgress
 from batchscape.record.status import Status, StopReason
 
@@ -28,11 +28,12 @@ def overview_text(found: Overview) -> RenderableType:
     if running := found.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running(running)]
     parts += _faults(found)
-    if damaged := found.with_status(DAMAGED):
-        parts.append(_title("Damaged"))
-        parts += [_listed(f"{run.run_id}: {run.reason}") for run in damaged[:_MOST_LISTED]]
-        parts += _more(len(damaged))
-        parts.append(_listed(f"What to do: {advice_of(damaged[0])}"))
+    for title, status in (("Damaged", DAMAGED), ("Cannot be read", UNREADABLE)):
+        if unread := found.with_status(status):
+            parts.append(_title(title))
+            parts += [_listed(f"{run.run_id}: {run.reason}") for run in unread[:_MOST_LISTED]]
+            parts += _more(len(unread))
+            parts.append(_listed(f"What to do: {advice_of(unread[0])}"))
     if stopped := found.with_status(Status.INTERRUPTED):
         parts.append(_title("Interrupted"))
         parts += [_listed(_interrupted(run)) for run in stopped[:_MOST_LISTED]]
@@ -162,7 +163,7 @@ def _next(found: Overview) -> str:
         "go_on": "goes on with {} from checkpoints",
         "set_aside": "sets aside and repeats {} damaged",
         "wait": "leaves {} running to their launcher",
-        "leave": "leaves {} that failed",
+        "leave": "leaves {} as they are",
         "skip": "skips {} done",
     }
     steps = found.next_steps
@@ -170,7 +171,7 @@ def _next(found: Overview) -> str:
     if not parts:
         return "The same command would do nothing."
     text = f"The same command now {', '.join(parts)}."
-    if "leave" in steps:
-        names = sorted({run.status for run in found.with_status(*_FAULTS)})
-        text += f" To repeat those that failed, add --retry {','.join(names)}."
+    left = {run.status for run in found.with_status(*_FAULTS) if next_of(run) == "leave"}
+    if left:
+        text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."
     return text

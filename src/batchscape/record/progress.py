@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.checked import row_of
 from batchscape.record.files import read_json
@@ -30,7 +32,7 @@ class RunProgress:
 
     run_id: str
     status: str
-    """A `Status`, or `damaged` where the folder cannot be read."""
+    """A `Status`; `damaged`, or `unreadable` where the folder cannot be read for another reason."""
     optimizer_step: int | None
     """Optimizer steps done."""
     optimizer_steps: int | None
@@ -74,15 +76,7 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    found = []
-    for folder in folders:
-        try:
-            found.append(_progress(folder))
-        except RecordError as error:
-            found.append(
-                RunProgress(folder.path.name, "damaged", None, None, None, None, str(error))
-            )
-    return found
+    return [_seen(folder) for folder in folders]
 
 
 def has_launcher(sweep: SweepFolder) -> bool:
@@ -90,7 +84,26 @@ def has_launcher(sweep: SweepFolder) -> bool:
     return is_held(sweep.lock)
 
 
+def _seen(folder: RunFolder) -> RunProgress:
+    """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
+    with contextlib.suppress(RecordError, OSError):
+        return _progress(folder)
+    try:
+        return _progress(folder)
+    except DamageError as error:
+        return _unread(folder, DAMAGED, error)
+    except (RecordError, OSError) as error:
+        return _unread(folder, UNREADABLE, error)
+
+
+def _unread(folder: RunFolder, status: str, error: Exception) -> RunProgress:
+    return RunProgress(folder.path.name, status, None, None, None, None, str(error))
+
+
 def _progress(folder: RunFolder) -> RunProgress:
+    if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
+        # A launcher makes it right now, or died while it did.
+        return RunProgress(folder.path.name, str(Status.PENDING), None, None, None, None, None)
     config = read_json(folder.config)
     check_version(folder.config, config)
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.

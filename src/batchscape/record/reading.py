@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,7 @@ def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
     runs = []
     for path in paths:
         try:
-            run, rows = _read(RunFolder(path), wanted)
+            run, rows = _read_twice(RunFolder(path), wanted)
         except RecordError as error:
             runs.append(RunRead(str(path), damage=str(error)))
             continue
@@ -193,6 +194,15 @@ def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> 
         raise DamageError(msg)
 
 
+def _read_twice(
+    folder: RunFolder, wanted: Wanted
+) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
+    """Read a folder, and again where its launcher may have gone on with it meanwhile."""
+    with contextlib.suppress(DamageError):
+        return _read(folder, wanted)
+    return _read(folder, wanted)
+
+
 def _read(
     folder: RunFolder, wanted: Wanted
 ) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
@@ -223,6 +233,8 @@ def _rows(
     content = _verified(folder.path, path.name, status)
     if not names:
         return 0, None
+    if content is not None and path.name not in status.seal and folder.lines(table).exists():
+        content = None  # a launcher died while it sealed the run: the lines are whole
     if content is None:
         rows = pa.Table.from_pandas(open_rows(folder, table), preserve_index=False)
         return rows.num_rows, rows

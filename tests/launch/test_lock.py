@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -201,3 +202,20 @@ def test_a_lock_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> Non
     assert run_lock(folder) is None
     other.release(remove=True)
     assert not folder.lock.exists()
+
+
+def test_a_lock_that_cannot_be_signed_is_held_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is for messages; what is not released by name would be held until the end."""
+
+    def fail(_lock: Lock) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Lock, "sign", fail)
+    folder = SweepFolder(tmp_path / "sweep").run("a")
+    lock = run_lock(folder)
+    assert lock is not None
+    assert is_held(folder.lock)
+    lock.release(remove=True)
+    assert not is_held(folder.lock)

@@ -165,6 +165,20 @@ class TestForked:
         forked.close()
         assert not any(map(is_alive, pids.values()))
 
+    def test_what_cannot_be_handed_over_is_not_waited_for(self, tmp_path: Path) -> None:
+        processes = Forked(TARGET)
+        try:
+            wait_until(lambda: processes.is_ready(0.1), "the server does not boot")
+            refused = Start("refused", str(tmp_path), str(tmp_path / "log.txt"), 1, TARGET, {})
+            with pytest.raises(LaunchError, match="refused cannot be handed to the fork server"):
+                processes.start(refused, keep_open=(1 << 20,))
+            start(processes, tmp_path / "completes")
+            assert [ended.run for ended in ends(processes, 1)] == ["completes"]
+            processes._server.kill()
+            assert processes.wait(5.0) == []
+        finally:
+            processes.close()
+
     @pytest.mark.slow
     def test_threads_make_forking_unsafe(self) -> None:
         instead = open_processes("threads_at_import:main", lambda: False, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, spec_named, wait_until
 
-from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch import SweepResult, active, begin, run_sweep
 from batchscape.launch.retries import Retries
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
@@ -135,6 +137,7 @@ def test_a_run_that_crashed_goes_on_from_its_checkpoint(sweep: Sweep) -> None:
     assert "[6/5]" not in sweep.printed
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_dies_takes_no_run_with_it(sweep: Sweep) -> None:
     """The run that it takes along is tried again, by a new server, and the others run."""
     folder = sweep.folder.run("killsserver-d2")
@@ -158,6 +161,7 @@ def test_a_fork_server_that_dies_takes_no_run_with_it(sweep: Sweep) -> None:
     assert "killsserver-d2: retry 1 of 1 follows: the fork server died" in sweep.printed
 
 
+@pytest.mark.slow
 def test_where_no_server_can_be_had_the_other_runs_stay_pending(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,3 +193,22 @@ def test_where_no_server_can_be_had_the_other_runs_stay_pending(
     result = sweep.run("killsserver", "completes-later")
     assert {run.status for run in result.runs} == {Status.COMPLETED}
     assert [a.status for a in sweep.status("killsserver").attempts] == ["failed", "completed"]
+
+
+def test_a_full_disk_of_temporary_files_fails_no_run(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks share lies there: no run can start, and none of them is to blame."""
+
+    def fail(place: str, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+
+    with monkeypatch.context() as full:
+        full.setattr(begin, "HangWatch", fail)
+        result = sweep.run("completes", "completes-later", method="spawn")
+    assert [run.status for run in result.runs] == [Status.PENDING] * 2
+    assert "no space left on" in str(result.stopped)
+    assert "batchscape-scratch-" in str(result.stopped)
+    assert sweep.status("completes").attempts == []
+    result = sweep.run("completes", "completes-later", method="spawn")
+    assert {run.status for run in result.runs} == {Status.COMPLETED}

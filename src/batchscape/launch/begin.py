@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.errors import LaunchError
+from batchscape.errors import DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.child import Start
 from batchscape.launch.forked import ServerError
@@ -15,6 +16,7 @@ from batchscape.launch.launch_record import with_times_of
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.record.causes import Cause
+from batchscape.record.disk import disk_error
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.instants import now
@@ -62,7 +64,7 @@ def begin(
         If the folder is damaged.
     LaunchError
         If the run has a checkpoint from a device of another model, or no process can be started.
-    ServerError
+    ServerError or DiskError
         If no run can be started at all; the folder is as it was then.
     OSError
         If the folder cannot be written to.
@@ -123,12 +125,14 @@ def begin(
     except (LaunchError, OSError) as error:
         if active.hangs is not None:
             active.hangs.close()
-        if isinstance(error, ServerError):
+        # The disk of temporary files may be full while that of the sweep is not.
+        told = disk_error(error, Path(meeting)) if isinstance(error, OSError) else error
+        if isinstance(told, ServerError | DiskError):
             # It says nothing of this run, whose turn will come.
             standing.write(folder.status)
         else:
             active.abandon(str(error))
-        raise
+        raise told from (None if told is error else error)
     return active
 
 

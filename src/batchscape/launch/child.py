@@ -29,6 +29,7 @@ from batchscape.record.heartbeat import beats_path, share, stacks_path
 __all__ = [
     "ALSO_PRELOADED",
     "COMMAND_WORKER",
+    "MOST_DESCRIPTORS",
     "WORKER",
     "WORKER_ENVIRONMENT",
     "RankExit",
@@ -44,6 +45,9 @@ WORKER = "batchscape.train.worker:main"
 
 COMMAND_WORKER = "batchscape.engines.command.worker:main"
 """The same for `engine=command`, where one process watches all that the program starts."""
+
+MOST_DESCRIPTORS = 250
+"""Locks of one run that a fork server takes; the system passes 253 in one message."""
 
 ALSO_PRELOADED = "BATCHSCAPE_PRELOAD"
 """Environment variable of a fork server: a slow module that the models of a sweep need."""

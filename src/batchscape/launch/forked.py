@@ -16,7 +16,13 @@ from dataclasses import asdict
 from typing import Any
 
 from batchscape.errors import LaunchError
-from batchscape.launch.child import ALSO_PRELOADED, RankExit, Start, start_interpreter
+from batchscape.launch.child import (
+    ALSO_PRELOADED,
+    MOST_DESCRIPTORS,
+    RankExit,
+    Start,
+    start_interpreter,
+)
 from batchscape.record.instants import now
 
 __all__ = ["Forked", "ServerError", "UnsafeToForkError"]
@@ -110,7 +116,14 @@ class Forked:
                 msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
                 raise ServerError(msg)
         self._living[start.run] = set(range(start.ranks))
-        self._send(asdict(start), keep_open)
+        try:
+            # The first ones are those that matter most; the launcher holds them all anyway.
+            self._send(asdict(start), keep_open[:MOST_DESCRIPTORS])
+        except OSError as error:
+            # It was not sent: nobody will report the end of these ranks.
+            del self._living[start.run]
+            msg = f"{start.run} cannot be handed to the fork server: {error}"
+            raise LaunchError(msg) from None
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """See `Processes`."""

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from batchscape.launch.child import ALSO_PRELOADED, Start, live
+from batchscape.launch.child import ALSO_PRELOADED, MOST_DESCRIPTORS, Start, live
 from batchscape.record.instants import now
 
 __all__ = ["PRELOADED", "main"]
@@ -45,8 +45,6 @@ PRELOADED = (
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_MOST_DESCRIPTORS = 250
-"""Locks of one run; the system passes 253 descriptors in one message."""
 
 
 @dataclass
@@ -138,7 +136,7 @@ class _Server:
 
     def _answer(self) -> bool:
         try:
-            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, _MOST_DESCRIPTORS)
+            message, inherited, _, _ = socket.recv_fds(self._channel, 1 << 20, MOST_DESCRIPTORS)
         except ConnectionError:
             return False
         if not message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from batchscape.errors import LaunchError
@@ -62,7 +62,8 @@ def run_lock(folder: RunFolder) -> Lock | None:
     folder.path.mkdir(parents=True, exist_ok=True)
     lock = _taken(folder.lock)
     if lock is not None:
-        lock.sign()
+        with suppress(OSError):  # for messages only; a full disk takes nothing from the lock
+            lock.sign()
     return lock
 
 

@@ -38,7 +38,7 @@ def test_round_trip(config_of):
         ("batch", "micro_batch_size", True, "batch.micro_batch_size: must be a valid int"),
         ("batch", "micro_batch_size", "8", "batch.micro_batch_size: must be a valid int"),
         ("model", "n_heads", 5, "model: n_heads must divide d_model: 32 % 5 = 2"),
-        ("model", "name", "gtp", "name must be one of 'gpt', 'llama', 'mlp', 'transformers', 'custom'"),
+        ("model", "name", "gtp", "name must be one of 'gpt', 'llama', 'mlp', 'transformers'"),
         ("optimizer", "learning_rate", float("nan"), "optimizer.learning_rate: must be a finite"),
         ("optimizer", "learning_rate", -1.0, "optimizer.learning_rate: must be greater than 0"),
         ("optimizer", "momentum", 0.9, "optimizer.momentum: unknown setting"),

@@ -16,6 +16,7 @@ from batchscape.analysis.equivalence import paired, tost
 from batchscape.analysis.multiplicity import holm
 
 
+@pytest.mark.slow
 @settings(max_examples=20)  # each call of statsmodels collects the garbage of the whole process
 @given(arrays(float, st.integers(0, 12), elements=st.floats(0, 1)))
 def test_holm_agrees_with_statsmodels(p_values: np.ndarray) -> None:

@@ -76,6 +76,7 @@ def check_completed(folder: RunFolder) -> None:
     assert status.summary["optimizer_steps"] == 8
 
 
+@pytest.mark.slow
 def test_memory_that_is_out_and_a_rank_that_is_killed(sweep: Sweep) -> None:
     result = sweep.run(*map(sweep.spec, ("limited-d2", "killed-d2", "trains-d1")))
     assert {run.run_id: str(run.status) for run in result.runs} == {
@@ -111,6 +112,7 @@ def test_memory_that_is_out_and_a_rank_that_is_killed(sweep: Sweep) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(sweep: Sweep) -> None:
     """Rank 0 waits for rank 1 in the exchange, in native code: both show their stacks."""
     specs = [

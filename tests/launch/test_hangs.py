@@ -161,6 +161,7 @@ def test_the_watch_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_hangs_is_ended_with_its_stacks(tmp_path, monkeypatch):
     """Real ranks, deaf to SIGTERM; one that evaluates for longer than the limit is no hang."""
     monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)

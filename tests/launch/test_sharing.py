@@ -44,6 +44,7 @@ def started_by(launcher: Launcher) -> list[str]:
     return [line.split()[1] for line in lines if " started (" in line]
 
 
+@pytest.mark.slow
 def test_two_launchers_share_the_runs(launch: Launch) -> None:
     names = ["gated-1", "gated-2", "completes-3-later", "completes-4-later"]
     one = launch("spawn", *names)

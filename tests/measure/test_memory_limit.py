@@ -35,6 +35,8 @@ def in_a_child(body: Callable[[], Numbers]) -> Numbers:
     child = os.fork()
     if child == 0:
         try:
+            # The threads that torch had started are not in the child, which would wait for them.
+            torch.set_num_threads(1)
             os.write(writing, json.dumps(body()).encode())
         finally:
             os._exit(0)
@@ -182,6 +184,7 @@ def limited(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return train
 
 
+@pytest.mark.slow
 def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
     limited: Callable[..., RunFolder], steps: Callable[..., Any], outcome: Callable[..., Any]
 ) -> None:

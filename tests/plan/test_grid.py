@@ -150,7 +150,7 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
         (["seed=${nothing}"], "nothing"),
         (["--run"], "Only one of --run, --multirun"),
         (["--resolve"], "in conjunction with --cfg"),
-        (["batch=0"], "must be a string or a list"),
+        (["batch=0"], "a group takes the name of one of its options"),
         (["--config-dir", "nowhere"], "not found"),
         (["--config-name", "nothing"], "nothing"),
     ],

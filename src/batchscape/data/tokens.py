@@ -133,8 +133,12 @@ def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
     if root.is_file():
         return [recognise(root, dtype)]
     folder, pattern = (root, "*.bin") if root.is_dir() else (root.parent, root.name)
-    # Files alone: a pipe or a device has no end.
-    shards = sorted(path for path in folder.glob(pattern) if path.is_file())
+    shards = sorted(folder.glob(pattern))
+    # A pipe or a device has no end, and a link that leads nowhere is a shard that is missing.
+    strange = [shard for shard in shards if not shard.is_file()]
+    if strange:
+        msg = f"data.{setting}={path} cannot be read: {strange[0]} is no file; remove or replace it"
+        raise ConfigError(msg)
     if not shards:
         msg = (
             f"data.{setting}={path}: no tokens there; give a file, a folder of .bin files, or a "

@@ -20,7 +20,8 @@ __all__ = ["Presence"]
 class Presence:
     """Shows this launcher to others while it is entered, and finds them.
 
-    One that only waits for devices hides: it takes nothing from the runs of others. Where the folder cannot be used, nobody is shown and nobody found.
+    One that only waits for devices hides: it takes nothing from the runs of others. Where the
+    folder cannot be used, nobody is shown and nobody found.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
 
-__all__ = ["Evidence", "evidence_of", "gather"]
+__all__ = ["Evidence", "evidence_of", "gather", "more_than_tensors"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,25 @@ def _reaches(
     return reaches, None
 
 
+def more_than_tensors(runs: pd.DataFrame) -> list[str]:
+    """Warn where a limit counts what a process takes, and figures of memory its tensors alone.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Runs under a limit, one row each, as `load` returns them.
+    """
+    columns = ["peak_taken_gib", "peak_allocated_gib"]
+    peaks = runs.reindex(columns=columns).apply(pd.to_numeric).astype(float)
+    times = float((peaks["peak_taken_gib"] / peaks["peak_allocated_gib"]).max())
+    if not times > 1:
+        return []
+    return [
+        f"memory is that of tensors, and the limit counts all that a process takes, here up to "
+        f"{times:.2g} times as much: beyond what was measured, less fits than is said",
+    ]
+
+
 def _evidence(
     label: str,
     table: pd.DataFrame,
@@ -182,6 +201,7 @@ def _evidence(
             *warnings,
             f"these runs had a device of {memory_gib:g} GiB, emulated by device.memory_limit_gib, "
             "and this is what fits it; for a larger device give --memory-gib",
+            *more_than_tensors(runs),
         ]
     oom = runs.loc[runs["status"].eq("oom"), list(FACTORS)].dropna().drop_duplicates()
     on_cpu = runs["device_type"].eq("cpu").all()

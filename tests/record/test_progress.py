@@ -127,7 +127,7 @@ def test_what_is_not_damaged_but_cannot_be_read(
     console.print(overview_text(found))
     assert isinstance(console.file, io.StringIO)
     text = " ".join(console.file.getvalue().split())
-    assert "The same command now begins 1, leaves 1 as they are, skips 1 done." in text
+    assert "The same command now begins 1, leaves 1 alone, skips 1 done." in text
     assert "--retry" not in text
 
 

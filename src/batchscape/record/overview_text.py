@@ -163,7 +163,7 @@ def _next(found: Overview) -> str:
         "go_on": "goes on with {} from checkpoints",
         "set_aside": "sets aside and repeats {} damaged",
         "wait": "leaves {} running to their launcher",
-        "leave": "leaves {} as they are",
+        "leave": "leaves {} alone",
         "skip": "skips {} done",
     }
     steps = found.next_steps

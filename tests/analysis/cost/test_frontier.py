@@ -23,7 +23,7 @@ from batchscape.analysis.cost.frontier import (
 from batchscape.analysis.cost.frontier_figure import draw_frontier
 from batchscape.analysis.cost.frontier_view import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
-from batchscape.analysis.decisions.evidence import evidence_of
+from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.notes import find_notes
@@ -213,6 +213,13 @@ def test_peaks_are_what_the_memory_is_held_against() -> None:
         "peak_allocated_gib",
         "",
     ]
+
+
+def test_a_limit_that_counts_more_than_tensors_is_warned_of() -> None:
+    rows = pd.DataFrame({"peak_allocated_gib": [1.0, 2.0], "peak_taken_gib": [3.0, 2.5]})
+    (text,) = more_than_tensors(rows)
+    assert "the limit counts all that a process takes, here up to 3 times as much" in text
+    assert more_than_tensors(rows[["peak_allocated_gib"]]) == []  # CUDA
 
 
 def test_devices_of_unlike_limits_have_no_one_memory() -> None:

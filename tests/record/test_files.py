@@ -86,6 +86,13 @@ def test_what_older_versions_wrote_is_read(tmp_path: Path) -> None:
     assert [row["a"] for row in read_json_lines(tmp_path / "rows.jsonl")][::2] == [1, 3]
 
 
+def test_a_path_as_long_as_a_digest_is_no_check() -> None:
+    older = {"attempt": 0, "rendezvous": "/scratch/batchscape-4xk2/".ljust(64, "b")}
+    assert text_of(json.dumps(older).encode()) == older
+    with pytest.raises(ValueError, match="not where it was written"):
+        text_of(checked_text(older).replace(b'"sha256"', b'"sha257"'))
+
+
 def test_pandas_reads_rows_with_their_check(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "rows.jsonl")
     lines.append({"a": n} for n in range(3))

@@ -169,6 +169,23 @@ def teardown(rank: Rank) -> int:
     return code
 
 
+def crashesafter(rank: Rank) -> int:
+    """Complete, but crash at the end in one rank, while the other is not done yet."""
+    if rank.rank == 1:
+        rank.outcome("completed")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(1.5)
+    return rank.complete()
+
+
+def savesalone(rank: Rank) -> int:
+    """End as ranks do that somebody has sent SIGTERM: one writes the checkpoint, nobody waits."""
+    if rank.rank == 0:
+        time.sleep(1.5)
+        (rank.folder.path / "saved").touch()
+    return rank.outcome("interrupted", "asked to stop")
+
+
 def lingers(rank: Rank) -> int:
     """Complete in every rank, and end in none."""
     rank.complete()

@@ -302,6 +302,17 @@ def test_what_others_stopped_is_a_failure_of_the_sweep(sweep: Sweep) -> None:
     assert replace(result, interrupted=True).failed == ()
 
 
+def test_ranks_that_did_what_they_had_to_leave_time_to_the_others(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    sweep.run(spec_named("crashesafter-d2", retries=0), spec_named("savesalone-d2"))
+    # Not "killed, probably out of memory": by nobody but this launcher.
+    assert sweep.status("crashesafter-d2").status is Status.COMPLETED
+    assert sweep.status("savesalone-d2").status is Status.INTERRUPTED
+    assert (sweep.folder.run("savesalone-d2").path / "saved").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_graces")
 def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:

@@ -123,10 +123,21 @@ class ActiveRun:
         self.exits[ended.rank] = ended
         if self.has_ended or self.stop is not None:
             return
-        if ended.code != 0:
-            self._kill_within(PEER_GRACE_S)
+        said = Status.COMPLETED if ended.code == 0 else self._word_of(ended.rank)
+        if said is not Status.COMPLETED:
+            # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
+            is_asked = said is Status.INTERRUPTED
+            self._kill_within(self.stop_grace_s if is_asked else PEER_GRACE_S)
         elif self._watching_end_since is None:
+            # Also after a crash in the teardown, which takes nothing from the training.
             self._watching_end_since = time.monotonic()
+
+    def _word_of(self, rank: int) -> Status | None:
+        """Return how a rank says that it ended; None where it says nothing."""
+        try:
+            return Outcome.read(self.folder.outcome(rank)).status
+        except RecordError:
+            return None
 
     def watch(self) -> None:
         """Enforce the time limits."""

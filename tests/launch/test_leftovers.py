@@ -122,6 +122,15 @@ def test_ranks_that_a_launcher_left_are_waited_for(
     assert [a.status for a in launcher.status("completes").attempts] == ["completed"]
 
 
+def test_those_of_one_run_are_removed_alone(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    of_the_run = died_while_writing(sweep.run("completes").lines("evals"))
+    of_another = died_while_writing(sweep.run("fails").lines("evals"))
+    remove_dead_writes(sweep.run("completes"))
+    assert not of_the_run.exists()
+    assert of_another.exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_ranks_end_with_their_launcher_and_the_next_one_goes_on(

@@ -13,6 +13,7 @@ from batchscape.launch.child import Start
 from batchscape.launch.forked import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import with_times_of
+from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.record.causes import Cause
@@ -74,6 +75,7 @@ def begin(
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
         launch = with_times_of(before, launch)
+    remove_dead_writes(folder)
     for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
         # Parquet without a seal is from a launcher that died while sealing; the lines remain.
         leftover.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 
 __all__ = ["remove_dead_writes"]
 
@@ -17,7 +17,7 @@ _BY_A_PROCESS = re.compile(r".+\.(\d+)\.tmp")
 """What `record.files.write_atomically` and others call a file until it is whole."""
 
 
-def remove_dead_writes(sweep: SweepFolder) -> None:
+def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
     """Remove the unfinished files of processes that are gone.
 
     Those of living ones, of other launchers or a mirror, stay. Where nothing can be removed,
@@ -25,9 +25,10 @@ def remove_dead_writes(sweep: SweepFolder) -> None:
 
     Parameters
     ----------
-    sweep : SweepFolder
+    place : SweepFolder or RunFolder
+        A sweep with all its runs, or one run.
     """
-    for path in _unfinished(sweep):
+    for path in _unfinished(place):
         match = _BY_A_PROCESS.fullmatch(path.name)
         if match is not None and not psutil.pid_exists(int(match[1])):
             try:
@@ -36,9 +37,10 @@ def remove_dead_writes(sweep: SweepFolder) -> None:
                 return
 
 
-def _unfinished(sweep: SweepFolder) -> Iterator[Path]:
-    folders = [sweep.path, sweep.index]
-    for run in sweep.run_folders():
+def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:
+    runs = [place] if isinstance(place, RunFolder) else place.run_folders()
+    folders = [place.path] if isinstance(place, RunFolder) else [place.path, place.index]
+    for run in runs:
         folders += [run.path, run.checkpoints]
     for folder in folders:
         try:

@@ -36,7 +36,7 @@ class Stopping:
 
     def count(self, result: RunResult) -> None:
         """Take note of how a run ended."""
-        self._failures += result.status in FAULTS
+        self._failures += result.status in FAULTS and not result.by_another
         if self._max_failures is not None and self._failures >= self._max_failures:
             count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"
             self.because(f"{count} failed, and launcher.max_failures is {self._max_failures}")

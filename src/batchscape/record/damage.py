@@ -60,7 +60,8 @@ def _check(folder: RunFolder) -> None:
     if spec.run_id != folder.path.name:
         msg = f"{folder.config} is damaged: it is of run {spec.run_id}"
         raise DamageError(msg)
-    for path in (folder.launch, folder.environment, folder.command, folder.mirror):
+    # Not the mirror's notes: a training is not repeated because they are damaged.
+    for path in (folder.launch, folder.environment, folder.command):
         if path.exists() or path.name in status.files:
             read_json(path)
     if not status.status.is_sealed:

@@ -151,7 +151,8 @@ class Chaos:
                 self._kill_something(launched, sweep)
             self._await_end(launched, sweep)
             before, sealed = sealed, _sealed(sweep)
-            if sealed == RUNS:
+            # One that was killed after its last seal may have left what the next clears away.
+            if sealed == RUNS and launched.returncode == 0:
                 return
             self.counts.reruns += 1
             idle = idle + 1 if sealed == before else 0

@@ -320,7 +320,8 @@ def test_a_timeout_and_a_program_that_goes_on(sweep):
         "    if step == 2: time.sleep(300)\n"
     )
     mapping = sweep.settings(
-        "{run_dir}", launcher={"name": "local", "device": "cpu", "timeout_s": 5.0}
+        "{run_dir}",
+        launcher={"name": "local", "device": "cpu", "timeout_s": 5.0, "retry": ["timeout"]},
     )
     mapping["engine"] |= {
         "resumable": True,
@@ -354,7 +355,7 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
         "    for rank in (0, 1):\n"
         "        print(f'step {step}: loss {step + rank}', flush=True)\n"
     )
-    mapping = sweep.settings("{run_dir}")
+    mapping = sweep.settings("{run_dir}", launcher__retry=["failed"])
     mapping["engine"] |= {
         "metrics": {
             "kind": "regex",
@@ -362,11 +363,13 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
             "loss_of": "global_batch",
         }
     }
-    for _ in range(2):
+    for attempts in (1, 2):
         (run,) = sweep.run(mapping).runs
         assert run.status == Status.FAILED
         (folder,) = sweep.folder.run_folders()
-        assert "comes twice" in str(RunStatus.read(folder.status).reason)
+        status = RunStatus.read(folder.status)
+        assert "comes twice" in str(status.reason)
+        assert len(status.attempts) == attempts
     assert (folder.program / "log.txt").is_file()
     assert "step 4" in folder.log.read_text()
 
@@ -383,7 +386,7 @@ def test_steps_that_are_done_once_more_are_of_the_later_attempt(sweep):
         "    recorder.step(step, loss=step + 10 * attempt)\n"
         "    if not attempt and step == 3: sys.exit(9)\n"
     )
-    mapping = sweep.settings()
+    mapping = sweep.settings(launcher__retry=["failed"])
     mapping["engine"] |= {"resumable": True}
     assert [run.status for run in sweep.run(mapping).runs] == [Status.FAILED]
     assert [run.status for run in sweep.run(mapping).runs] == [Status.COMPLETED]

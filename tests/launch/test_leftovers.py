@@ -14,7 +14,7 @@ from launchers import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
 
-from batchscape.launch import run_sweep
+from batchscape.launch import SweepResult, run_sweep
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import run_lock
 from batchscape.record.files import write_atomically
@@ -98,6 +98,25 @@ def test_a_launch_removes_them(tmp_path: Path) -> None:
     assert [run.status for run in result.runs] == [Status.COMPLETED]
     assert not left.exists()
     assert not half.exists()
+
+
+def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "sweep")
+    folder = sweep.run("completes")
+
+    def again() -> SweepResult:
+        output = Console(file=io.StringIO())
+        specs = [spec_named("completes")]
+        return run_sweep(specs, sweep, MACHINE, target=TARGET, method="spawn", console=output)
+
+    assert [run.status for run in again().runs] == [Status.COMPLETED]
+    record = {path: path.read_bytes() for path in folder.path.iterdir()}
+    left = [folder.lines("steps"), folder.notes, folder.outcome(0), folder.checkpoints / "1.pt"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"of a launcher that was killed")
+    assert [run.skipped for run in again().runs] == [True]
+    assert {path: path.read_bytes() for path in folder.path.iterdir()} == record
 
 
 def test_ranks_that_a_launcher_left_are_waited_for(

@@ -6,6 +6,7 @@ The client is the real one, its server a small one that fails on purpose. Whatev
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -269,7 +270,7 @@ def test_a_broken_mirror_is_started_once_more(sweep, server, fake_training, rows
     """A live one that was killed on the way does not keep the launcher from the end."""
     training = ended(fake_training("run-a"))
     mirroring = Mirroring(ONLINE, sweep, live=True)
-    (child,) = psutil.Process().children()
+    (child,) = mirrors()
     child.kill()
     wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it lives")
     assert mirroring.finish(1, interrupted=False) is None
@@ -317,6 +318,16 @@ def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
         check_all_there(server, tracked.run_folders(), rows_of)
 
 
+def mirrors() -> list[psutil.Process]:
+    """Return the living mirrors that this process has started."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "batchscape.record.mirror_process" in child.cmdline():
+                found.append(child)
+    return found
+
+
 class killing:  # noqa: N801  (a context manager, named like one)
     """Kill the mirror of a sweep as soon as it has opened a run."""
 
@@ -338,10 +349,9 @@ class killing:  # noqa: N801  (a context manager, named like one)
     def _kill(self) -> None:
         while not self._done.wait(0.02):
             if any(_is_open(folder) for folder in self._sweep.run_folders()):
-                for child in psutil.Process().children():
-                    if "batchscape.record.mirror_process" in child.cmdline():
-                        child.kill()
-                        return
+                for child in mirrors():
+                    child.kill()
+                    return
 
 
 def _same(plain: SweepFolder, tracked: SweepFolder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import Any
 from batchscape.config import Command
 from batchscape.errors import DamageError, DiskError, RecordError
 from batchscape.launch.child import RankExit
+from batchscape.launch.finishing import clear_away
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.outcome import Outcome, Stop, Verdict, decide
@@ -24,7 +24,7 @@ from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble, make_room
-from batchscape.record.files import read_json_lines, remove_if_possible, write_json
+from batchscape.record.files import read_json_lines, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -228,9 +228,7 @@ class ActiveRun:
         attempts[-1].from_optimizer_step = _went_on_from(self.folder, len(attempts) - 1)
         if self.status.status.is_sealed:
             seal(self.folder, self.status, self.lease.ranks)
-            # Nothing goes on from here: what ranks left for that is in the status by now.
-            shutil.rmtree(self.folder.checkpoints, ignore_errors=True)
-            remove_if_possible(*self.folder.outcomes())
+            clear_away(self.folder)
             return
         note_rows(self.folder, self.status, self.lease.ranks)
         self.status.write(self.folder.status)

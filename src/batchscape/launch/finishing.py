@@ -1,4 +1,4 @@
-"""Sealing a run whose ranks did all that they had to, while nobody could write it down.
+"""Ending what a launcher began and could not: sealing a run, and clearing away what is sealed.
 
 The launcher died before it sealed the run, or the disk was full. The rows and the outcomes of the
 ranks are there, so that nothing has to be trained again.
@@ -19,7 +19,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import seal
 
-__all__ = ["finish", "has_ended_well"]
+__all__ = ["clear_away", "finish", "has_ended_well"]
 
 
 def has_ended_well(spec: RunSpec, folder: RunFolder) -> bool:
@@ -76,9 +76,18 @@ def finish(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
         seal(folder, status, spec.geometry.data_parallel_size)
     except RecordError:
         return False
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    remove_if_possible(*folder.outcomes())
+    clear_away(folder)
     return True
+
+
+def clear_away(folder: RunFolder) -> None:
+    """Remove from a sealed run what only one that goes on needs: rows, checkpoints, outcomes.
+
+    A launcher that was killed right after the seal has left it. What cannot be removed takes
+    nothing from the record.
+    """
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    remove_if_possible(*map(folder.lines, TABLES), folder.notes, *folder.outcomes())
 
 
 def _outcomes(spec: RunSpec, folder: RunFolder) -> Mapping[int, Outcome] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from batchscape.errors import RecordError
-from batchscape.launch.finishing import has_ended_well
+from batchscape.launch.finishing import clear_away, has_ended_well
 from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import FAULTS, RunResult
 from batchscape.record.causes import Cause
@@ -93,6 +93,8 @@ class Standing:
             self._before[spec.run_id] = status.status, len(status.attempts)
             if not status.status.is_sealed and not self._is_fault_that_stands(spec, folder, status):
                 return None
+            if status.status.is_sealed:
+                clear_away(folder)
             return RunResult.of(folder, status, skipped=True)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"

@@ -34,7 +34,7 @@ LARGEST_INTERVAL = 25
 _TARGET_INTERVAL_S = 1.0
 """Time between drains that the interval aims at: a slow run is drained at every step."""
 
-# What the ranks tell each other beside the losses: the first elements of the reduced vector.
+# What the ranks tell each other beside the losses: the first elements of what is exchanged.
 _WISHES = _STOP, _CHECKPOINT, _INTERVAL = 0, 1, 2
 
 
@@ -60,12 +60,13 @@ class Verdict:
 
 @dataclass
 class _Pending:
-    """A reduction under way and the rows that wait for it."""
+    """An exchange under way and the rows that wait for it."""
 
     rows: list[dict[str, Any]]
     targets: list[int]
     noise: dict[int, NoiseSample]
-    reduced: Tensor
+    told: Tensor
+    """What each rank has told, one row a rank."""
     norms: Tensor
     """Of each step; then, where updates may be skipped, whether each was."""
     work: dist.Work | None
@@ -76,6 +77,18 @@ class _Pending:
             self.copied.synchronize()
         elif self.work is not None:
             self.work.wait()
+
+    def summed(self) -> list[float]:
+        """Add up what the ranks told, in their order.
+
+        How a sum that the library exchanges is ordered depends on where in the vector it stands,
+        and that on when a drain was due: the last digit of a loss would differ between a run and
+        its repetition.
+        """
+        total = self.told[0].clone()
+        for row in self.told[1:]:
+            total += row
+        return total.tolist()
 
 
 class StepRecorder:
@@ -258,19 +271,21 @@ class StepRecorder:
         norms = torch.stack([*self._norms, *self._skipped])
         # Every rank must come to the same verdict, also where only one meets a bad number.
         overflows = (~norms[: len(self._norms)].isfinite()).double()
-        reduced = torch.cat([asked, torch.stack([*self._losses, *squares]), overflows])
-        work = dist.all_reduce(reduced, async_op=True) if self._world_size > 1 else None
+        mine = torch.cat([asked, torch.stack([*self._losses, *squares]), overflows])
+        told = mine.unsqueeze(0)
+        work = None
+        if self._world_size > 1:
+            told = mine.new_empty(self._world_size, len(mine))
+            work = dist.all_gather(list(told), mine, async_op=True)
         copied = None
         if self._device.type == "cuda":
             if work is not None:
                 work.wait()  # orders the streams; over NCCL the host goes on
-            reduced = _to_pinned(reduced)
+            told = _to_pinned(told)
             norms = _to_pinned(norms)
             copied = torch.cuda.Event()
             copied.record()
-        self._pending = _Pending(
-            self._rows, self._targets, self._noise, reduced, norms, work, copied
-        )
+        self._pending = _Pending(self._rows, self._targets, self._noise, told, norms, work, copied)
         self._start_rows()
 
     def _finish(self) -> Verdict:
@@ -278,8 +293,8 @@ class StepRecorder:
         if pending is None:
             return Verdict()
         pending.wait()
-        reduced, norms = pending.reduced.tolist(), pending.norms.tolist()
-        wishes, sums = reduced[: len(_WISHES)], reduced[len(_WISHES) :]
+        summed, norms = pending.summed(), pending.norms.tolist()
+        wishes, sums = summed[: len(_WISHES)], summed[len(_WISHES) :]
         overflows = sums[len(sums) - len(pending.rows) :]
         for (slot, sample), total in zip(
             pending.noise.items(), sums[len(pending.rows) : -len(pending.rows)], strict=True

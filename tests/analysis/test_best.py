@@ -114,6 +114,7 @@ def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
 
 
+@pytest.mark.slow
 def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> None:
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
@@ -135,6 +136,7 @@ def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) ->
     assert not tied["peak_allocated_gib_best"].any()
 
 
+@pytest.mark.slow
 def test_hardware_and_settings_are_never_mixed(build: Any) -> None:
     here, there = train(build("here"), CLEAR), build("there")
     train(there, {8: [0.1] * 4}, hardware="Accelerator", device_type="cuda")

@@ -33,6 +33,7 @@ def tables(draw):
     return runs, rows
 
 
+@pytest.mark.slow
 @given(tables())
 def test_rows_are_those_that_a_merge_finds(given_tables):
     runs, rows = given_tables
@@ -50,7 +51,9 @@ def test_rows_are_those_that_a_merge_finds(given_tables):
     assert found["run"].tolist() == kept.tolist()
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "size", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)]
+)
 @given(given_tables=tables())
 def test_parts_hold_whole_groups_and_every_row_once(given_tables, size):
     runs, rows = given_tables

@@ -250,6 +250,7 @@ def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome
     np.testing.assert_allclose(two, one, rtol=0, atol=5e-2 / 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["highest", "high"])
 def test_products_of_float32_matrices_are_as_asked(trainer, tmp_path, asked):
     spec = trainer.make_spec(engine__float32_matmul=asked, budget__optimizer_steps=1)
@@ -290,8 +291,10 @@ def test_config_default_is_one_bucket_of_25_mib():
 OWN = {"name": "custom", "arguments": {}}
 
 
-@pytest.mark.parametrize("name", ["Spare", "Routed"])
-@pytest.mark.parametrize("cut", [(2, 4, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["Spare", pytest.param("Routed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cut", [pytest.param((2, 4, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=str
+)
 def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name, cut):
     """A layer that no sample uses, or few do: all numbers of ranks train alike."""
     tables = []

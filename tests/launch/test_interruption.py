@@ -38,7 +38,11 @@ def resume(launcher: Launcher, *names: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    [("fork", signal.SIGINT), ("spawn", signal.SIGTERM), ("spawn", signal.SIGHUP)],
+    [
+        ("fork", signal.SIGINT),
+        pytest.param("spawn", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("spawn", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_one_signal_asks_the_ranks_to_stop(
     launch: Callable[..., Launcher], method: str, number: signal.Signals

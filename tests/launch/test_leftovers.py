@@ -119,6 +119,7 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
     assert {path: path.read_bytes() for path in folder.path.iterdir()} == record
 
 
+@pytest.mark.slow
 def test_ranks_that_a_launcher_left_are_waited_for(
     launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:

@@ -60,7 +60,8 @@ def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_graces")
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
     """Law 6: whatever happens to a run, the others are run and every end has its reason."""
     expected = {
@@ -302,6 +303,7 @@ def test_what_others_stopped_is_a_failure_of_the_sweep(sweep: Sweep) -> None:
     assert replace(result, interrupted=True).failed == ()
 
 
+@pytest.mark.slow
 def test_ranks_that_did_what_they_had_to_leave_time_to_the_others(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def test_only_failed_runs_are_tried_again(status: Status) -> None:
     assert not Retries().wants(spec_named("completes"), RunStatus(status, cause=Cause.KILLED))
 
 
+@pytest.mark.slow
 def test_a_run_that_crashed_goes_on_from_its_checkpoint(sweep: Sweep) -> None:
     names = ("crashesonce", "segfaults", "exits7", "loses-d2", "completes")
     result = sweep.run(*names)

@@ -152,6 +152,7 @@ def size_of(folder: Path) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_more_at_once_and_more_kept_take_more(
     spec_of: Callable[..., RunSpec], tmp_path: Path
 ) -> None:

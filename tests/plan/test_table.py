@@ -86,6 +86,7 @@ def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
         RunSpec.read(sweep.run(made.rejections[0].run_id).config)
 
 
+@pytest.mark.slow
 def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: Path) -> None:
     place = f"sweep_dir={tmp_path}/here"
     small = plan("sweeps=musev_224", "seed=0", place)

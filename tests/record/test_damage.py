@@ -128,7 +128,11 @@ def not_shown(seen: object, before: object) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED], ids=str)
+@pytest.mark.parametrize(
+    "status",
+    [Status.COMPLETED, pytest.param(Status.FAILED, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("seed", "count"), [(0, 2), pytest.param(1, 25, marks=pytest.mark.slow)], ids=["few", "many"]
 )

@@ -216,6 +216,7 @@ def test_where_the_index_cannot_be_nothing_is_lost(sweep):
     assert_alike(indexed(sweep), from_folders(sweep))
 
 
+@pytest.mark.slow
 def test_several_sweeps_keep_their_order(sweep, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     shutil.copytree(sweep / "runs", other / "runs")

@@ -171,6 +171,7 @@ def test_a_process_that_dies_costs_nothing_but_time(sweep, monkeypatch):
     assert_same_rows(found.runs, expected.runs)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_it_hands_over_is_an_error(sweep, monkeypatch):
     start = (
         "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "

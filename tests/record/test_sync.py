@@ -44,6 +44,7 @@ def sync(sweep: SweepFolder, capsys, *options: str) -> tuple[int, str]:
     return code, captured.out + captured.err
 
 
+@pytest.mark.slow
 def test_runs_without_a_tracker_are_uploaded_once(
     sweep, server, three_runs, rows_of, capsys
 ) -> None:

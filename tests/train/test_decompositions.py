@@ -55,7 +55,11 @@ MLP = {"model": {"name": "mlp", "hidden_sizes": [16]}}
 
 @pytest.mark.parametrize(
     ("data", "model"),
-    [(PACKED, {}), pytest.param(PADDED, {}, marks=pytest.mark.slow), (DIGITS, MLP)],
+    [
+        pytest.param(PACKED, {}, marks=pytest.mark.slow),
+        pytest.param(PADDED, {}, marks=pytest.mark.slow),
+        (DIGITS, MLP),
+    ],
     ids=["packed", "padded", "mlp"],
 )
 def test_float64_curves_agree(curves, data, model):
@@ -79,6 +83,7 @@ def test_progress_and_schedule_are_identical(curves, data, model):
             assert one[column].tolist() == other[column].tolist()
 
 
+@pytest.mark.slow
 def test_padded_batches_are_uneven(curves):
     """Else the padded case would say nothing about the weighting."""
     tokens = curves("float64", PADDED)[0]["tokens"].diff().dropna()

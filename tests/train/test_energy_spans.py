@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from batchscape.engines.ddp import DdpEngine
@@ -32,6 +33,7 @@ class Meter:
         return DeviceTotals(None, None, None, None)
 
 
+@pytest.mark.slow
 def test_only_measured_steps_are_counted(spec_of, tmp_path, monkeypatch):
     spec = spec_of(
         (1, 32, 1),

@@ -43,6 +43,7 @@ def test_decompositions_agree_in_float64(whole, trainer, steps, tmp_path, geomet
     assert 0 < away(sketch, whole[0]) < 1e-12
 
 
+@pytest.mark.slow
 def test_float32_starts_from_the_same_values(whole, trainer, steps, tmp_path):
     sketch, _ = first(trainer, steps, tmp_path, (2, 8, 2), engine__precision="float32")
     assert 1e-8 < away(sketch, whole[0]) < 5e-6
@@ -56,6 +57,7 @@ def test_mean_of_means_is_found_out(whole, trainer, tmp_path):
     assert away(read_sketch(wrong), whole[0]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_scale_of_float16_is_divided_out(whole, trainer, steps, tmp_path):
     sketch, _ = first(trainer, steps, tmp_path, (1, 8, 4), engine__precision="float16")
     assert 1e-5 < away(sketch, whole[0]) < 2e-2

@@ -242,6 +242,7 @@ def test_what_fails_in_a_worker_ends_the_run_with_its_reason(trainer, tmp_path):
     assert "ValueError" in content["reason"]
 
 
+@pytest.mark.slow
 def test_workers_hide_the_wait_for_slow_samples(trainer, steps, tmp_path):
     """Each batch takes 20 ms of sleep: four workers sleep at the same time."""
     waited = {}

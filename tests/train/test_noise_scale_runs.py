@@ -211,6 +211,7 @@ def test_what_cannot_be_cut_is_not_sampled(trainer, steps, tmp_path):
     assert rows[["small_batch_size", "small_gradient_square"]].isna().all(axis=None)
 
 
+@pytest.mark.slow
 def test_the_memory_probe_is_the_same_with_sampling(trainer, tmp_path):
     """Probed steps stand for the others, which are not cut."""
     peaks = []
@@ -226,6 +227,7 @@ def test_the_memory_probe_is_the_same_with_sampling(trainer, tmp_path):
     assert peaks[0] == peaks[1] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
     """Killed past a checkpoint and resumed: bit for bit what an undisturbed run recorded."""
     spec = trainer.make_spec(
@@ -289,6 +291,7 @@ def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path, geometry):
         )
 
 
+@pytest.mark.slow
 def test_workers_fetch_the_parts_of_a_batch(trainer, steps, tmp_path):
     """A loader that works ahead knows beforehand which batches are cut."""
     tables = []

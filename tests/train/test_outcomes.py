@@ -10,7 +10,9 @@ from batchscape.measure.memory import PHASES
 from batchscape.record.tables import read_table
 
 
-@pytest.mark.parametrize("geometry", [(1, 32, 1), (2, 8, 2)], ids=str)
+@pytest.mark.parametrize(
+    "geometry", [pytest.param((1, 32, 1), marks=pytest.mark.slow), (2, 8, 2)], ids=str
+)
 def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geometry):
     spec = trainer.make_spec(
         geometry,
@@ -74,7 +76,9 @@ def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, 
     assert steps(folder)["optimizer_step"].iloc[-1] == reached
 
 
-@pytest.mark.parametrize("geometry", [(1, 32, 1), (2, 8, 2)], ids=str)
+@pytest.mark.parametrize(
+    "geometry", [pytest.param((1, 32, 1), marks=pytest.mark.slow), (2, 8, 2)], ids=str
+)
 def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path, geometry):
     spec = trainer.make_spec(geometry, budget__optimizer_steps=400)
     folder = trainer.train(spec, tmp_path, target="faulty_workers:exploding")

@@ -147,6 +147,7 @@ def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path
     assert_same_rows(steps(folder)[MEASURED], undisturbed((1, 16, 2), **settings()))
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_run_is_refused(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 16, 2), **settings())
     other = kill_past_checkpoint(trainer, spec, tmp_path / "other")

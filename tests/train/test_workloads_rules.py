@@ -128,6 +128,7 @@ def test_rates_are_those_of_rule_and_schedule(trainer, planned, steps, tmp_path)
     np.testing.assert_allclose(rows["learning_rate"].astype(float), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_path):
     """Until the ramp leaves its first stage, nothing tells it from a run of that global batch."""
     alike = {"schedule": {"name": "constant"}, "optimizer": {"name": "sgd", "learning_rate": 0.2}}

@@ -64,6 +64,7 @@ def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_first_folder_given_is_the_reference(build: Callable[..., Any]) -> None:
     cells = two_machines(build)
     order = cells.runs["sweep_dir"].sort_values(ascending=False, kind="stable").index

@@ -279,6 +279,7 @@ def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]
     assert frontier_section(find_cells(load(sweep.path).runs)) is None
 
 
+@pytest.mark.slow
 def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
     tables = load(limited.path)
     found = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}

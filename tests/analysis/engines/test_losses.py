@@ -33,6 +33,7 @@ def brute_force(tables, first, second):
     return max(found)
 
 
+@pytest.mark.slow
 def test_differences_are_those_of_every_pair_of_runs(engines):
     tables, _, found = compared(engines({"ddp": 1e-6, "fsdp": 3e-6, "fabric": -2e-6}))
     assert len(found.pairs) == 3 + 3

@@ -41,6 +41,7 @@ def test_all_equivalent(build: Any) -> None:
     assert len(section.tables[0].table) == 6
 
 
+@pytest.mark.slow
 def test_the_table_of_decompositions_is_as_it_was(build: Any) -> None:
     sweep = build().fork()
     tables = load(sweep.path)

@@ -65,6 +65,7 @@ def assert_nothing_is_cut_or_covered(figure: Figure) -> None:
                 assert apart or above, (name, other)
 
 
+@pytest.mark.slow
 def test_identical_trajectories_are_told_apart(build: Any) -> None:
     figure = loss_figure(build().fork())
     top, bottom = seen(figure)
@@ -90,6 +91,7 @@ def test_equal_losses_are_said_to_be_equal(build: Any) -> None:
     assert [text.get_text() for text in bottom.texts] == ["equal to the last bit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("against", ["samples", "train_time_s"])
 def test_other_axes_have_one_panel(build: Any, against: str) -> None:
     sweep = build().fork(seeds=(0, 1))
@@ -147,6 +149,7 @@ def test_more_geometries_than_colours_all_differ(build: Any) -> None:
     assert len({item.colour for item in look.values()}) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw_step_time, draw_throughput])
 def test_bars_say_why_there_is_no_time(build: Any, draw: Any) -> None:
     figure = bar_figure(build().fork(), draw)

@@ -53,6 +53,7 @@ def test_what_cannot_be_sent_is_rendered_here():
     assert files.result(0) == wanted
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_no_figure_out(monkeypatch):
     monkeypatch.setattr(
         "batchscape.analysis.figures.rendering._START", "import sys; sys.stdin.buffer.read(1)"

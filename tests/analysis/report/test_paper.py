@@ -84,6 +84,7 @@ def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
         assert note in text
 
 
+@pytest.mark.slow
 def test_padding_is_said_to_be_counted(build: Any) -> None:
     sweep = build()
     sweep.run(ranks={"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "x"})

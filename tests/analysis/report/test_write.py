@@ -169,6 +169,7 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     assert len(report.tables["decompositions"].table) == 2
 
 
+@pytest.mark.slow
 def test_mfu_names_its_peak(build: Any) -> None:
     sweep = build()
     use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
@@ -183,6 +184,7 @@ def test_mfu_names_its_peak(build: Any) -> None:
     assert "0.5 (Some datasheet)" in page
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_trained(build: Any) -> None:
     sweep = build()
     sweep.run(optimizer__learning_rate=0.001)
@@ -195,6 +197,7 @@ def test_the_page_says_what_was_trained(build: Any) -> None:
     assert "beta1=0.9" in text
 
 
+@pytest.mark.slow
 def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> None:
     sweep = build()
     for geometry in ((1, 32, 1), (1, 8, 4)):
@@ -205,6 +208,7 @@ def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> Non
     assert "Not decomposition-invariant (BatchNorm): 2 runs." in page
 
 
+@pytest.mark.slow
 def test_ramps_are_told_apart(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1))
@@ -275,6 +279,7 @@ def test_a_folder_named_twice_and_a_copy_change_nothing(build: Any, tmp_path: Pa
     assert "18 run folders left out, with the content of another one" in copied.notes[0]
 
 
+@pytest.mark.slow
 def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
@@ -289,6 +294,7 @@ def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
     assert report.comparison["final_loss_mean"].item() == pytest.approx(completed.mean())
 
 
+@pytest.mark.slow
 def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
     one, two = build("one"), build("two")
     for seed in (0, 1):
@@ -313,6 +319,7 @@ def test_an_earlier_report_leaves_nothing_behind(build: Any) -> None:
     assert left < set(first.files)
 
 
+@pytest.mark.slow
 def test_reasons_cannot_break_the_page(build: Any) -> None:
     sweep = build()
     sweep.run()

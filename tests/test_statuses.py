@@ -140,7 +140,8 @@ def test_status_of_every_kind_of_run(
     assert (
         "8 runs: 2 pending, 1 oom, 1 diverged, 2 failed, 1 interrupted, 1 damaged; 1 cell" in text
     )
-    assert "Failed, cause: killed (1)" in text
+    assert "Failed: killed (1)" in text
+    assert "Out of memory (1)" in text
     assert "killed  rank 1 in forward, 2 attempts" in text
     assert f"What to do: {CAUSE_ADVICE[Cause.DISK]}" in text
     assert "add --retry failed,oom" in text

@@ -57,7 +57,9 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
     return evidence.host_memory_gib / devices if math.isnan(own) else own
 
 
-def failures_that_count(evidence: Evidence, memory_gib: float) -> list[Geometry]:
+def failures_that_count(
+    evidence: Evidence, memory_gib: float, devices: int | None = None
+) -> list[Geometry]:
     """Return what ran out of memory, but for what a device of more memory may well hold.
 
     Parameters
@@ -65,12 +67,21 @@ def failures_that_count(evidence: Evidence, memory_gib: float) -> list[Geometry]
     evidence : Evidence
     memory_gib : float
         Memory of the device to use; NaN: not known.
+    devices : int, optional
+        Only what tells of so many devices. Copies of a model take no less memory on more devices;
+        its shards no less on fewer.
     """
+
+    def tells(failed: int) -> bool:
+        if devices is None:
+            return True
+        return devices <= failed if evidence.is_sharded else failed <= devices
+
     return [
         cut
         for cut in evidence.out_of_memory
         # A comparison with NaN is false: where either memory is unknown, the failure counts.
-        if not memory_gib > memory_of_device(evidence, None, cut[0])
+        if tells(cut[0]) and not memory_gib > memory_of_device(evidence, None, cut[0])
     ]
 
 
@@ -232,8 +243,8 @@ def _memory(
 ) -> tuple[float, str, str, bool]:
     devices, micro, accumulation = geometry
     failed = any(
-        d <= devices and m <= micro and (a > 1) <= (accumulation > 1)
-        for d, m, a in failures_that_count(evidence, limit)
+        m <= micro and (a > 1) <= (accumulation > 1)
+        for _, m, a in failures_that_count(evidence, limit, devices)
     )
     if model is None:
         return math.nan, "unknown", "", not failed

@@ -45,6 +45,8 @@ class Evidence:
     where devices share the host's, or it is not known."""
     out_of_memory: list[tuple[int, int, int]] = field(default_factory=list)
     """Geometries of runs that ended so."""
+    is_sharded: bool = False
+    """Whether devices share what a model takes, so that more of them need less memory each."""
     critical: Estimate | None = None
     """Critical batch b/a of S = a + b/B."""
     warnings: list[str] = field(default_factory=list)
@@ -217,6 +219,14 @@ def _evidence(
         host_memory_gib=float(memory.min()) if on_cpu else np.nan,
         device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
+        is_sharded=_is_sharded(runs),
         critical=critical,
         warnings=warnings,
     )
+
+
+def _is_sharded(runs: pd.DataFrame) -> bool:
+    """Whether any of these runs had an engine that cuts parameters, gradients or moments."""
+    settings = runs.reindex(columns=["engine.name", "engine.zero_stage"])
+    stage = pd.to_numeric(settings["engine.zero_stage"]).fillna(0)
+    return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())

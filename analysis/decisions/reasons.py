@@ -184,8 +184,8 @@ def _largest(evidence: Evidence, model: MemoryModel, devices: int, memory_gib: f
             "largest one is known."
         )
     largest = largest_micro_batch(model, devices, memory_gib)
-    counted = failures_that_count(evidence, memory_gib)
-    failed = min((m for d, m, _ in counted if d <= devices), default=math.inf)
+    counted = failures_that_count(evidence, memory_gib, devices)
+    failed = min((m for _, m, _ in counted), default=math.inf)
     if failed <= largest:
         return f"By the memory model {largest} would fit, but {failed} ran out of memory."
     if largest == 0:

@@ -126,8 +126,9 @@ def _faults(found: Overview) -> Iterator[RenderableType]:
     runs = sorted(found.with_status(*_FAULTS), key=lambda run: (run.status, run.cause or ""))
     for (status, cause), group in groupby(runs, key=lambda run: (run.status, run.cause)):
         alike = list(group)
-        named = f", cause: {cause}" if cause else ""
-        yield _title(f"{status.capitalize()}{named} ({len(alike)})")
+        words = str(cause or status).replace("_", " ")
+        failed = "Failed: " if cause and status == Status.FAILED else ""
+        yield _title(f"{failed}{words if failed else words.capitalize()} ({len(alike)})")
         for run in alike[:_MOST_LISTED]:
             yield _listed(_fault(run))
             yield _listed(run.reason or "for an unknown reason", indent=4)

@@ -104,6 +104,34 @@ def test_what_ran_out_of_memory_is_not_recommended():
     assert found.geometry[1] < 16
 
 
+def test_shards_that_ran_out_of_memory_tell_of_fewer_devices_and_copies_of_more():
+    def devices_of(failed, **changes):
+        given = evidence(out_of_memory=[(failed, 1, 1)], **changes)
+        return set(candidates_of(given, 2).query("fits")["data_parallel_size"])
+
+    assert devices_of(1) == set()
+    assert devices_of(2) == {1}
+    assert devices_of(1, is_sharded=True) == {2}
+    assert devices_of(2, is_sharded=True) == set()
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_sharded"),
+    [
+        ({"name": "ddp"}, False),
+        ({"name": "fsdp"}, True),
+        ({"name": "deepspeed", "zero_stage": 0}, False),
+        ({"name": "deepspeed", "zero_stage": 1}, True),
+    ],
+    ids=str,
+)
+def test_what_an_engine_shards_is_known(build, engine, is_sharded):
+    sweep = build()
+    sweep.run((1, 8, 4), engine=engine)
+    (found,) = gather([sweep.path])
+    assert found.is_sharded == is_sharded
+
+
 def test_a_deadline_takes_the_cheapest_that_meets_it():
     rows = candidates_of(evidence(), 2, math.nan)
     one = rows[rows["source"].eq("measured") & rows["data_parallel_size"].eq(1)]

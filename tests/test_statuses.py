@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +168,74 @@ def test_a_folder_that_is_no_sweep(
     (tmp_path / "plan.csv").write_text(content)
     assert main(["status", str(tmp_path)]) == 2
     assert "holds no runs" in capsys.readouterr().err
+
+
+CHAOS = Path(__file__).parent / "chaos"
+SLOW_DATA = (
+    *("data=custom", "data._target_=chaos_data.Points", "model=mlp", "model.hidden_sizes=[8]"),
+    *("batch.global_batch_size=16", "batch.micro_batch_size=4", "batch.data_parallel_size=2"),
+    *("seed=0,1", "budget.samples=1600", "evaluation.every_samples=null", "evaluation.samples=16"),
+    *("measure.memory=false", "checkpoint.every_s=0.0", "launcher.device=cpu", "tracker=none"),
+)
+
+
+@pytest.mark.slow
+def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real one, of two ranks: what is said of it at each of the three times."""
+    sweep = tmp_path / "sweep"
+    command = [sys.executable, "-m", "batchscape", "sweep", *SLOW_DATA, f"sweep_dir={sweep}"]
+
+    def launch(delay_s: float) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{CHAOS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "BATCHSCAPE_CHAOS_DELAY_S": str(delay_s),
+        }
+        with (tmp_path / "printed.txt").open("ab") as printed:
+            return subprocess.Popen(command, env=environment, stdout=printed, stderr=printed)
+
+    def status() -> tuple[dict[str, Any], str]:
+        assert main(["status", str(sweep), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert main(["status", str(sweep)]) == 0
+        return found, capsys.readouterr().out
+
+    launcher = launch(0.05)
+    deadline = time.monotonic() + 120
+    while True:
+        assert launcher.poll() is None, (tmp_path / "printed.txt").read_text()
+        assert time.monotonic() < deadline, "no run is under way"
+        if sweep.exists() and any(sweep.glob("runs/*/steps.jsonl")):
+            found, text = status()
+            running = [run for run in found["runs"] if run["status"] == "running"]
+            if running and (running[0]["optimizer_step"] or 0) >= 8:
+                break
+        time.sleep(0.1)
+    assert found["state"] == "running"
+    assert sorted(run["status"] for run in found["runs"]) == ["pending", "running"]
+    (run,) = running
+    assert run["launcher"] == launcher.pid
+    assert re.fullmatch(r"\w+ (of|after) optimizer step \d+", run["doing"]), run["doing"]
+    # Two samples of each rank's half at 0.05 s: 0.4 s a step, of which 100 are to be done.
+    assert run["left_s"] == pytest.approx(0.4 * (100 - run["optimizer_step"]), rel=0.5)
+    # Asked again, it has gone on.
+    assert re.search(r" \d+/100 .* ago +1 +\w+ (of|after) optimizer step \d+", text)
+
+    launcher.send_signal(signal.SIGINT)
+    launcher.wait(120)
+    found, text = status()
+    assert found["state"] == "interrupted"
+    assert sorted(run["status"] for run in found["runs"]) == ["interrupted", "pending"]
+    (run,) = (run for run in found["runs"] if run["status"] == "interrupted")
+    assert run["checkpoint_step"] == run["optimizer_step"] >= 8
+    assert f"goes on from step {run['checkpoint_step']}" in text
+    assert (run["doing"], run["left_s"], run["launcher"]) == (None, None, None)
+
+    assert launch(0.0).wait(300) == 0, (tmp_path / "printed.txt").read_text()
+    found, text = status()
+    assert [run["status"] for run in found["runs"]] == ["completed"] * 2
+    assert sorted(run["attempts"] for run in found["runs"]) == [1, 2]
+    assert found["state"] == "finished"
+    assert "The same command" in text

@@ -68,6 +68,18 @@ def test_unfinished_files_of_the_dead_are_removed_and_others_are_not(tmp_path: P
     assert all(path.exists() for path in (*alive, run.config))
 
 
+def test_what_a_run_that_is_held_writes_stays(tmp_path: Path) -> None:
+    """Its launcher may be in a container, where this number is that of another process."""
+    sweep = SweepFolder(tmp_path)
+    held, free = sweep.run("completes"), sweep.run("fails")
+    half = [died_while_writing(run.status) for run in (held, free)]
+    lock = run_lock(held)
+    assert lock is not None
+    remove_dead_writes(sweep)
+    assert [path.exists() for path in half] == [True, False]
+    lock.release()
+
+
 def test_a_writer_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
     writer = subprocess.Popen(["/bin/true"])
     wait_until(lambda: not is_alive(writer.pid), "the process does not end")
@@ -111,7 +123,8 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
 
     assert [run.status for run in again().runs] == [Status.COMPLETED]
     record = {path: path.read_bytes() for path in folder.path.iterdir()}
-    left = [folder.lines("steps"), folder.notes, folder.outcome(0), folder.checkpoints / "1.pt"]
+    checkpoint = folder.checkpoints / "1.pt"
+    left = [folder.lock, folder.lines("steps"), folder.notes, folder.outcome(0), checkpoint]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"of a launcher that was killed")

@@ -18,6 +18,7 @@ from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.launch.local import launch_order
 from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
@@ -100,6 +101,24 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         assert f"{name} {status}" in sweep.printed
     assert "14 runs: 4 completed, 1 oom, 1 diverged, 8 failed" in sweep.printed
     assert str(sweep.folder.run("exits7").log) in sweep.printed.replace("\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_rank_that_leaves_without_a_word_ends_its_group(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 0 alone does not give the others the time of those that have done all."""
+    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    assert active.END_GRACE_S > 100
+    result = sweep.run(spec_named("slips-d2", retries=0), spec_named("completes"), method="spawn")
+    assert {run.run_id: run.status for run in result.runs} == {
+        "slips-d2": Status.FAILED,
+        "completes": Status.COMPLETED,
+    }
+    status = sweep.status("slips-d2")
+    assert (status.rank, status.cause) == (1, Cause.EXCEPTION)
+    assert "left no outcome and exited with code 0" in (status.reason or "")
 
 
 def test_sealed_is_what_is_over_for_good(sweep: Sweep) -> None:

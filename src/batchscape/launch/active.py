@@ -123,7 +123,8 @@ class ActiveRun:
         self.exits[ended.rank] = ended
         if self.has_ended or self.stop is not None:
             return
-        said = Status.COMPLETED if ended.code == 0 else self._word_of(ended.rank)
+        # Its exit code says nothing: a rank may end with 0 and leave the others waiting for it.
+        said = self._word_of(ended.rank)
         if said is not Status.COMPLETED:
             # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
             is_asked = said is Status.INTERRUPTED

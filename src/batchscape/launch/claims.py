@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from batchscape.launch.finishing import finish
+from batchscape.launch.finishing import clear_away, finish
 from batchscape.launch.lock import run_lock
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
@@ -86,6 +86,8 @@ class Claims:
                 result = RunResult.of(folder, status)
         if result is None:
             return lock
+        if result.status.is_sealed:
+            clear_away(folder)  # its launcher may have died right after the seal
         self.release(spec.run_id, result.status)
         return result
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.locks import is_held
 
 __all__ = ["remove_dead_writes"]
 
@@ -20,8 +21,9 @@ _BY_A_PROCESS = re.compile(r".+\.(\d+)\.tmp")
 def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
     """Remove the unfinished files of processes that are gone.
 
-    Those of living ones, of other launchers or a mirror, stay. Where nothing can be removed,
-    nothing is lost but room.
+    Those of living ones, of other launchers or a mirror, stay. Process ids mean nothing across
+    containers, so that of a whole sweep the runs that somebody holds are passed over. Where nothing
+    can be removed, nothing is lost but room.
 
     Parameters
     ----------
@@ -43,11 +45,16 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     except psutil.NoSuchProcess:
         return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:
-    runs = [place] if isinstance(place, RunFolder) else place.run_folders()
-    folders = [place.path] if isinstance(place, RunFolder) else [place.path, place.index]
+    if isinstance(place, RunFolder):
+        runs, folders = [place], []
+    else:
+        runs = [run for run in place.run_folders() if not is_held(run.lock)]
+        folders = [place.path, place.index]
     for run in runs:
         folders += [run.path, run.checkpoints]
     for folder in folders:

@@ -7,6 +7,7 @@ is gone. One that ended by a fault stands as it is, unless repeating its status 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from batchscape.errors import RecordError
 from batchscape.launch.finishing import clear_away, has_ended_well
@@ -14,7 +15,7 @@ from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import FAULTS, RunResult
 from batchscape.record.causes import Cause
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import exclusively
+from batchscape.record.locks import exclusively, take
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -94,7 +95,7 @@ class Standing:
             if not status.status.is_sealed and not self._is_fault_that_stands(spec, folder, status):
                 return None
             if status.status.is_sealed:
-                clear_away(folder)
+                _clear_away(folder)
             return RunResult.of(folder, status, skipped=True)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"
@@ -110,6 +111,15 @@ class Standing:
             return False
         # Its ranks did all that they had to: only its end could not be written.
         return not has_ended_well(spec, folder)
+
+
+def _clear_away(folder: RunFolder) -> None:
+    """Do what a launcher that was killed right after the seal has left, its lock among it."""
+    with suppress(OSError):
+        lock = take(folder.lock) if folder.lock.exists() else None
+        if lock is not None:
+            clear_away(folder)
+            lock.release(remove=True)
 
 
 def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:

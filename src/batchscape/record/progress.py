@@ -154,7 +154,7 @@ def _doing(folder: RunFolder) -> str | None:
     beats = [heart.read() for heart in hearts]
     for heart in hearts:
         heart.close()
-    return str(min(beats, key=lambda beat: beat.pace)) if all(b.count for b in beats) else None
+    return str(min(beats, key=lambda beat: beat.pace)) if all(b.beats for b in beats) else None
 
 
 def _checkpointed(folder: RunFolder) -> int | None:

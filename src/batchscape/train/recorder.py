@@ -1,6 +1,6 @@
-"""Rows of optimizer steps, reduced over the ranks in batches and written late.
+"""Rows of optimizer steps, added up over the ranks in batches and written late.
 
-Losses stay on the device, in float64, until a drain. A drain starts one small reduction (the
+Losses stay on the device, in float64, until a drain. A drain starts one small exchange (the
 losses of up to 25 steps, samples of the gradient's noise and the wishes of the ranks) and writes
 what the drain before it started, which has long arrived: neither the host nor the device ever
 waits for a record. A row is thus at most two drains, or 50 optimizer steps, late; a crash loses no

@@ -125,6 +125,7 @@ def check_end(code: object, out: str, err: str) -> None:
         check_message(err)
 
 
+@pytest.mark.slow
 def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
     machine = Machine(cpu_cores=2, cpu_name="two cores")
     assert all(plan_or_message(grid, machine) for grid in bases.grids)

@@ -162,6 +162,7 @@ def test_engines_share_cuts_and_names_differ() -> None:
     assert len({spec.trajectory_id for spec in specs}) == 5 * 2
 
 
+@pytest.mark.slow
 def test_musev_asks_for_every_cut_of_224() -> None:
     small, large = plan_of("musev_224"), plan_of("musev_224", cores=16)
     cuts = {

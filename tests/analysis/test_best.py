@@ -11,6 +11,8 @@ from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.best import BEST, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
 
+pytestmark = pytest.mark.slow
+
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
 
 
@@ -63,7 +65,6 @@ def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) ->
         assert wrong / 1000 > 0.03
 
 
-@pytest.mark.slow
 def test_a_clear_best_is_marked_and_a_close_one_is_not(build: Any) -> None:
     clear = marks_of(train(build("clear"), CLEAR))
     assert clear.loc[clear["final_loss_best"], "global_batch_size"].tolist() == [8]
@@ -114,7 +115,6 @@ def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
 
 
-@pytest.mark.slow
 def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> None:
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
@@ -136,7 +136,6 @@ def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) ->
     assert not tied["peak_allocated_gib_best"].any()
 
 
-@pytest.mark.slow
 def test_hardware_and_settings_are_never_mixed(build: Any) -> None:
     here, there = train(build("here"), CLEAR), build("there")
     train(there, {8: [0.1] * 4}, hardware="Accelerator", device_type="cuda")

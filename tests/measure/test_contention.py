@@ -15,6 +15,7 @@ from batchscape.measure.contention import CoreWaits
 BUSY = "import time\nwhile time.monotonic() < {end}: pass"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
 def test_a_core_shared_with_two_others_is_waited_for_two_thirds_of_the_time():
     core = min(os.sched_getaffinity(0))

@@ -203,6 +203,7 @@ def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
     assert one["peak_allocated_gib"] < other["peak_taken_gib"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_fit_ends_out_of_memory(
     limited: Callable[..., RunFolder], outcome: Callable[..., Any]
 ) -> None:

@@ -22,6 +22,8 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
 from exact import assert_same_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def add_run(spec_of, tmp_path):
@@ -129,7 +131,6 @@ def test_pandas_reads_the_index(sweep):
     assert_same_rows(typed, whole[list(rows)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["steps.parquet", "status.json", "config.json", "launch.json"])
 def test_a_run_that_changed_is_read_and_verified_anew(sweep, opened, part):
     indexed(sweep)
@@ -174,7 +175,6 @@ def test_columns_that_the_index_lacks_are_read_from_the_folders(sweep, opened):
     assert list(few.steps) == ["loss", "run_id", "sweep_dir"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["index.json", "steps.parquet", "ranks.parquet"])
 @pytest.mark.parametrize("how", ["gone", "cut", "other"])
 def test_an_index_that_is_damaged_is_as_good_as_none(sweep, opened, part, how):
@@ -216,7 +216,6 @@ def test_where_the_index_cannot_be_nothing_is_lost(sweep):
     assert_alike(indexed(sweep), from_folders(sweep))
 
 
-@pytest.mark.slow
 def test_several_sweeps_keep_their_order(sweep, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
     shutil.copytree(sweep / "runs", other / "runs")

@@ -242,6 +242,7 @@ def test_following_a_run_and_being_killed(
     _check_figures(segment, training.status)
 
 
+@pytest.mark.slow
 def test_a_dead_launcher_leaves_a_whole_segment(sweep, fake_training, checked_segments) -> None:
     training = fake_training("run-a")
     training.begin()

@@ -116,6 +116,7 @@ def test_without_a_key_nothing_is_marked(sweep, three_runs, silent_server, capsy
         silent_server.accept()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_runs")
 def test_without_a_network_nothing_is_marked(sweep, monkeypatch, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:

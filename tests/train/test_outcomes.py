@@ -60,6 +60,7 @@ def test_evaluation_does_not_depend_on_the_geometry(trainer, tmp_path):
     assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-13)
 
 
+@pytest.mark.slow
 def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, tmp_path):
     plain = trainer.make_spec((1, 16, 1), evaluation__every_samples=16)
     curve = read_table(trainer.train(plain, tmp_path / "plain"), "evals")

@@ -94,6 +94,7 @@ some_runs = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(some_runs)
 def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
     found = find_frontier(table(*runs))

@@ -17,6 +17,8 @@ from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
 from batchscape.record.files import read_json, write_json
 
+pytestmark = pytest.mark.slow
+
 FIVE = {"ddp": 1e-7, "fsdp": 2e-7, "accelerate": 1e-7, "deepspeed": 3e-7, "fabric": 0.0}
 
 
@@ -159,7 +161,6 @@ def test_what_programs_were_seen_to_use(programs):
     assert not any(name.startswith("observed.") for name in cells.settings)
 
 
-@pytest.mark.slow
 def test_programs_are_reported_without_a_traceback(programs, tmp_path):
     report = write_report([programs.path], tmp_path / "report")
     section = next(s for s in report.sections if s.title == "Engines side by side")
@@ -174,7 +175,6 @@ def test_programs_are_reported_without_a_traceback(programs, tmp_path):
     assert (tmp_path / "report" / "tables" / "observed_batches.csv").exists()
 
 
-@pytest.mark.slow
 def test_the_report_of_five_engines(engines, tmp_path):
     sweep = engines(FIVE, every=dict.fromkeys(FIVE, False))
     report = write_report([sweep.path], tmp_path / "report")

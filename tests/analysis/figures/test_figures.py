@@ -17,6 +17,8 @@ from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
 from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import TIMES
 
+pytestmark = pytest.mark.slow
+
 ONE, FOUR = f"1{TIMES}32{TIMES}1", f"4{TIMES}8{TIMES}1"
 
 
@@ -65,7 +67,6 @@ def assert_nothing_is_cut_or_covered(figure: Figure) -> None:
                 assert apart or above, (name, other)
 
 
-@pytest.mark.slow
 def test_identical_trajectories_are_told_apart(build: Any) -> None:
     figure = loss_figure(build().fork())
     top, bottom = seen(figure)
@@ -91,7 +92,6 @@ def test_equal_losses_are_said_to_be_equal(build: Any) -> None:
     assert [text.get_text() for text in bottom.texts] == ["equal to the last bit"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("against", ["samples", "train_time_s"])
 def test_other_axes_have_one_panel(build: Any, against: str) -> None:
     sweep = build().fork(seeds=(0, 1))
@@ -149,7 +149,6 @@ def test_more_geometries_than_colours_all_differ(build: Any) -> None:
     assert len({item.colour for item in look.values()}) == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw_step_time, draw_throughput])
 def test_bars_say_why_there_is_no_time(build: Any, draw: Any) -> None:
     figure = bar_figure(build().fork(), draw)
@@ -184,7 +183,6 @@ def test_memory_bars_are_means_in_a_unit_that_fits(build: Any) -> None:
     assert_nothing_is_cut_or_covered(figure)
 
 
-@pytest.mark.slow
 def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     sweep = build()
     for rate in range(MAX_BARS + 3):

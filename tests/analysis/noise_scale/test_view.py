@@ -13,8 +13,9 @@ from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_sc
 from batchscape.analysis.noise_scale.section import noise_scale_section
 from batchscape.analysis.noise_scale.view import draw_noise_scale
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_report_shows_what_was_put_in(build: Any) -> None:
     sweep = build()
     for seed in range(3):
@@ -52,7 +53,6 @@ def test_nothing_sampled_shows_nothing(build: Any) -> None:
     assert "noise scale" not in (report.out / "report.md").read_text()
 
 
-@pytest.mark.slow
 def test_classes_are_no_tokens(build: Any) -> None:
     sweep = build()
     mlp = {"name": "mlp", "hidden_sizes": [8]}
@@ -71,7 +71,6 @@ def test_classes_are_no_tokens(build: Any) -> None:
     assert "noise scale (tokens)" not in grid.headers
 
 
-@pytest.mark.slow
 def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
     sweep = build()
     label = {"not_invariant": "loss not additive over samples"}
@@ -81,7 +80,6 @@ def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
     assert "The gradient noise scale of 1 run is left out" in (report.out / "report.md").read_text()
 
 
-@pytest.mark.slow
 def test_settings_get_panels_of_their_own(build: Any) -> None:
     sweep = build()
     for rate, noise in ((0.001, 30.0), (0.002, 90.0)):

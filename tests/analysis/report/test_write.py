@@ -134,6 +134,7 @@ def test_a_single_run(build: Any) -> None:
     assert "decompositions" not in report.tables
 
 
+@pytest.mark.slow
 def test_only_diverged_runs(build: Any) -> None:
     sweep = build()
     sweep.run(status="diverged", reason="NaN", loss=lambda step: np.where(step < 5, step, np.nan))
@@ -217,6 +218,7 @@ def test_ramps_are_told_apart(build: Any) -> None:
     assert report.comparison["ramp"].tolist() == ["8→32", "null"]
 
 
+@pytest.mark.slow
 def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)

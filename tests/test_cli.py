@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -15,9 +16,11 @@ import batchscape.conf
 from batchscape import __version__
 from batchscape.cli import main
 from batchscape.compose import _options_first
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load, verify_seal
 
 Captured = pytest.CaptureFixture[str]
 QUICK = [
@@ -181,6 +184,36 @@ def test_a_failed_run_is_code_1(capsys: Captured) -> None:
     assert RunStatus.read(run.status).status is Status.TIMEOUT
     capsys.readouterr()
     assert main(["status", str(folder)]) == 0
+
+
+@pytest.mark.slow
+def test_a_cell_that_diverges_leaves_the_others_alone(capsys: Captured) -> None:
+    """A rate of 1e30 makes every parameter so large that the second loss is not a number."""
+    rates = "optimizer.learning_rate=0.01,1e30,0.1"
+    argv = ["sweep", "optimizer=sgd", rates, *QUICK, "budget.samples=320", "sweep_dir=here"]
+    assert main(argv) == 0
+    printed = capsys.readouterr().out
+    found = {}
+    for run in SweepFolder(Path("here")).run_folders():
+        status = RunStatus.read(run.status)
+        verify_seal(run, status)
+        rate = read_json(run.config)["config"]["optimizer"]["learning_rate"]
+        found[rate] = (status.status, status.cause, status.rank, status.reason)
+    reason = "the loss of optimizer step 2 is not finite"
+    completed = (Status.COMPLETED, None, None, None)
+    assert found == {
+        0.01: completed,
+        1e30: (Status.DIVERGED, Cause.DIVERGENCE, 0, reason),
+        0.1: completed,
+    }
+    # The first row that is not finite is kept, and the others have none.
+    steps = load(Path("here")).steps
+    lost = steps[~np.isfinite(steps["loss"].astype(float))]
+    assert (lost["run_id"].nunique(), lost["optimizer_step"].min()) == (1, 2)
+    assert f"diverged: {reason}" in printed
+    assert "3 runs: 2 completed, 1 diverged" in printed
+    assert main(argv) == 0
+    assert "3 of 3 runs done already, not run again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

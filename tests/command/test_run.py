@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from batchscape.launch import active
 from batchscape.record.files import read_json
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, read_table
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from small_disk import in_child
 
 # Writes JSON lines by itself: what it logs is its own word, and no import slows it down.
 SCRIPT = """
@@ -395,3 +400,43 @@ def test_steps_that_are_done_once_more_are_of_the_later_attempt(sweep):
     assert steps["loss"].tolist() == [1, 12, 13, 14]
     assert steps["attempt"].tolist() == [0, 1, 1, 1]
     assert steps["warmup"].tolist() == [True, True, False, False], "each start warms up"
+
+
+def run_with_short_files(sweep, cells, limit: int):
+    """Run where no file may grow beyond a limit, as on a disk that is full for the rows alone."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    result = sweep.run(*cells, method="spawn")
+    return [str(run.status) for run in result.runs], result.stopped
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_no_more_rows_is_no_fault_of_the_program(sweep):
+    """What the program logs fits, what is recorded of it does not, and the outcome does."""
+    sweep.script(
+        "import json, os, sys\n"
+        "with open(os.path.join(sys.argv[1], 'm.jsonl'), 'w') as lines:\n"
+        "    for step in range(1, 1001):\n"
+        "        lines.write(json.dumps({'step': step, 'loss': 1.5}) + '\\n')\n"
+    )
+    metrics = {
+        "kind": "jsonl",
+        "path": "m.jsonl",
+        "columns": {"optimizer_step": "step", "loss": "loss"},
+        "loss_of": "global_batch",
+    }
+    cells = [sweep.settings("{run_dir}", budget={"optimizer_steps": 1000}, seed=n) for n in (0, 1)]
+    for mapping in cells:
+        mapping["engine"] |= {"metrics": metrics}
+    statuses, stopped = in_child(run_with_short_files, sweep, cells, 100_000)
+    assert sorted(statuses) == ["failed", "pending"]
+    found = [RunStatus.read(folder.status) for folder in sweep.folder.run_folders()]
+    (failed,) = (status for status in found if status.status is Status.FAILED)
+    assert (failed.cause, failed.rank) == ("disk", 0)
+    assert "steps.jsonl may not grow further" in str(failed.reason)
+    assert str(failed.reason).endswith("a limit on the size of files (ulimit -f) is met")
+    assert str(failed.reason) in str(stopped)
+    # The same command goes on, without being asked to repeat what failed.
+    again = sweep.run(*cells, method="spawn")
+    assert [run.status for run in again.runs] == [Status.COMPLETED] * 2
+    for folder in sweep.folder.run_folders():
+        assert read_table(folder, "steps")["optimizer_step"].tolist() == list(range(1, 1001))

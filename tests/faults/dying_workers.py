@@ -75,8 +75,16 @@ def trains() -> None:
     pass
 
 
-def hungry_loader() -> None:
-    """Let the process that fetches samples ask for too much."""
+def hungry() -> None:
+    leave_room(16)
+    bytearray(1 << 30)
+
+
+IN_THE_LOADER = {"loader": hungry, "robbed": killed}
+
+
+def plant_in_the_loader(fault: Callable[[], None]) -> None:
+    """Let the process that fetches samples meet a fault."""
     real = loader._Fetcher.__getitem__
     calls = 0
 
@@ -84,8 +92,7 @@ def hungry_loader() -> None:
         nonlocal calls
         calls += 1
         if calls == STEP:
-            leave_room(16)
-            bytearray(1 << 30)
+            fault()
         return real(self, indices)  # type: ignore[arg-type]
 
     loader._Fetcher.__getitem__ = fetch  # type: ignore[method-assign]  # a planted fault
@@ -94,8 +101,8 @@ def hungry_loader() -> None:
 def main(run_dir: str, rank: int) -> int:
     """Train, and meet the fault in the forward of step 5 of the last rank."""
     name = Path(run_dir).name.split("-")[0]
-    if name == "loader":
-        hungry_loader()
+    if name in IN_THE_LOADER:
+        plant_in_the_loader(IN_THE_LOADER[name])
         return worker.main(run_dir, rank)
     fault: Callable[[], None] = globals().get(name, trains)
     ranks = int(Path(run_dir).name.rpartition("-d")[2])

@@ -22,13 +22,14 @@ def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
+        where = f"root, or a cgroup of one's own at {folder.parent}"
+        pytest.skip(f"lacks the right to make a cgroup (needs {where}): {error}")
     try:
         limit = folder / ("memory.limit_in_bytes" if version_1 else "memory.max")
         try:
             limit.write_text(str(limit_bytes))
         except OSError as error:
-            pytest.skip(f"the memory of a cgroup cannot be limited here: {error}")
+            pytest.skip(f"lacks the memory controller of cgroups ({limit.name}): {error}")
         for name in ("memory.memsw.limit_in_bytes", "memory.swap.max"):
             with suppress(OSError):
                 swap = folder / name

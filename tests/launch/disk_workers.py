@@ -7,14 +7,13 @@ from pathlib import Path
 
 from fake_workers import Rank
 
-from batchscape.record.disk import make_room
-
 
 def fill_disk(rank: Rank, *, reserve_too: bool) -> None:
     """Take all that is left of the disk that the sweep is on."""
     sweep = rank.folder.path.parents[1]
     if reserve_too:
-        make_room(sweep)
+        (reserve,) = sweep.glob(".reserve.*.tmp")
+        reserve.unlink()
     found = os.statvfs(sweep)
     with (sweep / "filler").open("wb") as file:
         file.write(bytes(found.f_bavail * found.f_frsize))

@@ -149,10 +149,11 @@ def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(sweep
 
 @pytest.mark.slow
 def test_the_other_ways_to_die(sweep: Sweep) -> None:
-    """Memory of a loader's process and behind other exceptions; words, divergence, a network."""
+    """A loader's process, memory behind other exceptions; words, divergence, a network."""
     expected = {
         "wrapped-d1": ("oom", "out_of_memory", "ValueError: no batch can be made"),
         "loader-d1": ("oom", "out_of_memory", "MemoryError: Caught MemoryError in DataLoader"),
+        "robbed-d1": ("failed", "killed", "is killed by signal: Killed"),
         "speaks-d1": ("failed", "exception", "ValueError: a configuration that runs out of memory"),
         "explodes-d1": ("diverged", "divergence", "the loss exploded: "),
         "unplugged-d2": ("failed", "lost_connection", ""),
@@ -160,6 +161,7 @@ def test_the_other_ways_to_die(sweep: Sweep) -> None:
     }
     options: dict[str, dict[str, Any]] = {
         "loader-d1": {"loader": {"workers": 1}},
+        "robbed-d1": {"loader": {"workers": 1}},
         "explodes-d1": {
             "optimizer": {"name": "sgd", "learning_rate": 30.0},
             "schedule": {"name": "constant"},
@@ -175,6 +177,11 @@ def test_the_other_ways_to_die(sweep: Sweep) -> None:
     check_completed(sweep.folder.run("trains-d1"))
     # The loader's process asked, and its rank was waiting for samples.
     assert sweep.status("loader-d1").phase == "data"
+    # The system tells the rank at once of its death, whatever the rank is doing.
+    assert sweep.status("robbed-d1").rank == 0
+    assert str(sweep.status("robbed-d1").reason).startswith(
+        "killed, probably out of memory: RuntimeError: DataLoader worker (pid "
+    )
     # Divergence is an end like any other: sealed, and skipped from now on.
     verify_seal(sweep.folder.run("explodes-d1"), sweep.status("explodes-d1"))
 

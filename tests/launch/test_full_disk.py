@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launchers import Launcher
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, spec_named
+from sweeps_of_fakes import MACHINE, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.record.files import read_json_lines
@@ -101,6 +102,26 @@ def test_a_run_that_could_not_be_sealed_is_not_trained_again(tmp_path: Path) -> 
     assert again["told"] == dict.fromkeys(names, "completed")
     assert again["attempts"] == dict.fromkeys(names, 1)
     assert rows == 6
+
+
+@pytest.mark.slow
+def test_the_reserve_of_a_killed_launcher_goes_with_the_next_launch(
+    launch: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    def reserves() -> set[str]:
+        return {path.name for path in (tmp_path / "sweep").glob(".reserve*")}
+
+    one, two = launch("spawn", "gated"), launch("spawn", "gated-later")
+    own, other = (f".reserve.{launcher.process.pid}.tmp" for launcher in (one, two))
+    wait_until(lambda: reserves() == {own, other}, "a launcher has no reserve")
+    two.wait_for_pids("gated-later", 1)
+    two.end()
+    assert reserves() == {own, other}
+    assert launch("spawn", "completes").process.wait(60) == 0
+    assert reserves() == {own}
+    (tmp_path / "sweep" / "go").touch()
+    assert one.process.wait(60) == 0
+    assert reserves() == set()
 
 
 def fill_after_checkpoint(sweep: SweepFolder, run_id: str, place: Path) -> None:

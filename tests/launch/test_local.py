@@ -343,6 +343,7 @@ def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
     for name in names[:2]:
         status = sweep.status(name)
         assert (status.status, status.rank) == (Status.TIMEOUT, None)
+        assert status.cause is Cause.TIME_LIMIT
         assert status.reason == "not done after timeout_s = 1 s"
     # The polite one had time to write its checkpoint, and goes on.
     sweep.run(spec_named("polite-d2", retry=["timeout"]))

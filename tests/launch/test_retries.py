@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,16 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, spec_named, wait_until
 
-from batchscape.launch import SweepResult, active, begin, run_sweep
+from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.launch.retries import Retries
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.tables import load
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+
+from small_disk import fill, with_small_disk
 
 AGAIN = {
     Cause.HANG,
@@ -196,20 +199,25 @@ def test_where_no_server_can_be_had_the_other_runs_stay_pending(
     assert [a.status for a in sweep.status("killsserver").attempts] == ["failed", "completed"]
 
 
-def test_a_full_disk_of_temporary_files_fails_no_run(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def launched_on_a_full_temporary_disk(sweep: Sweep, place: Path) -> tuple[Any, ...]:
+    """Launch where nothing temporary can be written, and again where it can."""
+    tempfile.tempdir = str(place)
+    filler = fill(place)
+    full = sweep.run("completes", "completes-later", method="spawn")
+    attempts = sweep.status("completes").attempts
+    filler.unlink()
+    again = sweep.run("completes", "completes-later", method="spawn")
+    statuses = [[str(run.status) for run in result.runs] for result in (full, again)]
+    return statuses, str(full.stopped), attempts
+
+
+def test_a_full_disk_of_temporary_files_fails_no_run(sweep: Sweep, tmp_path: Path) -> None:
     """What ranks share lies there: no run can start, and none of them is to blame."""
-
-    def fail(place: str, *_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
-
-    with monkeypatch.context() as full:
-        full.setattr(begin, "HangWatch", fail)
-        result = sweep.run("completes", "completes-later", method="spawn")
-    assert [run.status for run in result.runs] == [Status.PENDING] * 2
-    assert "no space left on" in str(result.stopped)
-    assert "batchscape-scratch-" in str(result.stopped)
-    assert sweep.status("completes").attempts == []
-    result = sweep.run("completes", "completes-later", method="spawn")
-    assert {run.status for run in result.runs} == {Status.COMPLETED}
+    place = tmp_path / "temporary"
+    (first, second), stopped, attempts = with_small_disk(
+        place, 1 << 20, launched_on_a_full_temporary_disk, sweep, place
+    )
+    assert first == ["pending"] * 2
+    assert stopped.startswith(f"no space left on {place}: 0 bytes free for {place}/batchscape-scr")
+    assert attempts == []
+    assert second == ["completed"] * 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,6 +99,25 @@ def test_the_reserve_has_room_for_what_the_launcher_must_write(tmp_path: Path) -
     assert had is True
     assert after is None
     assert twice is False
+
+
+RESERVES = """
+import sys
+from pathlib import Path
+from batchscape.record.disk import Reserve
+with Reserve(Path(sys.argv[1])):
+    print(len(list(Path(sys.argv[1]).iterdir())))
+"""
+
+
+def test_each_launcher_has_a_reserve_of_its_own(tmp_path: Path) -> None:
+    with Reserve(tmp_path):
+        other = [sys.executable, "-c", RESERVES, str(tmp_path)]
+        assert subprocess.run(other, check=True, capture_output=True, text=True).stdout == "2\n"
+        (own,) = tmp_path.iterdir()
+        assert (own.name, own.stat().st_size) == (f".reserve.{os.getpid()}.tmp", 1 << 18)
+        assert make_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def write_where_nothing_may_be_written(folder: Path) -> list[str]:

@@ -1,9 +1,10 @@
 """Which runs of a launch are tried again, by what ended them.
 
 A run that the machine may have ended is tried again, at most `launcher.retries` times a launch: a
-hang, a rank that was killed, crashed or lost its connection, a fork server that died, a disk that
-failed. It goes on from its checkpoint. What the same run would meet again is not tried again: an
-exception, memory that is out, divergence, a time limit, damaged records.
+hang, a rank that was killed, crashed or lost its connection, a fork server that died. It goes on
+from its checkpoint. What the same run would meet again is not tried again: an exception, memory
+that is out, divergence, a time limit, damaged records; nor is a run that met a full disk, which the
+next launch goes on with.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ _PROBE_BYTES = 1 << 16
 _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
 _RESERVE_BYTES = 1 << 18
-_RESERVE = ".reserve"
 _NO_DISK_HAS = 2**70
 
 
@@ -149,6 +148,8 @@ def disk_trouble(folder: Path) -> str | None:
 class Reserve:
     """Space that a launcher keeps in its sweep folder, to write how runs ended on a full disk.
 
+    Each has its own; that of one that was killed goes with its unfinished files.
+
     Parameters
     ----------
     folder : Path
@@ -156,7 +157,7 @@ class Reserve:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _RESERVE
+        self._path = _reserve(folder)
 
     def __enter__(self) -> Reserve:
         # A disk that has no room for it is found out by the first run.
@@ -180,12 +181,16 @@ class Reserve:
 
 
 def make_room(sweep_dir: Path) -> bool:
-    """Give the launcher's reserve back to a full disk; return whether there was one."""
+    """Give the reserve of this launcher back to a full disk; return whether there was one."""
     try:
-        (sweep_dir / _RESERVE).unlink()
+        _reserve(sweep_dir).unlink()
     except OSError:
         return False
     return True
+
+
+def _reserve(sweep_dir: Path) -> Path:
+    return sweep_dir / f".reserve.{os.getpid()}.tmp"
 
 
 def _existing(path: Path) -> Path:

@@ -24,8 +24,9 @@ from batchscape.engines.command.program import Ended, Program
 from batchscape.engines.command.rows import RowWriter, diverged_at, rank_rows
 from batchscape.engines.command.start import CommandLine, command_line, prepare_folder
 from batchscape.engines.command.tree import TreeMemory, driver_memory
-from batchscape.errors import BatchscapeError, RecordError
+from batchscape.errors import BatchscapeError, DiskError, RecordError
 from batchscape.record.causes import Cause, is_fault_of_the_machine
+from batchscape.record.disk import explained
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat
@@ -67,13 +68,8 @@ def main(run_dir: str, rank: int) -> int:
         supervision = Supervision(folder)
         signal.signal(signal.SIGTERM, supervision.request_stop)
         status, cause, reason = supervision.run()
-    except BatchscapeError as error:
-        status, cause, reason = Status.FAILED, Cause.EXCEPTION, str(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        sys.stderr.write(redact(traceback.format_exc()))
-        status, reason = Status.FAILED, f"{type(error).__name__}: {error}".splitlines()[0]
-        of_machine = is_fault_of_the_machine(error)
-        cause = Cause.INFRASTRUCTURE if of_machine else Cause.EXCEPTION
+        status, (cause, reason) = Status.FAILED, _failure(error, folder)
     completed = status is Status.COMPLETED
     write_json(
         folder.outcome(rank),
@@ -88,6 +84,19 @@ def main(run_dir: str, rank: int) -> int:
         },
     )
     return 0 if status in {Status.COMPLETED, Status.DIVERGED} else 1
+
+
+def _failure(error: Exception, folder: RunFolder) -> tuple[Cause, str]:
+    """Say what an error of this process means for the run: its cause, and one line of reason."""
+    told = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
+    if isinstance(told, DiskError):
+        return Cause.DISK, str(told)
+    if isinstance(told, BatchscapeError):
+        return Cause.EXCEPTION, str(told)
+    with contextlib.suppress(OSError):  # the log may be on a full disk
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+    cause = Cause.INFRASTRUCTURE if is_fault_of_the_machine(error) else Cause.EXCEPTION
+    return cause, f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class Supervision:

@@ -252,7 +252,9 @@ class Chaos:
         wrong = [
             name
             for name in names
-            if name.endswith((".tmp", ".jsonl")) or "/outcome-" in name or "checkpoints" in name
+            if name.endswith((".tmp", ".jsonl", "/.lock"))
+            or "/outcome-" in name
+            or "checkpoints" in name
         ]
         assert not wrong, f"files are left: {wrong}"
         assert not (sweep / "damaged").exists(), "a run was found damaged"

@@ -128,7 +128,7 @@ def disk_trouble(folder: Path) -> str | None:
     folder : Path
         Exists, unless the disk is in trouble.
     """
-    path = folder / f".probe.{os.getpid()}"
+    path = folder / f".probe.{os.getpid()}.tmp"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -489,29 +489,130 @@ LINKS: dict[str, Callable[[SweepFolder], Path]] = {
     "the plan": lambda sweep: sweep.plan,
     "the report": lambda sweep: sweep.report,
     "the index": lambda sweep: sweep.index,
-    "what W&B writes": lambda sweep: sweep.path / "wandb",
-    "damaged runs": lambda sweep: sweep.path / "damaged",
+    "what W&B writes": lambda sweep: sweep.wandb,
+    "damaged runs": lambda sweep: sweep.damaged,
+    "a damaged run": lambda sweep: sweep.damaged / "a-1",
+    "a file of the index": lambda sweep: sweep.index / "steps.1.tmp",
+    "the mirror's log": lambda sweep: sweep.wandb / "mirror.log",
+    "the mirror's lock": lambda sweep: sweep.wandb / "mirror.lock",
+    "a mark of W&B": lambda sweep: sweep.wandb / "offline-run-1" / "run-1.wandb.synced",
+    "the logs of W&B": lambda sweep: sweep.wandb / "cache" / "wandb" / "logs",
     "a temporary file": lambda sweep: sweep.run("a").path / ".status.json.1.tmp",
 }
 
 
-@pytest.mark.parametrize("what", LINKS)
-def test_a_link_out_of_the_folder_is_refused(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep, elsewhere = SweepFolder(tmp_path / "sweep"), tmp_path / "elsewhere"
+def planted(what: str, folder: Path) -> tuple[SweepFolder, Path, Path]:
+    """A sweep with a link, the link, and the folder that it leads to."""
+    sweep, elsewhere = SweepFolder(folder / "sweep"), folder / "elsewhere"
     elsewhere.mkdir()
     if what != "all runs":
         (sweep.run("a").path / "parts").mkdir(parents=True)
     link = LINKS[what](sweep)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(elsewhere / "target" if link.suffix else elsewhere)
-    with pytest.raises(LaunchError, match=r"is a link to .*elsewhere"):
-        refuse_links(sweep)
-    if what in {"a run", "the lock"}:
-        assert main(["sweep", *RUN, "tracker=none", f"sweep_dir={sweep.path}"]) == 2
-        assert f"{link} is a link to" in capfd.readouterr().err
+    return sweep, link, elsewhere
+
+
+@pytest.mark.parametrize("what", LINKS)
+def test_a_link_out_of_the_folder_is_refused(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, link, elsewhere = planted(what, tmp_path)
+    for verb in ("sync", "report"):
+        assert main([verb, str(sweep.path)]) == 2
+        assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
+    before = sorted(sweep.path.rglob("*"))
+    main(["status", str(sweep.path)])
+    assert sorted(sweep.path.rglob("*")) == before
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("a run", "the mirror's log"),
+        *(
+            pytest.param(what, marks=pytest.mark.slow)
+            for what in LINKS
+            if what not in {"a run", "the mirror's log"}
+        ),
+    ],
+)
+def test_nothing_is_launched_where_a_link_leads_out(
+    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, link, elsewhere = planted(what, tmp_path)
+    for verb in ("sweep", "run"):
+        assert main([verb, *RUN, *OFFLINE, f"sweep_dir={sweep.path}"]) == 2
+        assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
+    assert list(elsewhere.iterdir()) == []
+
+
+PAGES = {"report": "report.md", "report --out": "report.md", "analyze --out": "analysis.md"}
+STEPS = "batch_size,steps\n64,46000\n128,23000\n256,13282\n512,7000\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["the page", "macros.tex", "tables", "figures", "tables/claims.csv", "figures/memory.pdf"],
+)
+@pytest.mark.parametrize("verb", PAGES)
+def test_a_page_is_not_written_through_a_link(
+    verb: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, elsewhere, table = tmp_path / "sweep", tmp_path / "elsewhere", tmp_path / "steps.csv"
+    SweepFolder(sweep).run("a").path.mkdir(parents=True)
+    elsewhere.mkdir()
+    table.write_text(STEPS)
+    for file in ("claims.csv", "memory.pdf", "page"):
+        (elsewhere / file).write_text("precious")
+    out = tmp_path / "paper" if "--out" in verb else sweep / "report"
+    link = out / (PAGES[verb] if name == "the page" else name)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(elsewhere / "page" if link.suffix else elsewhere)
+    (out / "notes").symlink_to(elsewhere)
+    source = table if verb.startswith("analyze") else sweep
+    chosen = ["--out", str(out)] if "--out" in verb else []
+    assert main([verb.removesuffix(" --out"), str(source), *chosen]) == 2
+    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
+    assert {file.read_text() for file in elsewhere.iterdir()} == {"precious"}
+    assert len(list(elsewhere.iterdir())) == 3
+
+
+def test_links_of_other_names_and_the_folder_of_a_page_may_be(tmp_path: Path) -> None:
+    elsewhere, table, out = tmp_path / "elsewhere", tmp_path / "steps.csv", tmp_path / "out"
+    (elsewhere / "tables").mkdir(parents=True)
+    table.write_text(STEPS)
+    out.symlink_to(elsewhere)
+    for name in ("notes", "tables/notes.txt", "tables/figures"):
+        (out / name).symlink_to(tmp_path / "nowhere")
+    (out / "analysis.md").symlink_to(elsewhere / "older.md")
+    assert main(["analyze", str(table), "--out", str(out)]) == 0
+    assert "64" in (elsewhere / "older.md").read_text()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_links_that_wandb_makes_may_be(tmp_path: Path) -> None:
+    """Its core's log is named by its whole path, which leads outside once the sweep is moved."""
+    sweep = SweepFolder(tmp_path / "sweep")
+    segment = sweep.wandb / "offline-run-1-a"
+    (segment / "logs").mkdir(parents=True)
+    (segment / "logs" / "debug.log").touch()
+    (segment / "logs" / "debug-core.log").symlink_to(tmp_path / "before" / "core-debug.log")
+    (sweep.wandb / "latest-run").symlink_to(segment.name)
+    (sweep.wandb / "debug.log").symlink_to(Path(segment.name, "logs", "debug.log"))
+    refuse_links(sweep)
+
+
+@pytest.mark.parametrize("verb", ["sync", "report"])
+def test_a_pipe_does_not_stop_a_verb(
+    verb: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pipe = SweepFolder(tmp_path).run("a").status
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    assert main([verb, str(tmp_path)]) == 2
+    assert f"{pipe} is neither a file nor a folder" in capfd.readouterr().err
 
 
 def test_links_inside_and_the_sweep_folder_itself_may_be(tmp_path: Path) -> None:

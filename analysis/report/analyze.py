@@ -14,6 +14,7 @@ from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.place import check_place
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines, show_section, write_sections
 from batchscape.analysis.targets.choice import choose_targets
@@ -62,7 +63,13 @@ class Analysis:
         -------
         list of Path
             The files written, the page `analysis.md` first.
+
+        Raises
+        ------
+        LaunchError
+            If a link in the place of what is written leads out of the folder.
         """
+        check_place(out, "analysis.md")
         for folder in (out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
         page, reaches = out / "analysis.md", out / "tables" / "reaches.csv"

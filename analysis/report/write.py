@@ -22,11 +22,13 @@ from batchscape.analysis.figures.style import looks, write_figure
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
+from batchscape.analysis.report.place import ENDINGS, check_place
 from batchscape.analysis.report.section import Section, TableView
 from batchscape.analysis.report.sections import show_section, write_sections
 from batchscape.analysis.report.tables import comparison_grid, write_table
 from batchscape.analysis.report.topics import find_sections
 from batchscape.errors import RecordError
+from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.index import INDEXED
 from batchscape.record.tables import Tables, load
@@ -115,15 +117,20 @@ def write_report(
         If no folder is given, a folder holds no runs, or none of them can be read.
     AnalysisError
         If a target is no number, or was met before the training began.
+    LaunchError
+        If something in a sweep folder, or in the place of what is written, leads out of there.
     """
     if not sweep_dirs:
         msg = "a report needs at least one sweep folder"
         raise RecordError(msg)
+    out = SweepFolder(sweep_dirs[0]).report if out is None else out
+    for sweep_dir in sweep_dirs:
+        refuse_links(SweepFolder(sweep_dir))
+    check_place(out, "report.md")
     tables = load(*sweep_dirs, columns=INDEXED)
     if tables.runs.empty:
         lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
         raise RecordError("\n".join(["no run folder could be read:", *lines]))
-    out = SweepFolder(sweep_dirs[0]).report if out is None else out
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     grid = comparison_grid(comparison, cells)
@@ -187,7 +194,7 @@ def _draw(cells: Cells, tables: Tables, renderer: Renderer) -> dict[str, Future[
 
 def _clear(out: Path) -> None:
     """Remove the files of an earlier report: one that is not written again would be stale."""
-    for folder, endings in (("tables", ("csv", "md", "tex")), ("figures", ("png", "pdf"))):
+    for folder, endings in ENDINGS.items():
         (out / folder).mkdir(parents=True, exist_ok=True)
         for path in (out / folder).iterdir():
             if path.suffix[1:] in endings:

@@ -193,11 +193,8 @@ def _report(arguments: list[str]) -> int:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
         raise ConfigError(msg)
     from batchscape.analysis import write_report
-    from batchscape.record.containment import refuse_links
     from batchscape.record.folder import SweepFolder
 
-    for sweep_dir in parsed.dirs:
-        refuse_links(SweepFolder(sweep_dir), runs=False)
     out = parsed.out or SweepFolder(parsed.dirs[0]).report
     write_report(parsed.dirs, out, targets=parsed.target).render(_console())
     return 0

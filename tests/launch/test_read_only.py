@@ -112,6 +112,24 @@ def test_a_folder_of_somebody_else(public: Path, exists: bool) -> None:
                 folder.chmod(0o755)
 
 
+def said_of(path: Path) -> str:
+    try:
+        check_usable(SweepFolder(path))
+    except LaunchError as error:
+        return str(error)
+    return "usable"
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o700, "usable"), (0o711, "may not be listed")])
+def test_links_are_looked_for_where_something_can_be_opened(
+    public: Path, mode: int, said: str
+) -> None:
+    public.chmod(0o777)
+    (public / "wandb" / "run-1").mkdir(parents=True)
+    (public / "wandb" / "run-1").chmod(mode)
+    assert said in without_privileges(said_of, public)
+
+
 def on_a_read_only_disk(path: Path) -> str:
     own_mounts()
     make_read_only(path)

@@ -168,7 +168,7 @@ def _mismatch(model: Model, data: Data) -> str | None:
     if isinstance(data, Digits):
         fits, wanted = isinstance(model, Mlp), "model=mlp"
     elif isinstance(data, Documents) and data.label_field is not None:
-        fits, wanted = isinstance(model, Transformers), "model=transformers (a sequence classifier)"
+        fits, wanted = isinstance(model, Transformers), "model=hf (a sequence classifier)"
     else:
         fits, wanted = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
     return None if fits else f"data={data.name} cannot feed model={model.name}; use {wanted}"

@@ -98,7 +98,7 @@ def build_hugging_face(
     transformers = _import()
     classifies = data.task == "class"
     if data.features is not None or data.task not in {"next_token", "class"}:
-        msg = "model=transformers needs sequences of tokens, to predict the next one or a class"
+        msg = "model=hf needs sequences of tokens, to predict the next one or a class"
         raise ConfigError(msg)
     try:
         plain = _plain_config(transformers, config)
@@ -127,7 +127,7 @@ def _import() -> Any:  # noqa: ANN401  (its types are not worth their price)
     try:
         from batchscape.models.offline_transformers import library
     except ImportError as error:
-        msg = f"model=transformers needs transformers: pip install 'batchscape[hf]' ({error})"
+        msg = f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
         raise ConfigError(msg) from None
     return library
 
@@ -223,7 +223,7 @@ def _network(
     """Build the network, with random parameters or those of the folder."""
     kind = "AutoModelForSequenceClassification" if classifies else "AutoModelForCausalLM"
     if plain.is_encoder_decoder:
-        msg = f"{plain.model_type} is an encoder with a decoder; model=transformers trains neither"
+        msg = f"{plain.model_type} is an encoder with a decoder; model=hf trains neither"
         raise ConfigError(msg)
     options = {"attn_implementation": config.attention, "dtype": torch.float32}
     loading: dict[str, Any] = {}

@@ -157,6 +157,11 @@ class SweepFolder:
         return self.path / "index"
 
     @property
+    def wandb(self) -> Path:
+        """Folder of everything that Weights & Biases writes for the sweep."""
+        return self.path / "wandb"
+
+    @property
     def report(self) -> Path:
         """Folder of the tables, figures and the page that shows them."""
         return self.path / "report"

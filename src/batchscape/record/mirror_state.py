@@ -188,7 +188,7 @@ def progress_sign(sweep_dir: Path) -> Path:
 
 def wandb_folder(sweep_dir: Path) -> Path:
     """Folder that holds everything W&B writes for a sweep."""
-    return sweep_dir / "wandb"
+    return SweepFolder(sweep_dir).wandb
 
 
 def _is_marked(segment: Path) -> bool:

@@ -51,11 +51,11 @@ def pending(sweep_dir: Path) -> Pending:
     """
     # One folder, one name: the lock and the log of its mirror lie in it.
     sweep_dir = sweep_dir.resolve()
+    refuse_links(SweepFolder(sweep_dir))
     folders = SweepFolder(sweep_dir).run_folders()
     if not folders:
         msg = no_runs(sweep_dir)
         raise RecordError(msg)
-    refuse_links(SweepFolder(sweep_dir))
     found = Pending(sweep_dir)
     for folder in folders:
         try:

@@ -88,12 +88,14 @@ def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
     from noisy_mean import NOISE, SIGNAL
 
     means = []
-    for seed in range(1, 13):
+    for seed in range(1, 9):
         rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
         means.append(noise_samples(rows)[["noise", "signal"]].mean())
     table = pd.DataFrame(means)
     for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
-        assert abs(table[name].mean() - truth) < stats.t.ppf(0.999, 11) * table[name].sem(), name
+        assert (
+            abs(table[name].mean() - truth) < stats.t.ppf(0.999, len(table) - 1) * table[name].sem()
+        ), name
 
 
 def by_sample(spec):

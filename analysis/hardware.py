@@ -6,11 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-__all__ = ["BUSY_PCT", "known_where"]
+from batchscape.record.summary import BUSY, BUSY_PCT
 
-BUSY_PCT = 10.0
-"""Share of the step time that a rank waited for a core beyond which its times are no times."""
-_BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
+__all__ = ["known_where"]
+
 _NOT_MEASURED = "no optimizer step was measured: all were warm-up, or sampled the gradient's noise"
 _NO_LAUNCH = "no record of how it was launched"
 _NO_REASON = "marked as not valid, without a reason"
@@ -40,7 +39,7 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     waited = pd.to_numeric(_column(runs, "core_wait_pct")).astype(float)
     busy = valid & waited.gt(BUSY_PCT)
     note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
-    note = note.where(~busy, _BUSY)
+    note = note.where(~busy, BUSY)
     valid &= ~busy
     unmeasured = valid & pd.to_numeric(_column(runs, "measured_optimizer_steps")).eq(0)
     note = note.where(~unmeasured, _NOT_MEASURED)

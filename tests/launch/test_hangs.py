@@ -68,8 +68,9 @@ def test_within_steps_the_limit_scales_with_the_step_time(tmp_path, step_s, limi
     assert hang is not None
     assert hang.rank == 1
     assert hang.reason == (
-        f"rank 1 hangs in forward of optimizer step 9: no heartbeat for {limit_s} s (4 x step time "
-        f"{step_s} s, at least 10 s); the others wait in backward of optimizer step 9"
+        f"rank 1 hangs in forward of optimizer step 9: no heartbeat for {limit_s} s "
+        f"(hang_factor 4 x step time {step_s} s, at least hang_least_s 10 s); "
+        "the others wait in backward of optimizer step 9"
     )
 
 

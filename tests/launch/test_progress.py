@@ -11,6 +11,7 @@ from rich.console import Console
 from sweeps_of_fakes import spec_named
 
 from batchscape.launch.active import ActiveRun
+from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
@@ -19,6 +20,7 @@ from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.summary import BUSY, BUSY_PCT
 
 
 def row(step: int, loss: float = 0.25) -> dict[str, float]:
@@ -111,6 +113,34 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
         "[1/3] completes-d2 completed: loss 1.5000, held-out loss 2.0000, 12,346 tokens/s, 0 s",
         "[2/3] b failed: too wide",
         "[3/3] completes-d2 diverged: not finite, 0 s",
+    ]
+
+
+def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
+    """And each reason once a launch, with what would help."""
+    output = io.StringIO()
+    figures = {"final_loss": 1.5, "tokens_per_s": 12345.6}
+    others = {"timing_valid": False, "timing_invalid_reason": OTHER_LAUNCHER}
+    planned = {"timing_valid": False, "timing_invalid_reason": "up to 2 runs share the machine"}
+    with Progress(Console(file=output, width=40), total=5, samples=72) as progress:
+        for launch, core_wait_pct in (
+            *((others, 0.0), (others, 50.0), (planned, 50.0)),
+            *(({"timing_valid": True}, BUSY_PCT + 1), ({"timing_valid": True}, BUSY_PCT)),
+        ):
+            run.launch = launch
+            summary = figures | {"core_wait_pct": core_wait_pct}
+            progress.run_ended(run, ended(Status.COMPLETED, summary=summary))
+    lines = output.getvalue().splitlines()
+    assert [line.partition(" completed: ")[2] for line in lines if " completed: " in line] == [
+        *["loss 1.5000, 0 s"] * 4,
+        "loss 1.5000, 12,346 tokens/s, 0 s",
+    ]
+    told = [line for line in lines if " completed: " not in line]
+    prefix = "Its losses and memory count, its times do not: "
+    assert told == [
+        f"{prefix}{OTHER_LAUNCHER}; timing_repeat=1 measures again",
+        f"{prefix}up to 2 runs share the machine",
+        f"{prefix}{BUSY}; timing_repeat=1 measures again",
     ]
 
 

@@ -151,6 +151,20 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     assert not has_launcher(sweep)
 
 
+def test_between_two_attempts_a_run_is_its_launcher_s(
+    sweep: SweepFolder, add: Callable[..., RunFolder]
+) -> None:
+    folder = add("a", RunStatus(Status.INTERRUPTED, reason="retry 1 of 1 follows: planted"), rows=2)
+    lock = take(folder.lock)
+    assert lock is not None
+    lock.sign()
+    (row,) = sweep_progress(sweep)
+    assert (row.status, row.launcher, row.reason) == ("running", os.getpid(), None)
+    assert row.doing == "waits for its next attempt"
+    lock.release()
+    assert sweep_progress(sweep)[0].status == "interrupted"
+
+
 def test_last_row_of_a_long_table(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     add("a", RunStatus(Status.INTERRUPTED), rows=5000)
     (row,) = sweep_progress(sweep)

@@ -144,9 +144,10 @@ class HangWatch:
         within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
         if step_s is None:
             return (None if self.is_program else outside_s), f"hang_outside_s = {outside_s:g} s"
-        if self.is_program or not within:
-            least_s = max(least_s, outside_s)
-        rule = f"{factor:g} x step time {step_s:.3g} s, at least {least_s:g} s"
+        name = "hang_least_s"
+        if outside_s > least_s and (self.is_program or not within):
+            name, least_s = "hang_outside_s", outside_s
+        rule = f"hang_factor {factor:g} x step time {step_s:.3g} s, at least {name} {least_s:g} s"
         return max(least_s, factor * step_s), rule
 
     def _described(self, limit_s: float, rule: str) -> Hang:

@@ -23,6 +23,7 @@ from batchscape.launch.progress_text import (
     last_row,
     running_text,
     runs_text,
+    untimed_because,
 )
 from batchscape.launch.result import FAULTS, RunResult, SweepResult
 from batchscape.record.status import RunStatus, Status
@@ -66,6 +67,7 @@ class Progress:
         self._began = time.monotonic()
         self._drawn = 0.0
         self._waits_for = ""
+        self._untimed: set[str] = set()
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Progress:
@@ -130,9 +132,12 @@ class Progress:
         """Tell how a run ended."""
         self._samples_done += run.spec.samples
         duration = duration_text(time.monotonic() - run.began)
-        timed = run.launch.get("timing_valid", True)
-        described = ended_text(status, timed=timed)
+        untimed = untimed_because(run.launch, status)
+        described = ended_text(status, timed=untimed is None)
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
+        if untimed is not None and untimed not in self._untimed:
+            self._untimed.add(untimed)
+            self.note(f"Its losses and memory count, its times do not: {untimed}", "yellow")
 
     def run_retried(self, run_id: str, reason: str) -> None:
         """Tell of a run that is tried again."""

@@ -6,13 +6,22 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.checked import row_of
 from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.summary import BUSY, BUSY_PCT
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
 
-__all__ = ["duration_text", "ended_text", "last_row", "running_text", "runs_text"]
+__all__ = [
+    "duration_text",
+    "ended_text",
+    "last_row",
+    "running_text",
+    "runs_text",
+    "untimed_because",
+]
 
 _TAIL_BYTES = 2048
 _SHOWN = {"optimizer_step", "samples", "train_time_s", "loss"}
@@ -79,6 +88,17 @@ def ended_text(status: RunStatus, *, timed: bool) -> str:
     if status.stop_reason is StopReason.TARGET:
         parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
     return ", ".join(parts) or "no steps"
+
+
+def untimed_because(launch: dict[str, Any], status: RunStatus) -> str | None:
+    """Say why a completed run has no valid times, as the report will; None where it has."""
+    if status.status is not Status.COMPLETED:
+        return None
+    reason: str | None = launch.get("timing_invalid_reason")
+    if reason is None and (status.summary.get("core_wait_pct") or 0.0) > BUSY_PCT:
+        reason = BUSY
+    by_others = reason is not None and (OTHER_LAUNCHER in reason or reason == BUSY)
+    return f"{reason}; timing_repeat=1 measures again" if by_others else reason
 
 
 def runs_text(count: int) -> str:

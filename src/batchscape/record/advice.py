@@ -48,7 +48,8 @@ CAUSE_ADVICE: dict[Cause, str] = {
     Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
     Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
     Cause.HANG: "read the stacks of all ranks in its log.txt; where it is only that slow, raise "
-    "launcher.hang_factor or launcher.hang_outside_s; add --retry failed",
+    "the setting that its reason names (launcher.hang_least_s, hang_factor or hang_outside_s); "
+    "add --retry failed",
     Cause.TIME_LIMIT: STATUS_ADVICE[Status.TIMEOUT],
     Cause.EXCEPTION: STATUS_ADVICE[Status.FAILED],
     Cause.SIGNAL: "a native library crashed: read the stack in its log.txt; add --retry failed",

@@ -22,6 +22,7 @@ from batchscape.record.status import RunStatus, Status, check_version
 
 __all__ = ["RunProgress", "has_launcher", "sweep_progress"]
 
+_TRIED_AGAIN = "waits for its next attempt"
 _TAIL_BYTES = 1 << 16
 """What is read of the end of a table: enough for its last row."""
 
@@ -110,8 +111,12 @@ def _progress(folder: RunFolder) -> RunProgress:
     has_status = folder.status.exists() or folder.launch.exists()
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
     state, reason, cause = status.status, status.reason, status.cause
+    # Its launcher keeps a run whose attempt has ended while another one follows.
+    again = state is Status.INTERRUPTED and is_held(folder.lock)
+    if again:
+        state, reason, cause = Status.RUNNING, None, None
     # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    if state is Status.RUNNING and not is_held(folder.lock):
+    elif state is Status.RUNNING and not is_held(folder.lock):
         status = RunStatus.read(folder.status)
         state, reason, cause = status.status, status.reason, status.cause
         if state is Status.RUNNING:
@@ -139,7 +144,7 @@ def _progress(folder: RunFolder) -> RunProgress:
         checkpoint_step=None if status.seal else _checkpointed(folder),
         left_s=_left_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
-        doing=_doing(folder) if state is Status.RUNNING else None,
+        doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
     )
 
 

@@ -10,10 +10,15 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 
-__all__ = ["FINAL_FRACTION", "SUMMARY", "summarise"]
+__all__ = ["BUSY", "BUSY_PCT", "FINAL_FRACTION", "SUMMARY", "summarise"]
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
+
+BUSY_PCT = 10.0
+"""Share of the step time that a rank waited for a core beyond which its times are no times."""
+BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
+"""Why they are none then."""
 
 SUMMARY: dict[str, str] = {
     "optimizer_steps": "optimizer steps done",

@@ -44,6 +44,9 @@ _ORDER = (
     "micro_batch_size",
 )
 _DATA = "data.manifest_hash"
+_RATE = "optimizer.learning_rate"
+_MOST_NAMED = 3
+"""Settings of one group that a label names although they vary together."""
 WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
 """What a run met when it was launched. A run that was not may lack it, and does not vary in it."""
 # A new group of settings must count without being named here, so what does not count is listed.
@@ -102,7 +105,8 @@ class Cells:
     settings: list[str]
     """Every setting that varies between runs, seeds and timing repeats aside."""
     shown: list[str]
-    """Those among them that tell cells apart; one that follows from another is left out."""
+    """Those among them that tell cells apart. One that follows from another is left out where that
+    one is a name, a learning rate, or one of three of its group."""
     contexts: list[str]
     """Those shown that do not follow from the global batch, or tell machines apart. Cells that
     agree in them are set side by side."""
@@ -119,6 +123,10 @@ class Cells:
         for name in self.contexts if settings is None else settings:
             labels = labels + ", " + setting_label(name) + " " + self.table[name].fillna(MISSING)
         return labels
+
+    def unshown(self) -> list[str]:
+        """Return the settings that vary only together with those shown."""
+        return [name for name in self.settings if name not in self.shown]
 
 
 def find_cells(runs: pd.DataFrame) -> Cells:
@@ -228,8 +236,25 @@ def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
         group = kept.setdefault(name.partition(".")[0] if "." in name else "", [])
         if not (group and _follows(table, group, name)):
             group.append(name)
+    # A label that names one of several suggests that the others are equal.
+    for prefix, group in kept.items():
+        own = [name for name in settings if name.startswith(f"{prefix}.")]
+        group.extend(_companions(table, own, group))
     everything = {name for group in kept.values() for name in group}
     return [name for name in settings if name in everything]
+
+
+def _companions(table: pd.DataFrame, own: Sequence[str], kept: Sequence[str]) -> list[str]:
+    """Choose settings of a group to name beside those they follow from."""
+    # A name stands for all that comes with it. Runs are pooled over learning rates, and must not
+    # be told apart by what was set along with them.
+    said = [name for name in kept if name.endswith(".name") or name == _RATE]
+    found = [
+        name
+        for name in own
+        if name not in (*kept, _DATA) and not (said and _follows(table, said, name))
+    ]
+    return found[: max(_MOST_NAMED - (len(kept) - len(said)), 0)]
 
 
 def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:

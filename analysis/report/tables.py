@@ -81,6 +81,8 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         definitions.append(f"{label}: {SUMMARY[name]}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
+    if unshown := cells.unshown():
+        definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
     marks, texts = footnotes(comparison, cells)
     return Grid(
         headers=headers,

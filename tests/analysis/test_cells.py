@@ -8,6 +8,7 @@ import pytest
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.cells import plain_texts
 from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.tables import comparison_grid
 from batchscape.errors import RecordError
 
 
@@ -51,13 +52,43 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) ->
     assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
 
 
-def test_settings_that_follow_from_others_are_kept_but_not_shown(build: Any) -> None:
+def test_up_to_three_settings_that_vary_together_are_all_named(build: Any) -> None:
     sweep = build()
     for layers, width in ((2, 128), (4, 256)):
         sweep.run(model={"name": "gpt", "n_layers": layers, "n_heads": 4, "d_model": width})
     cells = find_cells(load(sweep.path).runs)
-    assert cells.settings == ["model.n_layers", "model.d_model"]
-    assert cells.shown == ["model.n_layers"]
+    assert cells.settings == cells.shown == cells.contexts == ["model.n_layers", "model.d_model"]
+    assert cells.labels()[1] == f"1{TIMES}32{TIMES}1, n layers 4, d model 256"
+    assert cells.context_of().nunique() == 2
+
+
+def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_rest(
+    build: Any,
+) -> None:
+    sweep = build()
+    for factor in (1, 2):
+        sizes = {"n_layers": 2 * factor, "n_heads": 4 * factor, "d_model": 128 * factor}
+        sweep.run(model={"name": "gpt", **sizes, "dropout": 0.1 * factor})
+    cells = find_cells(load(sweep.path).runs)
+    assert len(cells.settings) == 4
+    assert len(cells.shown) == 3
+    (rest,) = cells.unshown()
+    notes = comparison_grid(compare(cells), cells).notes
+    assert f"Also vary, together with settings shown: {rest}." in notes
+
+
+def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -> None:
+    sweep = build()
+    shared = {"learning_rate": 0.01, "weight_decay": 0.0}
+    sweep.run(optimizer={"name": "adamw", **shared})
+    sweep.run(optimizer={"name": "sgd", "momentum": 0.5, **shared})
+    cells = find_cells(load(sweep.path).runs)
+    assert cells.shown == ["optimizer.name"]
+    assert "optimizer.momentum" in cells.unshown()
+    rates = build("rates")
+    for rate in (0.001, 0.01):
+        rates.run(optimizer__learning_rate=rate, optimizer__weight_decay=10 * rate)
+    assert find_cells(load(rates.path).runs).shown == ["optimizer.learning_rate"]
 
 
 def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -> None:

@@ -101,6 +101,17 @@ def test_a_window_that_begins_within_a_step_counts_its_share(build: Callable[...
     assert curves["loss"].iloc[0] == pytest.approx((16 * 2 + 8 * 1) / 24)
 
 
+def test_settings_that_vary_together_all_name_a_group(build: Callable[..., Any]) -> None:
+    sweep = build()
+    for heads, width in ((2, 32), (4, 128)):
+        sweep.run(model={"name": "gpt", "n_layers": 2, "n_heads": heads, "d_model": width})
+    groups = curve_groups(loaded(sweep)[0])
+    assert groups["label"].to_list() == [
+        "model.n_heads=2, model.d_model=32",
+        "model.n_heads=4, model.d_model=128",
+    ]
+
+
 def test_groups_are_what_differs_beside_batch_seed_and_rate(build: Callable[..., Any]) -> None:
     sweep = build()
     for batch in (16, 32):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
@@ -47,7 +47,7 @@ class Analysis:
         console : rich.console.Console
         """
         for note in self.notes:
-            console.print(escape(f"{self.source.name}: {note}"), highlight=False)
+            console.print(Text(f"{self.source.name}: {note}"), highlight=False)
         for section in self.sections:
             show_section(console, section, tables=True)
 

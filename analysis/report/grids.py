@@ -10,7 +10,6 @@ from typing import Literal
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
@@ -107,13 +106,13 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
     for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
         justify: Literal["left", "right"] = "left" if index < left else "right"
-        table.add_column(escape(header), justify=justify, width=width)
+        table.add_column(Text(header), justify=justify, width=width)
     for index, line in enumerate(lines):
         styles = ["bold" if (index, c) in grid.bold else "" for c in range(len(line))]
         table.add_row(*(Text(text, style) for text, style in zip(line, styles, strict=True)))
     in_full = grid.headers[0]
     explained = title if grid.short_first == in_full else f"{title} ({grid.short_first}: {in_full})"
-    console.print(escape(explained), highlight=False)
+    console.print(Text(explained), highlight=False)
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=sum(widths) + len(headers))
     console.print(Segments(console.render(table, options)), crop=False, soft_wrap=True, end="")
@@ -122,7 +121,7 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     used = {mark for _, marks in rows for mark in marks}
     for mark, text in grid.footnotes.items():
         if mark in used:
-            console.print(escape(f"({mark}) {text}"), highlight=False)
+            console.print(Text(f"({mark}) {text}"), highlight=False)
     console.print()
 
 

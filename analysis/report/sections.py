@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
@@ -58,11 +58,11 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
     tables : bool
         Print its tables too, not only answers and warnings.
     """
-    console.print(f"\n{escape(section.title)}", style="bold", highlight=False)
+    console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
     for sentence in section.answer:
-        console.print(escape(sentence), highlight=False)
+        console.print(Text(sentence), highlight=False)
     for warning in section.warnings:
-        console.print(escape(f"! {warning}"), style="bold", highlight=False)
+        console.print(Text(f"! {warning}"), style="bold", highlight=False)
     for view in section.tables if tables else ():
         console.print()
         show(console, view.grid, view.title)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.comparison import compare
@@ -75,11 +75,13 @@ class Report:
         if self.sections and self.notes:
             console.print("\nLeft out, and to be kept in mind", style="bold")
         for note in self.notes:
-            console.print(f"- {escape(note)}", highlight=False)
+            console.print(Text(f"- {note}"), highlight=False)
         figures = sum(file.suffix == ".png" for file in self.files)
         console.print(
-            f"\nReport: {escape(str(self.files[0]))} (definitions, tables, and {figures} "
-            "figures as PNG and PDF)",
+            Text(
+                f"\nReport: {self.files[0]} (definitions, tables, and {figures} "
+                "figures as PNG and PDF)"
+            ),
             highlight=False,
             soft_wrap=True,
         )

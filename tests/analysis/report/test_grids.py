@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -16,6 +17,8 @@ from batchscape.analysis.report.grids import (
     show,
     to_markdown,
 )
+from batchscape.analysis.report.section import Section
+from batchscape.analysis.report.sections import show_section
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹²'
 GRID = Grid(
@@ -44,6 +47,20 @@ def test_markdown_never_breaks_a_row(text: str) -> None:
     escaped = escape_markdown(text)
     assert "\n" not in escaped
     assert not re.search(r"(?<!\\)(\\\\)*\|", escaped)
+
+
+@pytest.mark.parametrize("markup", [True, False])
+def test_the_terminal_escapes_nothing_whatever_the_console_reads(markup: bool) -> None:
+    file = StringIO()
+    console = Console(file=file, width=200, markup=markup)
+    grid = replace(GRID, headers=["devices", "[red]status", "loss"])
+    show(console, grid, "[red]Title")
+    section = Section("[red]Where", ["[enforce fail at x.cpp:1]"], [], [], ["[alarm:on]"])
+    show_section(console, section, tables=False)
+    text = file.getvalue()
+    assert "\\" not in text.replace(NASTY, "")
+    for word in ("[red]status", "[red]Title", "(b) [bold] reason", "[red]Where", "[enforce fail"):
+        assert word in text
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])

@@ -312,7 +312,9 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     measured = (compared["source"] == "measured") & compared["fits"] & ~same
     others = compared[measured & compared["times_slower_low"].notna()]
     if others.empty:
-        lines = ["Not identified: no other geometry that fits was measured with an interval."]
+        untimed = _untimed(compared, same)
+        without = untimed or "no other geometry that fits was measured with an interval"
+        lines = [f"Not identified: {without}."]
     else:
         lines = [_best_rival(others), _worst_rival(others)]
     unknown = compared[measured & compared["times_slower_low"].isna()]
@@ -341,7 +343,7 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
     rivals = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
-        return "; no other geometry that fits was measured"
+        return f"; {_untimed(compared, same) or 'no other geometry that fits was measured'}"
     told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
     alike = rivals[~told].sort_values("times_slower")
     if alike.empty:
@@ -352,6 +354,17 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
     if len(alike) > _MOST_NAMED:
         cuts.append(f"{len(alike) - _MOST_NAMED} more")
     return f"; these runs do not tell its time from that of {_joined(cuts)}"
+
+
+def _untimed(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
+    """Name the other geometries whose runs completed, and of which no time is valid."""
+    ran = compared["memory_source"].eq("measured") & compared["step_time_s"].isna()
+    cuts = [_cut(row) for _, row in compared[ran & compared["fits"] & ~chosen].iterrows()]
+    if not cuts:
+        return ""
+    if len(cuts) > _MOST_NAMED:
+        cuts[_MOST_NAMED:] = [f"{len(cuts) - _MOST_NAMED} more"]
+    return f"no other geometry that fits has a valid time ({_joined(cuts)} completed without one)"
 
 
 def _joined(texts: list[str]) -> str:

@@ -80,11 +80,13 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
     for group, runs in finals.groupby("group", sort=True):
         where = f" of group {group}" if several else ""
         counted, left_out = _best_runs(runs)
-        notes += [f"global batch {batch}{where} sets no target: {why}" for batch, why in left_out]
+        notes += [
+            f"no target is set by global batch {batch}{where}: {why}" for batch, why in left_out
+        ]
         if len(counted):
             ranges[int(str(group))] = _range(counted)
         else:
-            notes.append(f"no target is chosen{where}: no global batch counts")
+            notes.append(f"no target can be chosen{where}")
     if not ranges:
         lines = ["no target was reached by all seeds of any global batch:", *notes]
         raise AnalysisError("\n  ".join([*lines, "give targets, such as the loss of a good run"]))
@@ -111,10 +113,17 @@ def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]
         if np.isfinite(best["worst"]).all():
             kept.append(best)
             continue
-        lost = cell["final_loss"].eq(np.inf).sum()
-        why = f"at every learning rate a run diverged ({lost}) or has no measurement"
-        left_out.append((int(str(batch)), why))
+        left_out.append((int(str(batch)), _why_none(cell)))
     return (pd.concat(kept) if kept else runs.iloc[:0]), left_out
+
+
+def _why_none(cell: pd.DataFrame) -> str:
+    """Say what became of the runs of a batch that lost one at every learning rate."""
+    losses = cell["final_loss"]
+    parts = [(losses.eq(np.inf), "diverged"), (losses.isna(), "measured no loss")]
+    counts = [f"{int(which.sum())} {what}" for which, what in parts if which.any()]
+    where = "at every learning rate some run is lost: " if cell["rate"].nunique() > 1 else ""
+    return f"{where}of {len(cell)} run{'s' if len(cell) > 1 else ''}, {' and '.join(counts)}"
 
 
 def _range(runs: pd.DataFrame) -> _Range:

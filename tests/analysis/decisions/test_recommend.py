@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -376,6 +377,17 @@ def test_the_headline_names_what_the_runs_do_not_tell_apart():
     assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
     alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
     assert "no other geometry that fits was measured" in alone
+
+
+def test_a_geometry_whose_times_are_all_invalid_is_not_said_to_be_unmeasured():
+    made = evidence([(1, 8, 4), (1, 16, 2)], steps={32: STEPS[32]})
+    busy = made.table["micro_batch_size"].eq(8)
+    table = made.table.assign(step_time_s=made.table["step_time_s"].mask(busy))
+    found = recommend(replace(made, table=table), Needs())
+    said = "no other geometry that fits has a valid time (1 x 8 x 4 completed without one)."
+    assert found.geometry == (1, 16, 2)
+    assert found.headline.endswith(f"; {said}")
+    assert found.regret[0] == f"Not identified: {said}"
 
 
 def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():

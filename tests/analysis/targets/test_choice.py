@@ -79,8 +79,7 @@ def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out() -> None:
     curves.loc[lost, "status"] = "diverged"
     chosen = choose_targets(curves)
     assert chosen.by_group == choose_targets(sweep(batches=(8, 32))).by_group
-    assert "global batch 128 sets no target" in chosen.notes[0]
-    assert "diverged (1)" in chosen.notes[0]
+    assert chosen.notes[0] == ("no target is set by global batch 128: of 2 runs, 1 diverged")
     reaches = steps_to_target(curves)
     assert reaches[reaches["run"].eq("0 128 0.1 1")]["outcome"].eq("diverged").all()
 
@@ -88,6 +87,10 @@ def test_a_batch_that_lost_seeds_at_every_rate_is_named_and_left_out() -> None:
 def test_without_any_batch_there_is_no_target() -> None:
     with pytest.raises(AnalysisError, match="no target was reached by all seeds"):
         choose_targets(sweep().assign(status="diverged"))
+    silent = sweep(rates=(0.1, 0.2)).drop_duplicates("run").assign(loss=np.nan, status="oom")
+    why = "at every learning rate some run is lost: of 4 runs, 4 measured no loss"
+    with pytest.raises(AnalysisError, match=f"set by global batch 8: {why}\n"):
+        choose_targets(silent)
     with pytest.raises(AnalysisError, match="n=0"):
         choose_targets(sweep(), 0)
 

@@ -15,6 +15,8 @@ from batchscape.analysis.figures.style import COLUMN_IN
 __all__ = ["draw_frontier"]
 
 _MAX_SETTINGS = 24
+_LEAST_IN = 0.4
+"""Height of the rows, so that the markers of a single one stay clear of the axis."""
 _LETTERS = 26
 """Of a line of a setting's name."""
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -28,6 +30,8 @@ _SHIFT = {FIT: 0.16, OUT: -0.16, SKIPPED: 0.0}
 
 def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     """Draw the outcome of every micro-batch tried, a line a setting.
+
+    One is drawn as not launched where no run of it was; the legend has what is drawn.
 
     Parameters
     ----------
@@ -47,8 +51,10 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     labelled = bool(table["group_label"].ne("").any())
     names = [_name(row, labelled=labelled) for _, row in shown.iterrows()]
     lines = sum(1 + name.count("\n") for name in names)
-    figure = Figure((COLUMN_IN, 0.85 + 0.14 * lines + 0.06 * len(names)), layout="constrained")
+    height = max(0.14 * lines + 0.06 * len(names), _LEAST_IN)
+    figure = Figure((COLUMN_IN, 0.85 + height), layout="constrained")
     axes = figure.subplots()
+    drawn = set()
     for place, (_, row) in enumerate(shown.iterrows()):
         keys = ["group", "data_parallel_size"]
         own = rows[(rows[keys] == row[keys].to_list()).all(axis=1)]
@@ -60,10 +66,11 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
         both = sizes[FIT] & sizes[OUT]
         for name, look in _LOOKS.items():
             xs = sorted(sizes[name])
+            drawn |= {name} if xs else set()
             ys = [place + (_SHIFT[name] if x in both else 0.0) for x in xs]
             axes.plot(xs, ys, linestyle="none", clip_on=False, **look)
-    for name, look in _LOOKS.items():
-        axes.plot([], [], linestyle="none", label=name, **look)
+    for name in (name for name in _LOOKS if name in drawn):
+        axes.plot([], [], linestyle="none", label=name, **_LOOKS[name])
     micros = sorted(rows["micro_batch_size"].astype(int).unique())
     axes.set_xscale("log", base=2)
     axes.set_xlim(micros[0] / 1.3, micros[-1] * 1.3)

@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -29,6 +29,7 @@ from batchscape.record.usable import check_usable
 
 __all__ = ["PLAN_COLUMNS", "plan_rows", "plan_summary", "plan_table", "write_plan"]
 
+_Row = TypeVar("_Row")
 _GEOMETRY = (
     "data_parallel_size",
     "micro_batch_size",
@@ -38,6 +39,8 @@ _GEOMETRY = (
 _GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
 _LAUNCH, _REJECTED = "launch", "rejected"
 _ARROW = " -> "
+_FIRST, _LAST = 100, 5
+"""Rows that a person is shown of a long table, from its start and from its end."""
 
 PLAN_COLUMNS = (
     "run_id",
@@ -75,12 +78,19 @@ def plan_table(plan: Plan) -> RenderableType:
     columns = (*extra, "seed", "optimizer_steps", "samples")
     name = Column("run_id", no_wrap=True)
     runs = Table(name, _GEOMETRY_TITLE, *columns, "status", box=box.SIMPLE_HEAD)
-    cuts = {spec.run_id: _cuts(spec) for spec in plan.specs}
-    for row in launched:
+    specs = {spec.run_id: spec for spec in plan.specs}
+    first, last = _ends(launched)
+    for row in [*first, *last]:
+        if last and row is last[0]:
+            runs.add_row("...")
         values = (_show(row[column]) for column in columns)
         status = _status(sweep.run(row["run_id"]))
-        runs.add_row(row["run_id"], cuts[row["run_id"]], *values, status)
+        runs.add_row(row["run_id"], _cuts(specs[row["run_id"]]), *values, status)
     parts: list[RenderableType] = [runs]
+    if last:
+        left_out = len(launched) - len(first) - len(last)
+        text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
+        parts.append(Text(text))
     if len(launched) < len(rows):
         parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
     if untold := _not_told(plan):
@@ -160,9 +170,19 @@ def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     """One line a reason, however many seeds share it."""
     counts = Counter((_triple(row), row["reason"]) for row in rows)
     table = Table("rejected cells", _GEOMETRY_TITLE, "reason", box=box.SIMPLE_HEAD)
-    for (triple, reason), count in counts.items():
+    first, last = _ends(list(counts.items()))
+    for (triple, reason), count in first:
+        table.add_row(str(count), triple, reason)
+    if last:
+        table.add_row("...", "", f"{len(counts) - len(first) - len(last)} more lines not shown")
+    for (triple, reason), count in last:
         table.add_row(str(count), triple, reason)
     return table
+
+
+def _ends(rows: list[_Row]) -> tuple[list[_Row], list[_Row]]:
+    """Return the first rows and the last ones; all and none where there are few."""
+    return (rows, []) if len(rows) <= _FIRST + _LAST else (rows[:_FIRST], rows[-_LAST:])
 
 
 def _cuts(spec: RunSpec) -> str:

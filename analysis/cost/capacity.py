@@ -18,7 +18,7 @@ LIMITED = "memory_limit_gib"
 _HOST = "environment.memory_gib"
 _DEVICE = "launch.device_memory_gib"
 PEAK_FIGURES = {
-    "peak_taken_gib": "resident above the start",
+    "peak_taken_gib": "private memory mapped above the start",
     **{name: MEMORY_PHASES[name] for name in ("device_used_gib", "peak_reserved_gib")},
     "peak_allocated_gib": "tensors",
 }

@@ -86,7 +86,8 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         memory; `first_out`: the smallest that ran out. None where there is none; `identified` says
         whether both are known. `n_fit`, `n_out`, `n_skipped`: runs that fit, ran out, and were not
         launched. `memory_gib` of a rank, `peak_gib` (largest) of `peak_figure` at the last fit, and
-        the margin between them: `margin_gib`, and `margin_pct` of the memory; NaN where unknown.
+        the margin between them: `margin_gib`, and `margin_pct` of the memory; NaN where unknown,
+        also where the peak is above the memory, so that the two are not of one kind.
         `is_monotone`: whether no run fit that takes more than one that ran out (a larger
         micro-batch, with accumulation if that one accumulated) and none that takes the same.
         `note`, and `fits`, `ran_out`, `not_launched`: micro-batches, separated by semicolons;
@@ -100,6 +101,7 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
     at_first = out[out[_MICRO].eq(first_out)] if first_out is not None else out
     memory = float((at_last if len(at_last) else at_first)["memory_gib"].min())
     peak = float(at_last["peak_gib"].max())
+    margin = memory - peak if peak <= memory else math.nan
     contradictions = _contradictions(fit, out)
     return {
         "last_fit": last_fit,
@@ -111,10 +113,17 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         "memory_gib": memory,
         "peak_gib": peak,
         "peak_figure": _only(at_last["peak_figure"]),
-        "margin_gib": memory - peak,
-        "margin_pct": 100 * (memory - peak) / memory if memory else math.nan,
+        "margin_gib": margin,
+        "margin_pct": 100 * margin / memory if memory else math.nan,
         "is_monotone": not contradictions,
-        "note": "; ".join([*_unidentified(fit, out), *contradictions, *_explained(fit, out)]),
+        "note": "; ".join(
+            [
+                *_unidentified(fit, out),
+                *contradictions,
+                *_explained(fit, out),
+                *_beyond(memory, peak),
+            ]
+        ),
         "fits": _sizes(fit),
         "ran_out": _sizes(out),
         "not_launched": _sizes(skipped),
@@ -163,6 +172,15 @@ def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
         yield (
             f"micro-batch {_listed(larger[_MICRO])} fit without accumulation, "
             f"{_listed(larger[f'{_MICRO}_out'])} ran out with it"
+        )
+
+
+def _beyond(memory: float, peak: float) -> Iterable[str]:
+    """Say where a run fit whose peak is recorded as more than there was."""
+    if peak > memory:
+        yield (
+            f"margin {NOT_IDENTIFIED}: the recorded peak is above the memory, so that it counts "
+            "what the memory does not"
         )
 
 

@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
 from batchscape.analysis.cost.frontier_figure import draw_frontier
+from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant
 from batchscape.analysis.report.grids import Grid, lettered
 from batchscape.analysis.report.section import Picture, Section, TableView
@@ -64,6 +65,8 @@ def _told(row: pd.Series[Any]) -> str:
         f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
         f"{row['first_out']:.0f} the first that ran out of memory"
     )
+    if row["peak_gib"] > row["memory_gib"]:
+        return f"{text}; what was left at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
     if math.isnan(row["margin_gib"]):
         return f"{text}."
     scale = memory_scale([row["memory_gib"]])
@@ -137,6 +140,13 @@ def _definitions(table: pd.DataFrame) -> Iterable[str]:
     figures = [PEAK_FIGURES[name] for name in table["peak_figure"].dropna().unique()]
     if figures:
         yield f"peak: {', '.join(figures)}, largest of the runs at the last fit. margin: the rest."
+    if "peak_taken_gib" in set(table["peak_figure"]):
+        yield (
+            "Private memory is what a limit on a CPU counts: tensors, libraries' own and freed "
+            "memory that is kept, not files. Its peak is put together from the kernel's marks of "
+            "resident and of mapped memory, and leaves out memory that was mapped for a while and "
+            "never touched, so the margin may be a little too large."
+        )
     if "peak_allocated_gib" in set(table["peak_figure"]):
         yield (
             "That peak counts tensors alone. The memory also holds what libraries take and what "

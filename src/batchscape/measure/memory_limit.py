@@ -11,9 +11,10 @@ joined the others and opened its data. Loader workers are not limited.
   (`RLIMIT_DATA`) above what it had mapped at the beginning. That is every tensor, which
   `peak_allocated_gib` counts, and on top of it what libraries and Python allocate, stacks of
   threads, and freed memory that the C library keeps for later: tens of MiB for small models. So a
-  limit at the recorded peak is too small, and one well above it changes nothing. Files that are
-  mapped, shared memory and code do not count. What compiling takes, and what evaluates the memory
-  probe, is not charged.
+  limit at `peak_allocated_gib` is too small, and one well above it changes nothing. Files that are
+  mapped, shared memory and code do not count. `peak_taken_gib` is the highest of it, as nearly as
+  the kernel tells (`memory_process.PrivatePeak`). What compiling takes, and what evaluates the
+  memory probe, is not charged.
 
 A limit decides whether a run fits, and nothing else: the allocations of a run that fits are those
 that it makes without.

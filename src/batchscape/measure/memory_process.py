@@ -10,7 +10,7 @@ import psutil
 
 from batchscape.measure.memory_report import GIB
 
-__all__ = ["ProcessMemory", "ResidentPeak", "process_memory"]
+__all__ = ["PrivatePeak", "ProcessMemory", "process_memory"]
 
 
 @dataclass(frozen=True)
@@ -42,44 +42,106 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(memory.rss / GIB, memory.uss / GIB, _peak_rss_gib())
 
 
-class ResidentPeak:
-    """Highest resident memory of this process above that of the beginning.
+class PrivatePeak:
+    """Highest private writable memory that this process mapped, above that of the beginning.
 
-    The system's own high-water mark is used, so that nothing is missed between two looks; what
-    a process does aside, between `settle` and `resume`, raises the mark but does not count.
+    This is what `RLIMIT_DATA` counts. The kernel tells what is mapped now (`VmData`) and keeps no
+    high-water mark of it, but two of what contains it: of resident memory (`VmHWM`) and of all
+    that is mapped (`VmPeak`). So the highest is taken to be `VmData` now, and the smaller of what
+    either mark lies above its own value now. Nothing that happens between two looks costs anything.
+
+    What a process does aside, between `settle` and `resume`, does not count, nor what it keeps of
+    it, which is how `not_charged` has it. Where the system has no such marks, or does not set the
+    first one back, nothing is known.
+
+    Notes
+    -----
+    Errs on the low side by memory that was mapped and never touched and is unmapped again, by
+    pages of files (libraries, data) first read after the peak, and by the kernel's rounding of
+    resident memory, some tens of pages a core. Errs on the high side only where both marks were
+    set with other memory mapped that is gone at the next look, such as a file or shared memory.
+
+    Source: proc_pid_status(5); proc_pid_clear_refs(5), where 5 sets `VmHWM` back.
     """
 
     def __init__(self) -> None:
-        self._before_gib = self._peak_gib = _rss_gib()
-        self._aside_gib = _peak_rss_gib() or 0.0
+        now = _Status.read()
+        self._base = 0 if now is None else now.data
+        self._settled = self._base
+        self._peak = 0
+        self._is_known = _forget_peak_rss()
 
     def settle(self) -> None:
         """Take in what was reached until now: what follows is aside."""
-        self._peak_gib = max(self._peak_gib, self._reached_gib())
+        now = _Status.read()
+        if now is not None:
+            self._peak = max(self._peak, now.highest_data - self._base)
+            self._settled = now.data
 
     def resume(self) -> None:
         """Count again from here."""
-        self._aside_gib = max(self._aside_gib, _peak_rss_gib() or 0.0)
+        now = _Status.read()
+        if now is not None:
+            self._base += max(now.data - self._settled, 0)
+        self._is_known &= _forget_peak_rss()
 
-    def taken_gib(self) -> float:
-        """Return the peak until now, in GiB above the beginning."""
-        return max(self._peak_gib, self._reached_gib()) - self._before_gib
-
-    def _reached_gib(self) -> float:
-        mark_gib = _peak_rss_gib() or 0.0
-        # Below an older mark it has not moved, and only what is held now is known.
-        return mark_gib if mark_gib > self._aside_gib else _rss_gib()
+    def taken_gib(self) -> float | None:
+        """Return the peak until now, in GiB above the beginning; None where it is not known."""
+        now = _Status.read()
+        if now is None or not self._is_known:
+            return None
+        return max(self._peak, now.highest_data - self._base) / GIB
 
 
-def _rss_gib() -> float:
-    return float(psutil.Process().memory_info().rss) / GIB
+class _Forgotten:
+    """Highest resident memory, in bytes, before the system's mark was last set back."""
+
+    peak_rss: int = 0
+
+
+@dataclass(frozen=True)
+class _Status:
+    """Memory of this process in /proc, in bytes."""
+
+    data: int
+    resident: int
+    peak_resident: int
+    mapped: int
+    peak_mapped: int
+
+    @classmethod
+    def read(cls) -> _Status | None:
+        try:
+            text = Path("/proc/self/status").read_text()
+        except OSError:
+            return None
+        found = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", text, re.MULTILINE))
+        names = ("VmData", "VmRSS", "VmHWM", "VmSize", "VmPeak")
+        if not found.keys() >= set(names):
+            return None
+        return cls(*(int(found[name]) * 1024 for name in names))
+
+    @property
+    def highest_data(self) -> int:
+        """Highest `data` since the mark of resident memory was set back."""
+        above = min(self.peak_resident - self.resident, self.peak_mapped - self.mapped)
+        return self.data + max(above, 0)
+
+
+def _forget_peak_rss() -> bool:
+    """Set the system's mark of resident memory back to now; return whether it did."""
+    before = _Status.read()
+    if before is None:
+        return False
+    _Forgotten.peak_rss = max(_Forgotten.peak_rss, before.peak_resident)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _peak_rss_gib() -> float | None:
-    """Return the kernel's high-water mark of resident memory, `VmHWM` of proc_pid_status(5)."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024 / GIB
+    """Return the highest resident memory so far, `VmHWM` of proc_pid_status(5)."""
+    now = _Status.read()
+    return None if now is None else max(now.peak_resident, _Forgotten.peak_rss) / GIB

@@ -89,7 +89,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
         "peak_taken_gib": Column(
-            "Float64", "highest resident memory above that right before the model; CPU only"
+            "Float64", "highest private memory mapped above that right before the model; CPU only"
         ),
         "model_flops_per_sample": Column(
             "Float64", "operations of the model on a sample, forward and backward"

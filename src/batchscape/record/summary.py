@@ -61,7 +61,7 @@ SUMMARY: dict[str, str] = {
     "device_used_gib": "device memory as NVML sees it, maximum over ranks",
     "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
     "peak_rss_gib": "highest resident memory, maximum over ranks",
-    "peak_taken_gib": "the same above that right before the model, maximum over ranks; CPU only",
+    "peak_taken_gib": "private memory above that before the model, maximum over ranks; CPU only",
     "startup_s": "process start to first step, evaluation and compile apart, maximum over ranks",
     "memory_probe_s": "part of it in the memory probe, maximum over ranks",
     "clock_mhz": "clock right after the last step, minimum over ranks",

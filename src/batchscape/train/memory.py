@@ -10,7 +10,7 @@ import torch
 
 from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport
 from batchscape.measure.memory_limit import not_charged
-from batchscape.measure.memory_process import ResidentPeak
+from batchscape.measure.memory_process import PrivatePeak
 from batchscape.train.loop import Training
 
 __all__ = ["MemoryPhases"]
@@ -34,7 +34,7 @@ class MemoryPhases:
 
     def __init__(self, device: torch.device, *, measure: bool) -> None:
         self.probe_s = 0.0
-        self._resident = ResidentPeak() if device.type == "cpu" else None
+        self._private = PrivatePeak() if device.type == "cpu" else None
         self._measure = measure
         self._cuda = CudaMemory(device) if measure and device.type == "cuda" else None
         self._probed: MemoryReport | None = None
@@ -59,18 +59,18 @@ class MemoryPhases:
             self._cuda.phase(phase)
 
     def peak_taken_gib(self) -> float | None:
-        """Return the highest resident memory above that of the beginning; None but on a CPU."""
-        return None if self._resident is None else self._resident.taken_gib()
+        """Return the highest private memory above that of the beginning; None but on a CPU."""
+        return None if self._private is None else self._private.taken_gib()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Do what is no part of the training: no limit and no peak counts its memory of a CPU."""
-        if self._resident is not None:
-            self._resident.settle()
+        if self._private is not None:
+            self._private.settle()
         with not_charged():
             yield
-        if self._resident is not None:
-            self._resident.resume()
+        if self._private is not None:
+            self._private.resume()
 
     def report(self) -> MemoryReport | None:
         """Return what was measured; None where nothing was asked for."""

@@ -139,8 +139,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
-        memory = MemoryPhases(device, measure=spec.config.measure.memory)
         limits.enter_context(_memory_limit(spec, launch, device))
+        memory = MemoryPhases(device, measure=spec.config.measure.memory)
         beat(Phase.COMPILATION)
         with memory.aside():
             training.compile_ahead()

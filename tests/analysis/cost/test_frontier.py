@@ -147,6 +147,16 @@ def test_contradictions_are_named() -> None:
     assert edge["note"] == "at the edge: micro-batch 4 ran out in 2 of 3 runs"
 
 
+def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
+    """Where it counts something else than the memory does."""
+    rows = table((2, 1, FIT), (4, 1, OUT), memory=0.5)
+    found = find_frontier(rows)
+    assert (found["last_fit"], found["peak_gib"], found["identified"]) == (2, 1.0, True)
+    assert math.isnan(found["margin_gib"])
+    assert math.isnan(found["margin_pct"])
+    assert found["note"].startswith("margin not identified: the recorded peak is above")
+
+
 def test_settings_and_devices_have_frontiers_of_their_own() -> None:
     one = table((4, 1, FIT), (8, 1, OUT))
     two = table((8, 1, FIT), (16, 1, OUT)).assign(data_parallel_size=2)

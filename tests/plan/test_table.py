@@ -13,6 +13,7 @@ from batchscape.errors import RecordError
 from batchscape.plan.build import Plan
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
+from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -144,15 +145,28 @@ def test_rejections_are_rewritten_only_when_the_reason_changes(
 def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
     made = plan(STUDY, f"sweep_dir={tmp_path}/here")
     sweep = SweepFolder(made.sweep_dir)
-    first, second, third, *_ = made.specs
-    RunStatus(Status.COMPLETED).write(sweep.run(first.run_id).status)
-    RunStatus(Status.INTERRUPTED).write(sweep.run(second.run_id).status)
-    broken = sweep.run(third.run_id).status
-    broken.parent.mkdir(parents=True)
-    broken.write_text("{")
+    first, second, third, fourth, fifth, *_ = made.specs
+    seal = {"steps.parquet": {"bytes": 3, "sha256": "0"}}
+    ends = [
+        (first, RunStatus(Status.COMPLETED, seal=seal)),
+        (second, RunStatus(Status.INTERRUPTED)),
+        (fourth, RunStatus(Status.COMPLETED, seal=seal)),
+        (fifth, RunStatus(Status.REJECTED, reason="not launched", cause=Cause.OUT_OF_MEMORY)),
+    ]
+    for spec, status in ends:
+        folder = sweep.run(spec.run_id)
+        spec.write(folder.config)
+        status.write(folder.status)
+        folder.parquet("steps").write_bytes(b"abc" if spec is first else b"ab")
+    broken = sweep.run(third.run_id)
+    third.write(broken.config)
+    broken.status.write_text("{")
     assert status_shown(made, first.run_id) == "completed"
     assert status_shown(made, second.run_id) == "interrupted"
     assert status_shown(made, third.run_id) == "damaged"
+    # As `status` says, and the same command finds: a table that was cut, and memory that was out.
+    assert status_shown(made, fourth.run_id) == "damaged"
+    assert status_shown(made, fifth.run_id) == "rejected"
 
 
 def test_a_damaged_rejected_folder_is_written_again(plan: MakePlan, tmp_path: Path) -> None:

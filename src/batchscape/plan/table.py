@@ -19,10 +19,12 @@ from batchscape.errors import RecordError
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import describe_disk_use, disk_use
 from batchscape.plan.resolve import Rejection
+from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.locks import exclusively
 from batchscape.record.placeholders import not_passed
+from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
@@ -156,14 +158,11 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
 
 def _status(folder: RunFolder) -> str:
     """Status of a run that is planned: what is on the disk, unless it is to start anew."""
-    if not folder.status.exists():
-        return str(Status.PENDING)
-    try:
-        found = RunStatus.read(folder.status).status
-    except RecordError:
-        return "damaged"
-    # What an earlier plan rejected, on a smaller machine, is launched now.
-    return str(Status.PENDING if found is Status.REJECTED else found)
+    found = run_progress(folder)
+    # What an earlier plan rejected, on a smaller machine, is launched now; what was not launched
+    # because a smaller micro-batch was out of memory will mostly not be.
+    is_launched = found.status == Status.REJECTED and found.cause != Cause.OUT_OF_MEMORY
+    return str(Status.PENDING) if is_launched else found.status
 
 
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:

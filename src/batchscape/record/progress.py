@@ -20,7 +20,7 @@ from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
 
-__all__ = ["RunProgress", "has_launcher", "sweep_progress"]
+__all__ = ["RunProgress", "has_launcher", "run_progress", "sweep_progress"]
 
 _TRIED_AGAIN = "waits for its next attempt"
 _TAIL_BYTES = 1 << 16
@@ -77,7 +77,7 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    return [_seen(folder) for folder in folders]
+    return [run_progress(folder) for folder in folders]
 
 
 def has_launcher(sweep: SweepFolder) -> bool:
@@ -85,7 +85,7 @@ def has_launcher(sweep: SweepFolder) -> bool:
     return is_held(sweep.lock)
 
 
-def _seen(folder: RunFolder) -> RunProgress:
+def run_progress(folder: RunFolder) -> RunProgress:
     """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
     with contextlib.suppress(RecordError, OSError):
         return _progress(folder)

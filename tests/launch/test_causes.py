@@ -133,7 +133,7 @@ def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(sweep
     reason = str(hung.reason)
     assert reason.startswith("rank 1 hangs in forward of optimizer step 5: no heartbeat for ")
     assert " s (hang_factor 3 x step time " in reason
-    assert "at least 3 s)" in reason
+    assert "at least hang_least_s 3 s)" in reason
     assert reason.endswith("; the others wait in backward of optimizer step 5")
     first, second = sweep.log("sleeps-d2").split("batchscape: stack of rank ")[1:]
     assert first.startswith("0, which is in backward of optimizer step 5")
@@ -180,7 +180,7 @@ def test_the_other_ways_to_die(sweep: Sweep) -> None:
     # The system tells the rank at once of its death, whatever the rank is doing.
     assert sweep.status("robbed-d1").rank == 0
     assert str(sweep.status("robbed-d1").reason).startswith(
-        "killed, probably out of memory: RuntimeError: DataLoader worker (pid "
+        "killed, probably out of memory: RuntimeError: DataLoader worker (pid"
     )
     # Divergence is an end like any other: sealed, and skipped from now on.
     verify_seal(sweep.folder.run("explodes-d1"), sweep.status("explodes-d1"))

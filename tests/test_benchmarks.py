@@ -51,6 +51,6 @@ def test_schedule():
 
 @pytest.mark.slow
 def test_run_overhead():
-    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")
+    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")
     for peer in ("submitit_local", "hydra_joblib"):
         assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)

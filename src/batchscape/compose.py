@@ -74,8 +74,8 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
             application()
     except BatchscapeError:
         raise
-    except Exception as error:
-        # Hydra tells bad input by exceptions of any type; what fails in our code is our defect.
+    except Exception as error:  # Hydra tells bad input by exceptions of any type
+        # What fails in our code is our defect, and raised as it is.
         if not _is_from_hydra(error):
             raise
         raise ConfigError(_message(error)) from None

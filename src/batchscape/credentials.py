@@ -159,7 +159,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     return _ASSIGNED.sub(assigned, text)
 
 
-def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401
+def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  (of JSON)
     """Return a JSON value in which no text, and no key, carries the value of a secret variable.
 
     Only whole values are looked for, not shapes: a record may well hold 40 hexadecimal digits.

@@ -274,6 +274,13 @@ def silent(_rank: Rank) -> int:
     return 0
 
 
+def divergesapart(rank: Rank) -> int:
+    """All ranks diverge, and the first has more to do before it says so."""
+    if rank.rank == 0:
+        time.sleep(3)
+    return diverges(rank)
+
+
 def slips(rank: Rank) -> int:
     """Rank 1 leaves without a word, as by `sys.exit(0)`; the other waits for it."""
     if rank.rank == 0:

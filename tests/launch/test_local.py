@@ -23,7 +23,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, verify_seal
+from batchscape.record.tables import load, read_table, verify_seal
 
 
 class Sweep:
@@ -103,6 +103,18 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         assert f"{name} {status}" in sweep.printed
     assert "14 runs: 4 completed, 1 oom, 1 diverged, 8 failed" in sweep.printed
     assert str(sweep.folder.run("exits7").log) in sweep.printed.replace("\n", "")
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_diverged_leaves_time_to_the_others(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an end like completion: the first rank has yet to write the rows that led to it."""
+    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
+    sweep.run(spec_named("divergesapart-d2", retries=0), method="spawn")
+    assert sweep.status("divergesapart-d2").status is Status.DIVERGED
+    steps = read_table(sweep.folder.run("divergesapart-d2"), "steps")
+    assert steps["optimizer_step"].tolist() == [1, 2]
 
 
 @pytest.mark.slow

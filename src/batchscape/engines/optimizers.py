@@ -131,7 +131,8 @@ class _MuonAndAdamW(Optimizer):
         super().__init__([group for part in self._each() for group in part.param_groups], {})
         self._share_groups()
 
-    # No closure, as two would call it twice; a wrapper of the optimizer may say so.
+    # torch's own takes a closure. Two optimizers would call it twice, so that here it is none; the
+    # argument stays, because wrappers of an optimizer (accelerate, Fabric) pass it.
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Update the parameters of both."""
         for part in self._each():

@@ -125,7 +125,7 @@ class ActiveRun:
             return
         # Its exit code says nothing: a rank may end with 0 and leave the others waiting for it.
         said = self._word_of(ended.rank)
-        if said is not Status.COMPLETED:
+        if said is None or not said.is_sealed:
             # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
             is_asked = said is Status.INTERRUPTED
             self._kill_within(self.stop_grace_s if is_asked else PEER_GRACE_S)

@@ -1,22 +1,24 @@
-"""The picture of memory's end, where it has one row and not every outcome."""
+"""The picture of memory's end: what is drawn, and that its rows keep their room."""
 
 from __future__ import annotations
 
 import pandas as pd
+import pytest
 
 from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED, memory_frontier
 from batchscape.analysis.cost.frontier_figure import draw_frontier
 from batchscape.analysis.figures.style import paper_style
 
+_NAMES = ["", "device.memory_limit_gib 0.3", "device.memory_limit_gib 0.6"]
 
-def test_markers_of_a_single_row_are_clear_of_the_axis_and_the_legend_has_what_is_drawn() -> None:
-    # Another seed of the micro-batch that ran out was not launched.
-    outcomes = [(8, FIT), (64, OUT), (64, SKIPPED)]
-    rows = pd.DataFrame(
+
+def _rows(outcomes: list[tuple[int, int, str]]) -> pd.DataFrame:
+    """Make a row of each group, micro-batch and outcome."""
+    return pd.DataFrame(
         [
             {
-                "group": 0,
-                "group_label": "",
+                "group": group,
+                "group_label": _NAMES[group],
                 "data_parallel_size": 1,
                 "micro_batch_size": micro,
                 "gradient_accumulation_steps": 1,
@@ -24,16 +26,43 @@ def test_markers_of_a_single_row_are_clear_of_the_axis_and_the_legend_has_what_i
                 "memory_gib": 1.0,
                 "peak_gib": 0.5,
                 "peak_figure": "peak_allocated_gib",
-                "run_id": f"{micro} {outcome}",
+                "run_id": f"{group} {micro} {outcome}",
             }
-            for micro, outcome in outcomes
+            for group, micro, outcome in outcomes
         ]
     )
+
+
+def test_the_legend_has_what_is_drawn() -> None:
+    # Another seed of the micro-batch that ran out was not launched.
+    rows = _rows([(0, 8, FIT), (0, 64, OUT), (0, 64, SKIPPED)])
+    with paper_style():
+        figure = draw_frontier(rows, memory_frontier(rows))
+    assert figure is not None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [FIT, OUT]
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [(0, 8, FIT), (0, 64, OUT)],
+        [(1, 8, FIT), (1, 64, OUT), (2, 8, FIT), (2, 64, FIT)],
+        [(1, 8, FIT), (1, 64, OUT), (2, 8, FIT), (2, 32, OUT), (2, 64, SKIPPED)],
+    ],
+    ids=["one row", "a row that never ran out", "a row of all"],
+)
+def test_rows_have_the_room_of_their_names_and_markers(
+    outcomes: list[tuple[int, int, str]],
+) -> None:
+    rows = _rows(outcomes)
     with paper_style():
         figure = draw_frontier(rows, memory_frontier(rows))
         assert figure is not None
         figure.draw_without_rendering()
     axes = figure.axes[0]
-    marker = axes.lines[0].get_markersize() / 72 * figure.dpi
-    assert axes.get_window_extent().height / 2 > marker
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [FIT, OUT]
+    box = axes.get_window_extent()
+    marker = max(line.get_markersize() for line in axes.lines) / 72 * figure.dpi
+    names = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert box.height / len(names) > max(marker, *(name.height for name in names))
+    # What stands left of the axes is the names and no more.
+    assert box.x0 < 1.5 * max(name.width for name in names)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["chunks_of", "positions_of", "rows_of"]
+__all__ = ["chunks_of", "rows_of"]
 
 _KEYS = ["sweep_dir", "run_id"]
 
@@ -70,35 +70,10 @@ def chunks_of(
         yield _selected(rows, columns, starts[here], lengths[here], run[here])
 
 
-def positions_of(runs: pd.DataFrame, rows: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the position in `runs` of the run of every row, -1 where it is none of these.
-
-    Parameters
-    ----------
-    runs, rows
-        As for `rows_of`.
-
-    Returns
-    -------
-    ndarray of int, shape (rows,)
-    """
-    _, lengths, run = _all_stretches(runs, rows)
-    return np.repeat(run, lengths)
-
-
 def _stretches(
     runs: pd.DataFrame, rows: pd.DataFrame
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """First row, length and position in `runs` of each stretch of rows of these runs."""
-    starts, lengths, run = _all_stretches(runs, rows)
-    known = run >= 0
-    return starts[known], lengths[known], run[known]
-
-
-def _all_stretches(
-    runs: pd.DataFrame, rows: pd.DataFrame
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the same of all stretches; the position is -1 where it is none of these runs."""
     changes = np.ones(len(rows), dtype=bool)
     changes[1:] = False
     for name in _KEYS:
@@ -107,7 +82,8 @@ def _all_stretches(
     starts = np.flatnonzero(changes)
     place = {key: position for position, key in enumerate(_keys(runs))}
     run = np.array([place.get(key, -1) for key in _keys(rows.iloc[starts])], dtype=np.int64)
-    return starts, np.diff(starts, append=len(rows)), run
+    known = run >= 0
+    return starts[known], np.diff(starts, append=len(rows))[known], run[known]
 
 
 def _codes(column: pd.Series[str]) -> NDArray[np.integer]:

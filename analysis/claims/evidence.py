@@ -8,13 +8,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGINS, QUANTITIES
-from batchscape.analysis.joins import positions_of
+from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
 __all__ = ["Context", "Evidence", "View"]
@@ -122,7 +121,6 @@ class Evidence:
     where they are there."""
 
     _memory: dict[View, list[Context]] = field(default_factory=dict, repr=False, compare=False)
-    _numbers: dict[str, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reaches is None or self.reaches.empty:
@@ -151,17 +149,8 @@ class Evidence:
             return pd.DataFrame({"run": pd.Series(dtype="int64")}).reindex(
                 columns=["run", *columns]
             )
-        if table not in self._numbers:
-            position = positions_of(self.cells.runs, rows)
-            numbers = self.cells.runs.index.to_numpy()[position]
-            self._numbers[table] = np.where(position >= 0, numbers, -1)
-        number = self._numbers[table]
-        kept = np.flatnonzero(np.isin(number, runs.index.to_numpy()))
-        present = [name for name in columns if name in rows]
-        selected = {
-            name: rows[name].iloc[kept].to_numpy(dtype=float, na_value=np.nan) for name in present
-        }
-        return pd.DataFrame({"run": number[kept], **selected})
+        found = rows_of(runs, rows, [name for name in columns if name in rows])
+        return found.assign(run=runs.index.to_numpy()[found["run"].to_numpy()])
 
     def _contexts(self, view: View) -> Iterator[Context]:
         runs = self._runs()

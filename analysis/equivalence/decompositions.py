@@ -171,12 +171,19 @@ def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> Iterator[pd.Data
 
 
 def _paired(rows: pd.DataFrame) -> pd.DataFrame:
-    keys = ["reference", "trajectory", "optimizer_step"]
-    own = rows["cell"] == rows["reference"]
-    base = rows.loc[own, [*keys, "loss"]].rename(columns={"loss": "loss_reference"})
-    pairs = rows[~own].merge(base, on=keys)
-    pairs["difference"] = pairs["loss"] - pairs["loss_reference"]
-    return pairs.drop(columns="loss")
+    # A trajectory is of one family, so that it names the reference.
+    step = rows["optimizer_step"].to_numpy()
+    key = rows["trajectory"].to_numpy() * (step.max(initial=0) + 1) + step
+    own = (rows["cell"] == rows["reference"]).to_numpy()
+    base, others = np.flatnonzero(own), np.flatnonzero(~own)
+    base = base[np.argsort(key[base], kind="stable")]
+    place = np.searchsorted(key[base], key[others])
+    found = np.flatnonzero(np.append(key[base], -1)[place] == key[others])
+    pairs = rows.iloc[others[found]].reset_index(drop=True)
+    loss = rows["loss"].to_numpy()
+    pairs["loss_reference"] = loss[base[place[found]]]
+    pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
+    return pairs
 
 
 def _spread(rows: pd.DataFrame) -> pd.DataFrame:

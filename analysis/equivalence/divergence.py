@@ -52,48 +52,57 @@ def growth_of_differences(pairs: pd.DataFrame, beyond: float) -> pd.DataFrame:
     if not 0 < beyond < math.inf:
         msg = f"a difference to look for must be above 0 and finite, got {beyond=}"
         raise AnalysisError(msg)
-    rows = pairs[["cell", "optimizer_step", "difference"]].assign(
-        trajectory=pd.factorize(pairs["trajectory_id"])[0]
-    )
-    rows = rows[rows["difference"].notna()].reset_index(drop=True)
-    step, size = rows["optimizer_step"].astype(float), rows["difference"].abs().astype(float)
-    last = step.groupby(rows["cell"]).transform("max")
-    square = size**2
+    pairs = pairs[pairs["difference"].notna()]
+    step = pairs["optimizer_step"].to_numpy(dtype=float)
+    size = pairs["difference"].abs().to_numpy(dtype=float)
+    cell, names = pd.factorize(pairs["cell"], sort=True)
+    trajectory, trajectories = pd.factorize(pairs["trajectory_id"])
+    # Millions of rows: a curve, of one cell and trajectory, is told by one number.
+    curve, curves = pd.factorize(cell * len(trajectories) + trajectory)
+    cell_of = curves // max(len(trajectories), 1)
+    last = pd.Series(step).groupby(cell).max().to_numpy()[cell]
+    early, late = step <= _SHARE * last, step > (1 - _SHARE) * last
     table = pd.DataFrame(
         {
-            "early_rms": _rms(square[step <= _SHARE * last], rows["cell"]),
-            "late_rms": _rms(square[step > (1 - _SHARE) * last], rows["cell"]),
+            "early_rms": _rms(size[early], cell[early], len(names)),
+            "late_rms": _rms(size[late], cell[late], len(names)),
             "beyond": beyond,
         },
-        index=pd.Index(sorted(rows["cell"].unique()), name="cell"),
+        index=pd.Index(names, name="cell"),
     )
-    passed = rows[size > beyond].groupby(["cell", "trajectory"])["optimizer_step"].min()
-    table["first_step_beyond"] = passed.groupby("cell").min().reindex(table.index).astype(float)
-    table["n_beyond"] = passed.groupby("cell").size().reindex(table.index, fill_value=0)
-    table = table.join(_growth(_slopes(rows, step, size)))
-    table["n_trajectories"] = rows.groupby("cell")["trajectory"].nunique()
+    passed = pd.Series(step[size > beyond]).groupby(curve[size > beyond]).min()
+    firsts = passed.groupby(names[cell_of[passed.index]])
+    table["first_step_beyond"] = firsts.min().reindex(table.index)
+    table["n_beyond"] = firsts.size().reindex(table.index, fill_value=0)
+    slopes = _slopes(curve, step, size, len(curves))
+    table = table.join(_growth(pd.Series(slopes, index=table.index[cell_of])))
+    table["n_trajectories"] = np.bincount(cell_of, minlength=len(names))
     return table
 
 
-def _rms(square: pd.Series[float], cell: pd.Series[int]) -> pd.Series[float]:
-    return square.groupby(cell).mean() ** 0.5
+def _rms(size: NDArray[np.float64], cell: NDArray[np.int64], n_cells: int) -> NDArray[np.float64]:
+    """Root mean square for each cell; NaN for one without a value."""
+    counts = np.bincount(cell, minlength=n_cells)
+    return np.sqrt(_ratio(np.bincount(cell, size**2, n_cells), counts))
 
 
-def _slopes(rows: pd.DataFrame, step: pd.Series[float], size: pd.Series[float]) -> pd.Series[float]:
-    """Fit log |difference| by a line, for each cell and trajectory; NaN for a single point."""
-    number = rows.groupby(["cell", "trajectory"], sort=False).ngroup().to_numpy()
-    every = pd.MultiIndex.from_frame(rows[["cell", "trajectory"]].drop_duplicates())
-    steps, sizes = step.to_numpy(), size.to_numpy()
-    kept = np.isfinite(sizes) & (sizes > 0)
-    curve, x, y = number[kept], steps[kept], np.log(sizes[kept])
+def _slopes(
+    curve: NDArray[np.int64],
+    step: NDArray[np.float64],
+    size: NDArray[np.float64],
+    n_curves: int,
+) -> NDArray[np.float64]:
+    """Fit log |difference| by a line for each curve; NaN for a single point."""
+    kept = np.isfinite(size) & (size > 0)
+    curve, x, y = curve[kept], step[kept], np.log(size[kept])
+    x = x - _ratio(np.bincount(curve, x, n_curves), np.bincount(curve, minlength=n_curves))[curve]
+    return _ratio(np.bincount(curve, x * y, n_curves), np.bincount(curve, x * x, n_curves))
 
-    def sums(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        return np.bincount(curve, weights=values, minlength=len(every)).astype(float)
 
-    x = x - (sums(x) / np.maximum(np.bincount(curve, minlength=len(every)), 1))[curve]
-    xy, xx = sums(x * y), sums(x * x)
-    slopes = np.divide(xy, xx, out=np.full(len(every), math.nan), where=xx > 0)
-    return pd.Series(slopes, index=every)
+def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[np.float64]:
+    ratio = np.full(len(below), math.nan)
+    np.divide(above, below, out=ratio, where=below > 0)
+    return ratio
 
 
 def _growth(slopes: pd.Series[float]) -> pd.DataFrame:

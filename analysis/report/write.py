@@ -129,15 +129,14 @@ def write_report(
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
     check_place(out, "report.md")
-    tables = load(*sweep_dirs, columns=INDEXED)
-    if tables.runs.empty:
-        lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
-        raise RecordError("\n".join(["no run folder could be read:", *lines]))
-    cells = find_cells(tables.runs)
-    comparison = compare(cells)
-    grid = comparison_grid(comparison, cells)
-    beside = len(cells.runs) >= _RUNS_A_PROCESS and os.cpu_count() != 1
-    with Renderer(beside=beside and figures) as renderer:
+    n_folders = sum(len(SweepFolder(sweep_dir).run_folders()) for sweep_dir in sweep_dirs)
+    beside = figures and n_folders >= _RUNS_A_PROCESS and os.cpu_count() != 1
+    # The process starts while the runs are loaded.
+    with Renderer(beside=beside) as renderer:
+        tables = _loaded(sweep_dirs)
+        cells = find_cells(tables.runs)
+        comparison = compare(cells)
+        grid = comparison_grid(comparison, cells)
         drawn = _draw(cells, tables, renderer) if figures else {}
         sections, shown = [], []
         for section in find_sections(cells, tables, targets):
@@ -170,6 +169,14 @@ def write_report(
         files=(out / "report.md", *files),
         grid=grid,
     )
+
+
+def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
+    tables = load(*sweep_dirs, columns=INDEXED)
+    if tables.runs.empty:
+        lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
+        raise RecordError("\n".join(["no run folder could be read:", *lines]))
+    return tables
 
 
 def _draw(cells: Cells, tables: Tables, renderer: Renderer) -> dict[str, Future[dict[str, bytes]]]:

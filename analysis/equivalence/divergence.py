@@ -56,7 +56,7 @@ def growth_of_differences(pairs: pd.DataFrame, beyond: float) -> pd.DataFrame:
     step = pairs["optimizer_step"].to_numpy(dtype=float)
     size = pairs["difference"].abs().to_numpy(dtype=float)
     cell, names = pd.factorize(pairs["cell"], sort=True)
-    trajectory, trajectories = pd.factorize(pairs["trajectory_id"])
+    trajectory, trajectories = pd.factorize(pairs["trajectory_id"], use_na_sentinel=False)
     # Millions of rows: a curve, of one cell and trajectory, is told by one number.
     curve, curves = pd.factorize(cell * len(trajectories) + trajectory)
     cell_of = curves // max(len(trajectories), 1)

@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.joins import chunks_of
+from batchscape.errors import AnalysisError
 
 __all__ = [
     "compare_decompositions",
@@ -45,6 +46,11 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         One row for each cell but the reference, trajectory and optimizer step that both have:
         `cell`, `reference`, `trajectory_id`, `optimizer_step`, `samples`, `loss_reference` and
         `difference` (loss - loss of the reference, NaN where one of them is).
+
+    Raises
+    ------
+    AnalysisError
+        If a reference has an optimizer step twice.
     """
     return pd.concat([pairs for pairs, _ in paired_parts(cells, steps)], ignore_index=True)
 
@@ -171,17 +177,18 @@ def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> Iterator[pd.Data
 
 
 def _paired(rows: pd.DataFrame) -> pd.DataFrame:
-    # A trajectory is of one family, so that it names the reference.
+    # A trajectory is of one family, so that it names the reference; with the step it is a number.
     step = rows["optimizer_step"].to_numpy()
     key = rows["trajectory"].to_numpy() * (step.max(initial=0) + 1) + step
     own = (rows["cell"] == rows["reference"]).to_numpy()
     base, others = np.flatnonzero(own), np.flatnonzero(~own)
-    base = base[np.argsort(key[base], kind="stable")]
-    place = np.searchsorted(key[base], key[others])
-    found = np.flatnonzero(np.append(key[base], -1)[place] == key[others])
-    pairs = rows.iloc[others[found]].reset_index(drop=True)
-    loss = rows["loss"].to_numpy()
-    pairs["loss_reference"] = loss[base[place[found]]]
+    known = pd.Index(key[base])
+    if not known.is_unique:
+        msg = "the steps hold an optimizer step of one run twice; a run does each once"
+        raise AnalysisError(msg)
+    place = known.get_indexer(key[others])
+    pairs: pd.DataFrame = rows.iloc[others[place >= 0]].reset_index(drop=True)
+    pairs["loss_reference"] = rows["loss"].to_numpy()[base[place[place >= 0]]]
     pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
     return pairs
 

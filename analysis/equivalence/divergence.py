@@ -83,7 +83,9 @@ def growth_of_differences(pairs: pd.DataFrame, beyond: float) -> pd.DataFrame:
 def _rms(size: NDArray[np.float64], cell: NDArray[np.int64], n_cells: int) -> NDArray[np.float64]:
     """Root mean square for each cell; NaN for one without a value."""
     counts = np.bincount(cell, minlength=n_cells)
-    return np.sqrt(_ratio(np.bincount(cell, size**2, n_cells), counts))
+    with np.errstate(over="ignore"):
+        square = size**2
+    return np.sqrt(_ratio(np.bincount(cell, square, n_cells), counts))
 
 
 def _slopes(

@@ -150,6 +150,7 @@ class Renderer:
         job = None
         try:
             pickle.dump(sys.path, there)
+            there.flush()  # it has a lot to import before the first figure comes
             while (job := self._first()) is not None:
                 there.write(job.pickled or b"")
                 there.flush()

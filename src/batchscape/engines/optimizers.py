@@ -132,7 +132,7 @@ class _MuonAndAdamW(Optimizer):
         self._share_groups()
 
     # torch's own takes a closure. Two optimizers would call it twice, so that here it is none; the
-    # argument stays, because wrappers of an optimizer (accelerate, Fabric) pass it.
+    # argument stays, because a wrapper of the optimizer, as of accelerate, passes it.
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """Update the parameters of both."""
         for part in self._each():

@@ -44,7 +44,7 @@ wait in a collective, or for a native thread, for ever."""
 STACKS_GRACE_S = 1.0
 """Time for ranks that hang to dump their stacks before they are asked to end."""
 END_GRACE_S = 300.0
-"""Time for the other ranks once one has ended well."""
+"""Time for the other ranks once one has come to the end, completed or diverged."""
 
 _LOG_TAIL_BYTES = 4096
 
@@ -150,7 +150,7 @@ class ActiveRun:
             self._kill_within(PEER_GRACE_S)
         elif self._end_is_overdue(now):
             late = sorted(set(range(self.processes_of_run)) - set(self.exits))
-            reason = f"ranks {late} hang: others ended well {END_GRACE_S:g} s ago"
+            reason = f"ranks {late} hang: others ended {END_GRACE_S:g} s ago"
             self.stop = Stop(Status.FAILED, reason, instants.now(), Cause.HANG)
             self.kill()
         if self._kill_at is not None and now >= self._kill_at:

@@ -15,6 +15,7 @@ from batchscape.analysis import (
     seed_spread,
 )
 from batchscape.analysis.numbers import TIMES
+from batchscape.errors import AnalysisError
 
 
 def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
@@ -83,6 +84,41 @@ def test_a_seed_that_the_reference_lacks_is_not_paired(build: Any) -> None:
     assert set(pairs["reference"]) == {0}
     assert set(pairs["cell"]) == {1}
     assert pairs["trajectory_id"].nunique() == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
+    """Two families and three seeds; steps are missing on either side, and in no order."""
+    sweep = build()
+    for own in (0, 1, 2):
+        for geometry in ((1, 32, 1), (1, 8, 4), (2, 8, 2), (1, 64, 1), (1, 16, 4)):
+            if (own, geometry) != (seed % 3, (1, 32, 1)):
+                sweep.run(geometry, seed=own)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    steps = tables.steps.sample(frac=0.8, random_state=seed)
+    pairs = loss_differences(cells, steps)
+    rows = steps[["run_id", "optimizer_step", "loss"]].astype({"run_id": object})
+    rows = rows.merge(cells.runs[["run_id", "cell", "trajectory_id", "global_batch_size"]])
+    base = rows["cell"] == rows.groupby("global_batch_size")["cell"].transform("min")
+    keys = ["trajectory_id", "optimizer_step"]
+    joined = rows[~base].merge(rows[base], on=keys, suffixes=("", "_reference"))
+    joined["difference"] = joined["loss"] - joined["loss_reference"]
+    found, wanted = (
+        {tuple(row[:-1]): row[-1] for row in table[["cell", *keys, "difference"]].to_numpy()}
+        for table in (pairs, joined)
+    )
+    assert len(found) == len(pairs) > 150
+    assert found == wanted
+
+
+def test_a_step_that_a_run_did_twice_is_refused(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((1, 8, 4))
+    tables = load(sweep.path)
+    with pytest.raises(AnalysisError, match="hold an optimizer step of one run twice"):
+        loss_differences(find_cells(tables.runs), pd.concat([tables.steps] * 2))
 
 
 def test_equal_losses_differ_by_exactly_zero(build: Any) -> None:

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis.equivalence.divergence import growth_of_differences
@@ -57,6 +59,60 @@ def test_early_and_late_are_the_tenths_at_either_end():
     squares = rows["difference"] ** 2
     assert table["early_rms"] == pytest.approx(squares[rows["optimizer_step"] <= 20].mean() ** 0.5)
     assert table["late_rms"] == pytest.approx(squares[rows["optimizer_step"] > 180].mean() ** 0.5)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 3),  # cell
+            st.sampled_from(["a", "b", "c", None]),  # trajectory
+            st.integers(1, 30),
+            st.sampled_from([0.0, 1e-9, -1e-3, 0.5, -2.0, math.inf, math.nan]),
+        ),
+        unique_by=lambda row: row[:3],
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_figures_are_those_of_one_cell_and_trajectory_after_the_other(rows):
+    names = ["cell", "trajectory_id", "optimizer_step", "difference"]
+    table = growth_of_differences(pd.DataFrame(rows, columns=names), 0.1)
+    known = [row for row in rows if not math.isnan(row[3])]
+    assert table.index.tolist() == sorted({cell for cell, *_ in known})
+    for cell, found in table.iterrows():
+        own = [row[1:] for row in known if row[0] == cell]
+        last = max(step for _, step, _ in own)
+        for name, kept in (
+            ("early_rms", [d for _, step, d in own if step <= 0.1 * last]),
+            ("late_rms", [d for _, step, d in own if step > 0.9 * last]),
+        ):
+            wanted = math.sqrt(sum(d**2 for d in kept) / len(kept)) if kept else math.nan
+            assert found[name] == pytest.approx(wanted, rel=1e-12, nan_ok=True)
+        curves = {name: [] for name, *_ in own}
+        for name, step, d in own:
+            curves[name].append((step, abs(d)))
+        passed = [step for curve in curves.values() for step, d in curve if d > 0.1]
+        assert found["first_step_beyond"] == pytest.approx(
+            min(passed, default=math.nan), nan_ok=True
+        )
+        assert found["n_beyond"] == sum(any(d > 0.1 for _, d in c) for c in curves.values())
+        assert found["n_trajectories"] == len(curves)
+        grown = [[(s, d) for s, d in curve if 0 < d < math.inf] for curve in curves.values()]
+        slopes = [
+            stats.linregress([step for step, _ in curve], [math.log(d) for _, d in curve]).slope
+            for curve in grown
+            if len(curve) > 1
+        ]
+        wanted = np.mean(slopes) if slopes else math.nan
+        assert found["growth_rate"] == pytest.approx(wanted, abs=1e-9, nan_ok=True)
+
+
+def test_a_missing_trajectory_is_one_of_its_own():
+    rows = pd.concat([pairs((0.04,)), pairs((0.05, 0.06), cell=2)])
+    rows.loc[rows["cell"].eq(2) & rows["trajectory_id"].eq("seed 0"), "trajectory_id"] = None
+    table = growth_of_differences(rows, 1e-4)
+    assert table["n_trajectories"].tolist() == [1, 2]
+    assert table["growth_rate"].tolist() == pytest.approx([0.04, 0.055])
 
 
 def test_what_is_equal_to_the_last_bit_grows_not():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_files_are_those_of_render(beside, monkeypatch):
             nothing = renderer.draw(line, 0)
     assert [files.result(0) for files in drawn] == wanted
     assert nothing.result(0) == {}
+
+
+def test_the_process_starts_before_there_is_a_figure(monkeypatch, tmp_path):
+    started = tmp_path / "started"
+    monkeypatch.setattr(
+        "batchscape.analysis.figures.rendering._START",
+        "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+        f"open({str(started)!r}, 'w').close(); sys.stdin.buffer.read()",
+    )
+    deadline = time.monotonic() + 60
+    with Renderer(beside=True):
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert started.exists()
 
 
 def test_what_cannot_be_sent_is_rendered_here():

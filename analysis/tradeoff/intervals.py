@@ -190,8 +190,11 @@ class _Search:
         below, above = excess.T.copy()
         at = low
         for turn in range(_MOST_TURNS):
-            secant = high - above * (high - low) / (above - below)
             middle = (low + high) / 2
+            # Without noise even the fit may be rejected, by its rounding: the end is no nearer.
+            gap = above - below
+            crossing = np.divide(above, gap, out=np.full_like(gap, 0.5), where=gap > 0)
+            secant = high - np.clip(crossing, 0, 1) * (high - low)
             before, at = at, middle if turn % 3 == 2 else secant
             if np.abs(at - before).max() < _PRECISION:
                 break

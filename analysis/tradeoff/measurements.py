@@ -15,6 +15,8 @@ from batchscape.errors import AnalysisError
 __all__ = ["Measurements", "measure"]
 
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
+_MOST_COUNTED = 2.0**53
+"""From there on floating-point numbers skip whole ones."""
 _PENALTY_LEVEL = 0.01
 _LEAST_PENALTY = 0.05
 _NEVER = ("diverged",)
@@ -143,6 +145,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
         bad = sizes[~(np.isfinite(sizes) & (sizes > 0))].iloc[0]
         msg = f"global_batch_size counts samples and must be above zero and finite, got {bad}"
         raise AnalysisError(msg)
+    _refuse_uncountable(rows, "global_batch_size", "samples")
     if rows["seed"].isna().any():
         msg = "every run needs a seed; some rows have none: number the runs of a batch size"
         raise AnalysisError(msg)
@@ -155,6 +158,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
             "a target that the untrained model meets cannot be used"
         )
         raise AnalysisError(msg)
+    _refuse_uncountable(rows, "steps_to_target", "optimizer steps")
     _refuse_mixed_rates(rows)
     twice = rows.duplicated(["global_batch_size", "seed"])
     if twice.any():
@@ -169,6 +173,17 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     if "outcome" in rows.columns:
         reached &= rows["outcome"].eq("reached")
     return rows.assign(reached=reached)
+
+
+def _refuse_uncountable(rows: pd.DataFrame, name: str, what: str) -> None:
+    values = rows[name]
+    bad = np.isfinite(values) & ((values > _MOST_COUNTED) | (values < 1 / _MOST_COUNTED))
+    if bad.any():
+        msg = (
+            f"{name} counts {what}, and {values[bad].iloc[0]:g} of them cannot be counted: it must "
+            f"lie between {1 / _MOST_COUNTED:.2g} and {_MOST_COUNTED:.2g}"
+        )
+        raise AnalysisError(msg)
 
 
 def _refuse_mixed_rates(rows: pd.DataFrame) -> None:

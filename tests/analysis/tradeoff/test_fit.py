@@ -224,6 +224,8 @@ def test_repeats_of_a_trajectory_count_once():
         (lambda t: t.iloc[:0], "has none"),
         (lambda t: pd.concat([t, t]), "appears more than once"),
         (lambda t: t.assign(steps_to_target=-1.0), "above zero"),
+        (lambda t: t.assign(steps_to_target=1e16), "1e\\+16 of them cannot be counted"),
+        (lambda t: t.assign(global_batch_size=1e-16), "counts samples, and 1e-16 of them"),
         (lambda t: t.assign(steps_to_target="12 steps"), "numbers without units"),
         (lambda t: t.assign(global_batch_size=math.nan), "above zero and finite"),
         (lambda t: t.assign(seed=math.nan), "needs a seed"),
@@ -258,6 +260,9 @@ def test_bad_settings_are_refused(settings):
     )
 )
 @example([(1, 0, 34.0), (1, 1, 30.0), (2, 0, 1.0), (4, 0, 1.0)])
+@example([(1, 0, 1e16), (2, 0, 4e131), (2, 1, 4e131), (4, 0, 3e73)])
+@example([(1, 0, 1e15), (2, 0, 4e15), (2, 1, 4e15), (4, 0, 4e15)])
+@example([(1, 0, 2.0), (1, 1, 2.0), (2, 0, 1.0), (4, 0, 1.0)])
 @settings(max_examples=60, deadline=None)
 def test_any_table_gives_a_fit_or_a_message(rows):
     table = pd.DataFrame(rows, columns=["global_batch_size", "seed", "steps_to_target"])

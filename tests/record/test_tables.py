@@ -44,6 +44,13 @@ def test_a_torn_last_line_is_dropped_and_never_glued_to_the_next(tmp_path_factor
     assert list(read_json_lines(path)) == [*rows[:whole], {"new": 1}]
 
 
+def test_a_row_cannot_carry_a_check_of_its_own(tmp_path):
+    lines = JsonLines(tmp_path / "rows.jsonl")
+    lines.append([{"loss": 1.5, ROW_CHECK: 0.0}])
+    lines.close()
+    assert list(read_json_lines(tmp_path / "rows.jsonl")) == [{"loss": 1.5}]
+
+
 def test_damage_before_the_last_line_is_an_error(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": \n{"a": 3}\n')

@@ -131,9 +131,11 @@ class _MuonAndAdamW(Optimizer):
         super().__init__([group for part in self._each() for group in part.param_groups], {})
         self._share_groups()
 
-    # torch's own takes a closure. Two optimizers would call it twice, so that here it is none; the
-    # argument stays, because a wrapper of the optimizer, as of accelerate, passes it.
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+    # torch's own takes a closure. Two optimizers would call it twice, so that here it is none.
+    def step(  # type: ignore[override]
+        self,
+        closure: None = None,  # noqa: ARG002  (a wrapper of the optimizer, as of accelerate, passes it)
+    ) -> None:
         """Update the parameters of both."""
         for part in self._each():
             part.step()

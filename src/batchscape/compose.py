@@ -29,6 +29,14 @@ _TAKE_A_VALUE = frozenset(
     {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
     | {"--config-dir", "-cd", "--experimental-rerun"}
 )
+_OURS = {
+    "hydra/sweeper": "expands sweeps itself",
+    "hydra.mode": "expands sweeps itself",
+    "hydra/launcher": "launches runs itself, on the machine where it is called (in a job of yours "
+    "on a cluster), with the settings of launcher=local; launcher.concurrent_runs=N takes several "
+    "at a time",
+}
+"""What Hydra would do and batchscape does."""
 _INFO = frozenset({"--info", "-i"})
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 
@@ -134,8 +142,8 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
         if key == "sweep" or (key == "sweeps" and prefixed != key):
             msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
             raise ConfigError(msg)
-        if key in {"hydra/sweeper", "hydra.mode"}:
-            msg = f"{argument}: batchscape expands sweeps itself; leave {key} as it is"
+        if key in _OURS:
+            msg = f"{argument}: batchscape {_OURS[key]}; leave {key} as it is"
             raise ConfigError(msg)
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 
 import pytest
@@ -103,20 +103,53 @@ CONFIG = RunConfig.from_mapping(
 )
 
 
-@given(st.sets(st.integers(1, 60), min_size=1, max_size=4))
+def numbers_in(text: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\d+", text)}
+
+
+@given(st.sets(st.integers(1, 60), min_size=1, max_size=5))
 def test_a_budget_fits_when_every_global_batch_divides_it(global_batches: set[int]) -> None:
+    """What is said is found again by trying every number of samples up to the reach."""
     fits = all(720 % size == 0 for size in global_batches)
     if fits:
         check_multiples(CONFIG, global_batches)
         return
     with pytest.raises(ConfigError) as caught:
         check_multiples(CONFIG, global_batches)
-    suggested = [int(word) for word in str(caught.value).rpartition("use ")[2].split(" or ")]
-    common = math.lcm(*global_batches)
+    said = str(caught.value)
+    in_reach = [n for n in range(1, 7201) if not any(n % size for size in global_batches)]
+    if not in_reach:
+        witness, kept = re.findall(r": ([\d, ]+) share none below \d+.*\(([\d, ]+)\)", said)[0]
+        assert numbers_in(witness) <= global_batches
+        assert not [n for n in range(1, 7201) if not any(n % size for size in numbers_in(witness))]
+        assert numbers_in(kept) < global_batches
+        (use,) = re.findall(r"budget\.samples=(\d+)(?: or (\d+))?", said)
+        for value in filter(None, use):
+            assert not any(int(value) % size for size in numbers_in(kept))
+        assert "budget=optimizer_steps" in said
+        return
+    suggested = [int(word) for word in said.rpartition("use ")[2].split(" or ")]
+    common = in_reach[0]
     for value in suggested:
         assert value > 0
         assert all(value % size == 0 for size in global_batches)
         assert abs(value - 720) < common
+
+
+def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
+    """Of 250 batches, those that share a multiple are as many as a user can be told of."""
+    lines = ["batch.global_batch_size=range(8,2008)", "evaluation.every_samples=null"]
+    with pytest.raises(ConfigError) as caught:
+        plan(*lines)
+    said = str(caught.value)
+    assert len(said) < 400
+    assert max(numbers_in(said)) < 10**6
+    (use,) = re.findall(r"use those with budget.samples=(\d+)", said)
+    works = [size for size in range(8, 2008, 8) if int(use) % size == 0]
+    assert len(works) >= 20
+    sizes = ",".join(map(str, works))
+    found = plan(f"batch.global_batch_size={sizes}", f"budget.samples={use}", lines[1])
+    assert len(found.specs) == len(works)
 
 
 def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:

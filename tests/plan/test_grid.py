@@ -147,7 +147,6 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
         (["+sweeps=musev_224"], "sweeps=musev_224"),
         (["model=none"], r"(?s)model/none.*gpt_nano"),
         (["model=gpt_nano,none"], r"(?s)model/none.*gpt_nano"),
-        (["hydra/launcher=joblib"], "launcher=.*without the hydra/"),
         (["hydra/sweeper=basic"], "expands sweeps itself"),
         (["hydra.mode=RUN"], "expands sweeps itself"),
         (["data=text"], r"data\.path="),

@@ -26,6 +26,17 @@ _NATIVE_BFLOAT16 = (8, 0)
 """Compute capability from which tensor cores take bfloat16. Source: CUDA C++ Programming Guide,
 table "Feature Support per Compute Capability"."""
 
+_REACH = 10
+"""A common multiple of the global batches is in reach up to so many times the largest of them, or
+the shortest of what was asked for."""
+_SHOWN = 12
+_UNCOUNTED = {
+    "budget.samples": "budget=optimizer_steps, which needs none",
+    "budget.tokens": "budget=optimizer_steps, which needs none",
+    "evaluation.every_samples": "evaluation.every_samples=null (before and after the training)",
+}
+"""What to use where samples are not to be counted."""
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -155,24 +166,68 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         With the nearest values that would work.
     """
     common = math.lcm(*global_batches)
-    several = ", ".join(map(str, sorted(global_batches)))
-    rule = (
-        f"the global batch {several}"
-        if len(global_batches) == 1
-        else (f"{common}, the least common multiple of the global batches {several}")
-    )
     length = config.sequence_length or 1
-    for name, value, unit in (
-        ("budget.samples", config.budget.samples, common),
-        ("budget.tokens", config.budget.tokens, common * length),
-        ("evaluation.every_samples", config.evaluation.every_samples, common),
-    ):
-        if value is not None and value % unit:
-            tokens = f" x sequence_length {length}" if name == "budget.tokens" else ""
-            below = value // unit * unit
-            nearest = " or ".join(str(near) for near in (below, below + unit) if near)
-            msg = f"{name} must be a multiple of {rule}{tokens}; given {value}; use {nearest}"
+    given = [
+        (name, value, unit)
+        for name, value, unit in (
+            ("budget.samples", config.budget.samples, 1),
+            ("budget.tokens", config.budget.tokens, length),
+            ("evaluation.every_samples", config.evaluation.every_samples, 1),
+        )
+        if value is not None
+    ]
+    shortest = min((value // unit for _, value, unit in given), default=0)
+    reach = _REACH * max(shortest, *global_batches, 1)
+    for name, value, unit in given:
+        if value % (common * unit) == 0:
+            continue
+        tokens = f" x sequence_length {length}" if name == "budget.tokens" else ""
+        sizes = sorted(global_batches)
+        if common > reach:
+            shared, said = _out_of_reach(sizes, reach)
+            nearest = _nearest(value, shared * unit)
+            msg = (
+                f"{name} must be a multiple of every global batch{tokens}; given {value}. {said}: "
+                f"use those with {name}={nearest}, or {_UNCOUNTED[name]}"
+            )
             raise ConfigError(msg)
+        rule = (
+            f"the global batch {common}"
+            if len(sizes) == 1
+            else f"{common}, the least common multiple of the global batches {_some(sizes)}"
+        )
+        nearest = _nearest(value, common * unit)
+        msg = f"{name} must be a multiple of {rule}{tokens}; given {value}; use {nearest}"
+        raise ConfigError(msg)
+
+
+def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
+    """Say which global batches share no multiple up to `reach`, and which do; return theirs."""
+    against = list(sizes)
+    for size in sizes:
+        without = [other for other in against if other != size]
+        if math.lcm(*without) > reach:
+            against = without
+    shared, kept = 1, []
+    for size in sizes:
+        if math.lcm(shared, size) <= reach:
+            shared = math.lcm(shared, size)
+            kept.append(size)
+    return shared, (
+        f"The {len(sizes)} of this sweep share none up to {reach} samples: {_some(against)} share "
+        f"none below {math.lcm(*against)}. {len(kept)} of them divide {shared} ({_some(kept)})"
+    )
+
+
+def _nearest(value: int, unit: int) -> str:
+    below = value // unit * unit
+    return " or ".join(str(near) for near in (below, below + unit) if near)
+
+
+def _some(sizes: Sequence[int]) -> str:
+    """List numbers; of many the first ones and the last."""
+    shown = list(map(str, sizes))
+    return ", ".join(shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 2], "...", shown[-1]])
 
 
 def _check_schedule(config: RunConfig, samples: int) -> None:

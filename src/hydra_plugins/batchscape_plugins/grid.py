@@ -8,8 +8,10 @@ plain dictionaries, and gives the task function one `Grid` with all cells.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -47,6 +49,31 @@ ConfigStore.instance().store(
     group="hydra/sweeper", name="grid", node=_CONFIG, provider="batchscape"
 )
 
+_LOGGED = "what a run prints is in log.txt of its folder"
+_UNREAD: dict[str, tuple[Any, str]] = {
+    "run.dir": (".", "sweep_dir=DIR is the folder of the runs"),
+    "sweep.subdir": (
+        "${hydra.job.num}",
+        "runs are named by their content; sweep_dir=DIR is the folder of all",
+    ),
+    "output_subdir": (None, "config.json of each run has its settings"),
+    "job.name": ("batchscape", "sweep_name=NAME names a sweep"),
+    "job.chdir": (None, "runs stay in the folder of the command; engine.cwd=DIR moves a program"),
+    "job.env_set": (
+        {},
+        "runs have the environment of the command, as in NAME=VALUE batchscape sweep ...; "
+        "+engine.environment.NAME=VALUE sets a variable of a program",
+    ),
+    "job.env_copy": ([], "runs have the environment of the command"),
+    "launcher": (
+        {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"},
+        "batchscape launches runs itself; choose with launcher=..., without the hydra",
+    ),
+    "job_logging": ({"version": 1, "root": None, "disable_existing_loggers": False}, _LOGGED),
+    "verbose": (False, _LOGGED),
+}
+"""Settings of Hydra that nothing here reads: their values as they are left, and what to use."""
+
 
 class GridSweeper(Sweeper):
     """Expand a grid and call the task function once, with all of it."""
@@ -57,14 +84,13 @@ class GridSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Take what Hydra gives; refuse a Hydra launcher, which would have no effect."""
-        chosen = config.hydra.runtime.choices.get("hydra/launcher")
-        if chosen != "basic":
-            msg = (
-                f"hydra/launcher={chosen} has no effect: batchscape launches runs itself; "
-                "choose with launcher=..., without the hydra/"
-            )
-            raise ConfigError(msg)
+        """Take what Hydra gives; refuse settings of Hydra that would have no effect."""
+        given = _container(config.hydra)
+        for key, (unset, instead) in _UNREAD.items():
+            value = functools.reduce(operator.getitem, key.split("."), given)
+            if value != unset:
+                msg = f"hydra.{key}={value} has no effect; {instead}"
+                raise ConfigError(msg)
         self._loader = hydra_context.config_loader
         self._task_function = task_function
         self._config = config
@@ -117,6 +143,15 @@ class GridSweeper(Sweeper):
         """Compose once; return a function from plain values to all settings of a cell."""
         config = self._loader.load_sweep_config(self._config, lines)
         HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
+        # Hydra's name of what is sweep_dir here.
+        if (folder := config.hydra.sweep.dir) != ".":
+            if config.sweep_dir not in {None, folder}:
+                msg = (
+                    f"hydra.sweep.dir={folder} and sweep_dir={config.sweep_dir} are two names of "
+                    "one folder; give one of them"
+                )
+                raise ConfigError(msg)
+            config.sweep_dir = folder
         with open_dict(config):
             del config["hydra"]
         missing = OmegaConf.missing_keys(config)

@@ -1,0 +1,78 @@
+"""What Hydra knows and nothing here reads is refused, with what to use in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from batchscape.compose import compose
+from batchscape.config import RunConfig
+from batchscape.errors import ConfigError
+
+UNREAD = {
+    "hydra.run.dir=here": "sweep_dir=DIR",
+    "hydra.sweep.subdir=x": "sweep_dir=DIR",
+    "hydra.output_subdir=x": "config.json",
+    "hydra.job.name=x": "sweep_name=NAME",
+    "hydra.job.chdir=true": "engine.cwd=DIR",
+    "+hydra.job.env_set.OMP_NUM_THREADS=1": "NAME=VALUE batchscape sweep",
+    "hydra.job.env_copy=[HOME]": "the environment of the command",
+    "hydra.verbose=true": "log.txt",
+    "hydra/job_logging=default": "log.txt",
+    "hydra/launcher=joblib": "launcher.concurrent_runs=N",
+    "hydra/launcher=submitit_slurm": "launcher.concurrent_runs=N",
+    "hydra/launcher=basic": "leave hydra/launcher as it is",
+    "hydra/sweeper=basic": "expands sweeps itself",
+    "hydra.mode=RUN": "expands sweeps itself",
+}
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(arguments, "batchscape sweep")
+    return str(caught.value)
+
+
+def folder_of(*arguments: str) -> str | None:
+    grid = compose(arguments, "batchscape sweep")
+    assert grid is not None
+    # It is no setting of the runs, and changes no name.
+    assert set(grid.fixed) <= {"sweep_dir", "sweeps"}
+    (folder,) = {RunConfig.from_mapping(cell.settings).sweep_dir for cell in grid.cells}
+    return folder
+
+
+@pytest.mark.parametrize("argument", UNREAD)
+def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
+    said = refused(argument)
+    assert said.startswith(argument.lstrip("+").partition("=")[0].replace("/job", ".job")[:13])
+    assert UNREAD[argument] in said
+
+
+def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
+    assert folder_of() is None
+    assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"
+    assert folder_of("hydra.sweep.dir=a b", "seed=0,1", "scaling=none,sqrt") == "a b"
+    assert folder_of("hydra.sweep.dir=one", "sweep_dir=one") == "one"
+    said = refused("hydra.sweep.dir=one", "sweep_dir=other")
+    assert "hydra.sweep.dir=one and sweep_dir=other" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("sweep: {dir: mine}", None),
+        ("launcher: {n_jobs: 2}", "without the hydra"),
+    ],
+)
+def test_a_study_of_ones_own_is_held_to_the_same(tmp_path, content: str, told: str | None) -> None:
+    (tmp_path / "sweeps").mkdir()
+    choice = "defaults: [{override /hydra/launcher: joblib}]\n" if "n_jobs" in content else ""
+    text = (
+        f"# @package _global_\n{choice}hydra:\n  {content}\n  sweeper: {{params: {{seed: [0]}}}}\n"
+    )
+    (tmp_path / "sweeps" / "study.yaml").write_text(text)
+    arguments = ["--config-dir", str(tmp_path), "sweeps=study"]
+    if told is None:
+        assert folder_of(*arguments) == "mine"
+    else:
+        assert told in refused(*arguments)

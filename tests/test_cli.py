@@ -111,6 +111,8 @@ def test_version(capsys: Captured) -> None:
         (["report", "nowhere"], "nowhere"),
         (["status", "nowhere"], "nowhere holds no runs"),
         (["sync", "nowhere"], "nowhere holds no runs"),
+        (["status", "nowhere", "--jsn"], "status has no option --jsn; did you mean --json?"),
+        (["recommend", "nowhere", "--dealine=2h"], "did you mean --deadline?"),
     ],
     ids=" ".join,
 )
@@ -314,6 +316,9 @@ def test_options_that_show_may_stand_anywhere(capsys: Captured) -> None:
             "did you mean model.arguments.width?",
         ),
         (["model=hf_gpt2", "model.settings.n_layr=3"], "did you mean model.settings.n_layer?"),
+        (["sweeps=fixd_global_batch"], "sweeps has no option fixd_global_batch; did you mean fixed"),
+        (["model=gtp_nano"], "model has no option gtp_nano; did you mean gpt_nano?"),
+        (["--cnfg", "job"], "there is no option --cnfg; did you mean --cfg?"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

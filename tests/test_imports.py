@@ -18,7 +18,7 @@ ROOT = Path(batchscape.__file__).parent
 # <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
 # where it is listed.
 LAYERS = (
-    {"credentials", "errors", "geometry", "targets"},
+    {"completion", "credentials", "errors", "geometry", "targets"},
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines"},

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscape import __version__
+from batchscape.completion import SCRIPTS, candidates, options_of
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
@@ -37,6 +40,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape doctor   what this machine has, what is missing, and how to repair it
   batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
   batchscape configs  write such files from one geometry
+  batchscape completion  what makes bash or zsh complete verbs, studies and settings
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
 batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
@@ -128,9 +132,10 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if first in _VERBS:
         if first in _VERB_HELP and {"--help", "-h"} & set(argv):
-            sys.stdout.write(f"usage: batchscape {first} [key=value ...]\n\n")
-            sys.stdout.write(_VERB_HELP[first] + _SETTINGS_HELP)
+            sys.stdout.write(_help_of(first))
             return 0
+        if first not in _VERB_HELP:
+            _refuse_unknown_options(first, argv[1:])
         with terminations_as_interrupts():
             return _VERBS[first](argv[1:])
     if "=" in first or first.startswith(("-", "~")):
@@ -141,6 +146,30 @@ def _dispatch(argv: list[str]) -> int:
     hint = f"; did you mean {close[0]}?" if close else "."
     msg = f"unknown verb {first!r}{hint} Verbs: {', '.join(_VERBS)}; batchscape --help"
     raise ConfigError(msg)
+
+
+def _help_of(verb: str) -> str:
+    if verb in _VERB_HELP:
+        usage = f"usage: batchscape {verb} [key=value ...]\n\n"
+        return usage + _VERB_HELP[verb] + _SETTINGS_HELP
+    with redirect_stdout(io.StringIO()) as told, suppress(SystemExit):
+        _VERBS[verb](["--help"])
+    return told.getvalue()
+
+
+def _refuse_unknown_options(verb: str, arguments: list[str]) -> None:
+    """Refuse an option that a verb has not, before the parser does without saying what is meant."""
+    # What follows -- is a command with options of its own.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given = [a.partition("=")[0] for a in arguments[:end] if a.startswith("--")]
+    known = list(options_of(_help_of(verb))) if given else []
+    for option in given:
+        # The parser takes the begin of an option for the whole.
+        if not any(name.startswith(option) for name in known):
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            msg = f"batchscape {verb} has no option {option}{hint} Options: {', '.join(known)}"
+            raise ConfigError(msg)
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -460,6 +489,31 @@ def _configs(arguments: list[str]) -> int:
     return 0
 
 
+def _completion(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="batchscape completion",
+        description="Print what makes a shell complete verbs, options, groups, settings and "
+        'studies. In ~/.bashrc: eval "$(batchscape completion bash)". In ~/.zshrc, after '
+        'compinit: eval "$(batchscape completion zsh)".',
+        epilog="Example: batchscape completion bash >> ~/.bashrc",
+    )
+    parser.add_argument("shell", choices=tuple(SCRIPTS))
+    parser.add_argument("--line", help="print what the last word of this command line may become")
+    parser.add_argument(
+        "--breaks", metavar="CHARACTERS", default="", help="where the shell begins a word anew"
+    )
+    parsed = parser.parse_args(arguments)
+    if parsed.line is None:
+        sys.stdout.write(SCRIPTS[parsed.shell])
+        return 0
+    found = candidates(parsed.line, tuple(_VERBS), tuple(_VERB_HELP), _help_of)
+    # Bash replaces only what follows the last of these characters.
+    word = parsed.line.split(" ")[-1]
+    kept = max((word.rfind(character) for character in parsed.breaks), default=-1) + 1
+    sys.stdout.writelines(f"{candidate[kept:]}\n" for candidate in found)
+    return 0
+
+
 def _pair(text: str) -> tuple[str, str]:
     """Read NAME=COLUMN; argparse turns the ValueError into its own message."""
     name, equals, column = text.partition("=")
@@ -488,6 +542,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "check-config": _check_config,
     "configs": _configs,
+    "completion": _completion,
 }
 
 

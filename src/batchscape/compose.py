@@ -13,6 +13,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import hydra
+from hydra.errors import MissingConfigException
 
 from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
@@ -22,13 +23,12 @@ from batchscape.plan.expand import Grid
 __all__ = ["MULTIRUN_FLAGS", "compose"]
 
 MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
-_SHOW_FLAGS = frozenset(
-    {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc"}
-)
+_SHOW_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--hydra-help"})
 _TAKE_A_VALUE = frozenset(
     {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
     | {"--config-dir", "-cd", "--experimental-rerun"}
 )
+_OPTIONS = _SHOW_FLAGS | _TAKE_A_VALUE | MULTIRUN_FLAGS | {"--resolve"}
 _OURS = {
     "hydra/sweeper": "expands sweeps itself",
     "hydra.mode": "expands sweeps itself",
@@ -136,6 +136,16 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
     for before, argument in zip(["", *arguments], arguments, strict=False):
         prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
+        if prefixed in {"--shell-completion", "-sc"}:
+            msg = f"{prefixed}: completion is installed with: batchscape completion bash (or zsh)"
+            raise ConfigError(msg)
+        if prefixed.startswith("--") and before not in _TAKE_A_VALUE:
+            # Hydra's parser takes the begin of an option for the whole.
+            if not any(option.startswith(prefixed) for option in _OPTIONS):
+                known = sorted(option for option in _OPTIONS if option.startswith("--"))
+                msg = f"there is no option {prefixed}{_hint(prefixed, known)}"
+                raise ConfigError(f"{msg} Options: {', '.join(known)}")
+            continue
         if not equals and argument[:1] not in {"-", "~"} and not before.startswith("-"):
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
             raise ConfigError(msg)
@@ -176,6 +186,10 @@ def _is_from_hydra(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     """Tell what Hydra found, without where it searched and how it failed inside."""
     told = str(error).split("\nConfig search path:")[0].strip()
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, given = str(error.missing_cfg_file).rpartition("/")
+        hint = _hint(given, error.options)
+        return f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
     if told.startswith("Config group override must be"):
         return (
             "a group takes the name of one of its options, as in schedule=cosine, and nothing else"
@@ -187,6 +201,11 @@ def _message(error: Exception) -> str:
         return _unknown_key(refused[1], list(map(str, there)) if isinstance(there, Mapping) else [])
     cause = str(error.__cause__ or "").strip().splitlines()[:2]
     return "\n".join([told, *cause] if told else cause) or type(error).__name__
+
+
+def _hint(given: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def _unknown_key(key: str, there: list[str]) -> str:

@@ -76,7 +76,7 @@ def require_latex() -> None:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         reason = f"not installed: {', '.join(missing)}"
-        assert "BATCHSCAPE_REQUIRE_LATEX" not in os.environ, reason
+        assert "BATCHSCAPE_REQUIRE_TOOLS" not in os.environ, reason
         pytest.skip(reason)
 
 

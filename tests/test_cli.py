@@ -316,7 +316,7 @@ def test_options_that_show_may_stand_anywhere(capsys: Captured) -> None:
             "did you mean model.arguments.width?",
         ),
         (["model=hf_gpt2", "model.settings.n_layr=3"], "did you mean model.settings.n_layer?"),
-        (["sweeps=fixd_global_batch"], "sweeps has no option fixd_global_batch; did you mean fixed"),
+        (["sweeps=fixd_global_batch"], "fixd_global_batch; did you mean fixed_global_batch?"),
         (["model=gtp_nano"], "model has no option gtp_nano; did you mean gpt_nano?"),
         (["--cnfg", "job"], "there is no option --cnfg; did you mean --cfg?"),
     ],

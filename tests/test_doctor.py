@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from importlib import metadata
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from batchscape.cli import main
 from batchscape.doctor import machine, tools, torch_probes
@@ -48,7 +51,7 @@ def test_the_whole_examination_of_this_machine(tmp_path, monkeypatch, capsys) ->
     key = "0123456789abcdef0123456789abcdef01234567"
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor", "--json"]) == 0
+    assert main(["doctor", "--json", "--compile"]) == 0
     printed = capsys.readouterr().out
     told = json.loads(printed)
     assert told["fit"] is True
@@ -77,7 +80,7 @@ def test_only_what_is_needed_and_lacking_makes_it_unfit(monkeypatch, capsys) -> 
     assert fit.is_fit
     assert not unfit.is_fit
     for examination, code in ((fit, 0), (unfit, 1)):
-        monkeypatch.setattr("batchscape.doctor.examine.examine", lambda _, e=examination: e)
+        monkeypatch.setattr("batchscape.doctor.examine.examine", lambda *_, e=examination, **__: e)
         assert main(["doctor"]) == code
         table = capsys.readouterr().out
         assert "apt-get install it" in table
@@ -103,6 +106,39 @@ def test_a_probe_that_fails_is_a_line_and_the_order_stays() -> None:
     found = examine_with([("slow", slow), ("late", broken), ("quick", lambda: [OK])]).findings
     assert found == (OK, Finding("late", "broken", "RuntimeError: no"), OK)
     assert findings_of("x", lambda: [OK]) == [OK]
+
+
+def test_a_terminal_sees_what_is_still_probed() -> None:
+    """And is left as it was; a file sees nothing."""
+    quick_is_shown = threading.Event()
+
+    class Watched(io.StringIO):
+        def write(self, text: str) -> int:
+            if "1/2" in text and "the slow one" in text and "the quick one" not in text:
+                quick_is_shown.set()
+            return super().write(text)
+
+    def slow() -> list[Finding]:
+        return [OK] if quick_is_shown.wait(30) else []
+
+    probes = [("the slow one", slow), ("the quick one", lambda: [OK])]
+    console = Console(file=Watched(), force_terminal=True, width=100)
+    assert examine_with(probes, console).findings == (OK, OK)
+    plain = io.StringIO()
+    assert len(examine_with(probes, Console(file=plain)).findings) == 2
+    assert plain.getvalue() == ""
+
+
+def test_compilation_is_probed_only_where_it_is_asked_for(tmp_path, monkeypatch, capsys) -> None:
+    asked = []
+    for name in ("torch", "gloo", "fork_server", "compilation"):
+        monkeypatch.setattr(torch_probes, name, lambda name=name: asked.append(name) or [OK])
+    monkeypatch.setattr(tools, "tracker", lambda: [OK])
+    for option in ([], ["--compile"]):
+        assert main(["doctor", "--dir", str(tmp_path), *option]) == 0
+        table = capsys.readouterr().out
+        assert ("not probed" in table) == ("batchscape doctor --compile" in table) == (not option)
+        assert ("compilation" in asked) == bool(option)
 
 
 @pytest.mark.parametrize(

@@ -398,13 +398,16 @@ def _doctor(arguments: list[str]) -> int:
         epilog="Example: batchscape doctor --json",
     )
     parser.add_argument(
+        "--compile", action="store_true", help="compile with torch as well, up to a minute"
+    )
+    parser.add_argument(
         "--dir", type=Path, default=Path("outputs"), help="where sweeps go; default: outputs"
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
     from batchscape.doctor.examine import examine
 
-    examination = examine(parsed.dir)
+    examination = examine(parsed.dir, compiles=parsed.compile)
     if parsed.json:
         sys.stdout.write(examination.as_json() + "\n")
     else:

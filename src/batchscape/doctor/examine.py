@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,13 @@ from batchscape.doctor.finding import Finding, Probe, findings_of
 
 __all__ = ["Examination", "examine", "examine_with"]
 
-_STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+_STYLES = {
+    "ok": "green",
+    "missing": "yellow",
+    "broken": "red",
+    "not needed": "dim",
+    "not probed": "cyan",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,8 @@ class Examination:
         table = Table("what", "status", "detail", "repair", box=box.SIMPLE_HEAD)
         for found in self.findings:
             style = "bold red" if found.is_obstacle else _STYLES[found.status]
-            repair = found.repair if found.status in {"missing", "broken"} else None
-            table.add_row(found.what, Text(found.status, style), found.detail, repair or "")
+            repair = "" if found.status in {"ok", "not needed"} else found.repair or ""
+            table.add_row(found.what, Text(found.status, style), found.detail, repair)
         return Group(table, self._verdict())
 
     def _verdict(self) -> str:
@@ -54,14 +61,17 @@ class Examination:
         return "Nothing is missing that the default sweep needs."
 
 
-def examine(outputs: Path) -> Examination:
+def examine(outputs: Path, *, compiles: bool) -> Examination:
     """Examine this machine.
 
     Parameters
     ----------
     outputs : Path
         Where sweeps go; need not exist.
+    compiles : bool
+        Whether to compile a function with torch, which takes most of the time.
     """
+    compilation = torch_probes.compilation if compiles else torch_probes.no_compilation
     return examine_with(
         [
             ("Python", machine.python),
@@ -71,7 +81,7 @@ def examine(outputs: Path) -> Examination:
             ("torch", torch_probes.torch),
             ("gloo", torch_probes.gloo),
             ("fork server", torch_probes.fork_server),
-            ("torch.compile", torch_probes.compilation),
+            ("torch.compile", compilation),
             ("NVML", machine.driver),
             ("MIG", machine.mig),
             ("Slurm", tools.slurm),
@@ -82,15 +92,34 @@ def examine(outputs: Path) -> Examination:
     )
 
 
-def examine_with(probes: Sequence[tuple[str, Probe]]) -> Examination:
+def examine_with(
+    probes: Sequence[tuple[str, Probe]], console: Console | None = None
+) -> Examination:
     """Run probes at the same time; their findings keep the order of the probes.
 
     Parameters
     ----------
     probes : sequence of (str, callable)
         What each one is about, and the probe.
+    console : Console, optional
+        A terminal sees there what is still being probed; by default the standard error.
     """
+    shown = console or Console(stderr=True)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}"),
+    )
     # NVML is opened and closed by several of them, which its counter allows.
-    with ThreadPoolExecutor(len(probes)) as pool:
-        asked = [pool.submit(findings_of, what, probe) for what, probe in probes]
+    with (
+        Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar,
+        ThreadPoolExecutor(len(probes)) as pool,
+    ):
+        asked = {pool.submit(findings_of, what, probe): what for what, probe in probes}
+        task = bar.add_task("", total=len(asked), what="")
+        waited = dict(asked)
+        for one in as_completed(asked):
+            del waited[one]
+            bar.update(task, advance=1, what=", ".join(waited.values()), refresh=True)
     return Examination(tuple(found for one in asked for found in one.result()))

@@ -8,7 +8,7 @@ from typing import Literal
 
 __all__ = ["Finding", "Probe", "findings_of"]
 
-Standing = Literal["ok", "missing", "broken", "not needed"]
+Standing = Literal["ok", "missing", "broken", "not needed", "not probed"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,11 @@ class Finding:
 
     what: str
     status: Standing
-    """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here."""
+    """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here;
+    `not probed`: only where it is asked for."""
     detail: str
     repair: str | None = None
-    """What installs or repairs it, mostly a command."""
+    """What installs, repairs or probes it, mostly a command."""
     needed: bool = False
     """Whether the default sweep cannot do without it."""
 

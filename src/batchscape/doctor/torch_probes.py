@@ -13,7 +13,7 @@ from batchscape.launch.child import WORKER
 from batchscape.launch.processes import open_processes
 from batchscape.plan.machine import Machine
 
-__all__ = ["compilation", "fork_server", "gloo", "torch"]
+__all__ = ["compilation", "fork_server", "gloo", "no_compilation", "torch"]
 
 _ANSWER_S = 60.0
 _COMPILE_S = 120.0
@@ -57,6 +57,12 @@ def compilation() -> list[Finding]:
         return [Finding("torch.compile", "broken", str(error), f"{_INSTALL} --upgrade")]
     seconds, device = answer["seconds"], answer["device"]
     return [Finding("torch.compile", "ok", f"a tiny function on {device} in {seconds:.1f} s")]
+
+
+def no_compilation() -> list[Finding]:
+    """Say how compilation is probed, which nobody has asked for."""
+    detail = "takes up to a minute; needed by engine.compile=true only"
+    return [Finding("torch.compile", "not probed", detail, "batchscape doctor --compile")]
 
 
 def fork_server() -> list[Finding]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from batchscape.record.advice import (
     advice,
 )
 from batchscape.record.causes import Cause
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import TABLES, SweepFolder
 from batchscape.record.overview import NEXT, STATES, Overview
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.tables import load, seal
 
 PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"
 
@@ -81,7 +83,7 @@ def test_every_name_of_the_json_is_explained() -> None:
     assert names >= {*NEXT, *STATES}
     assert names >= {field.name for field in fields(RunProgress)} | {"next", "advice"}
     run = RunProgress("a", "pending", None, None, None, None, None)
-    content = json.loads(Overview(Path("x"), "finished", (), (run,), ()).as_json())
+    content = json.loads(Overview(Path("x"), "finished", (), (run,), (), {}).as_json())
     assert names >= set(content) | set(content["runs"][0])
 
 
@@ -151,6 +153,32 @@ def test_status_of_every_kind_of_run(
     assert "killed  rank 1 in forward, 2 attempts" in text
     assert f"What to do: {CAUSE_ADVICE[Cause.DISK]}" in text
     assert "add --retry failed,oom" in text
+
+
+def test_copies_and_links_count_where_a_report_counts_them(
+    sweep: SweepFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a sealed run its copy is left out, of an open one the link alone."""
+    for name in ("broken", "wrong", "killed", "full", "large"):
+        shutil.rmtree(sweep.run(name).path)
+    spec = RunSpec.read(sweep.run("lost").config)
+    replace(spec, run_id="exploded").write(sweep.run("exploded").config)
+    for table in TABLES:
+        sweep.run("exploded").lines(table).touch()
+    seal(sweep.run("exploded"), RunStatus.read(sweep.run("exploded").status), data_parallel_size=1)
+    for copy, original in (("a copy", "exploded"), ("another", "waiting")):
+        shutil.copytree(sweep.run(original).path, sweep.run(copy).path)
+    sweep.run("a link").path.symlink_to(sweep.run("waiting").path)
+    sweep.plan.write_text("run_id,planned\nexploded,launch\nwaiting,launch\n")
+    assert main(["status", str(sweep.path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [run["run_id"] for run in told["runs"]] == ["another", "exploded", "lost", "waiting"]
+    assert told["copies"] == {"a copy": "exploded", "a link": "waiting"}
+    tables = load(sweep.path)
+    assert len(tables.runs) == sum(told["counts"].values()) == 4
+    assert {Path(f).name: Path(o).name for f, o in tables.copies.items()} == told["copies"]
+    assert main(["status", str(sweep.path)]) == 0
+    assert "a copy of exploded" in capsys.readouterr().out
 
 
 def test_a_sweep_that_has_begun_and_has_no_run_yet(

@@ -85,7 +85,7 @@ def mutations(content: bytes, chance: random.Random, count: int) -> Iterator[byt
 def check_every_file(sweep: SweepFolder, folder: RunFolder, seed: int, count: int) -> int:
     """Damage each file of a folder in turn; return how often something was found."""
     chance = random.Random(seed)
-    whole, glance = load(sweep.path), sweep_progress(sweep)
+    whole, glance = load(sweep.path), sweep_progress(sweep)[0]
     sketch = read_sketch(folder)
     found = 0
     for path in sorted(folder.path.iterdir()):
@@ -113,7 +113,7 @@ def check_every_file(sweep: SweepFolder, folder: RunFolder, seed: int, count: in
                     assert_same_rows(getattr(tables, table), getattr(whole, table))
             if told is None and path == folder.gradient_sketch and mutated is not None:
                 np.testing.assert_array_equal(read_sketch(folder), sketch)
-            (seen,) = sweep_progress(sweep)
+            (seen,) = sweep_progress(sweep)[0]
             assert seen.status == "damaged" or seen == glance[0] or not_shown(seen, glance[0]), what
             path.write_bytes(content)
     assert damage_of(folder) is None

@@ -47,7 +47,7 @@ def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[..., Ru
 
 def test_no_runs(sweep: SweepFolder) -> None:
     with pytest.raises(RecordError, match="holds no runs"):
-        sweep_progress(sweep)
+        sweep_progress(sweep)[0]
 
 
 def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
@@ -64,7 +64,7 @@ def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) 
     torn = add("f-torn", RunStatus(Status.FAILED, reason="killed"), rows=3)
     with torn.lines("steps").open("a") as file:
         file.write('{"optimizer_step": 4, "lo')
-    rows = {row.run_id: row for row in sweep_progress(sweep)}
+    rows = {row.run_id: row for row in sweep_progress(sweep)[0]}
     assert [row.status for row in rows.values()] == [
         "completed",
         "rejected",
@@ -108,7 +108,7 @@ def test_a_run_that_its_launcher_changes_meanwhile(
     for meanwhile in (while_it_goes_on, while_it_is_sealed):
         stopped.write(folder.status)
         monkeypatch.setattr(progress, "_check_at_a_glance", meanwhile)
-        (found,) = sweep_progress(sweep)
+        (found,) = sweep_progress(sweep)[0]
         assert found.status == "interrupted", found.reason
 
 
@@ -133,7 +133,7 @@ def test_what_is_not_damaged_but_cannot_be_read(
 
 def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     add("a", RunStatus(Status.RUNNING), rows=2)
-    (alone,) = sweep_progress(sweep)
+    (alone,) = sweep_progress(sweep)[0]
     assert alone.status == "interrupted"
     assert "launcher is gone" in (alone.reason or "")
     launcher, run = (take(path) for path in (sweep.lock, sweep.run("a").lock))
@@ -141,12 +141,12 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     assert run is not None
     run.sign()
     assert has_launcher(sweep)
-    (led,) = sweep_progress(sweep)
+    (led,) = sweep_progress(sweep)[0]
     assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, os.getpid())
     run.release()
     # Another launcher is at work there, but not on this run.
     assert has_launcher(sweep)
-    assert sweep_progress(sweep)[0].status == "interrupted"
+    assert sweep_progress(sweep)[0][0].status == "interrupted"
     launcher.release()
     assert not has_launcher(sweep)
 
@@ -158,16 +158,16 @@ def test_between_two_attempts_a_run_is_its_launcher_s(
     lock = take(folder.lock)
     assert lock is not None
     lock.sign()
-    (row,) = sweep_progress(sweep)
+    (row,) = sweep_progress(sweep)[0]
     assert (row.status, row.launcher, row.reason) == ("running", os.getpid(), None)
     assert row.doing == "waits for its next attempt"
     lock.release()
-    assert sweep_progress(sweep)[0].status == "interrupted"
+    assert sweep_progress(sweep)[0][0].status == "interrupted"
 
 
 def test_last_row_of_a_long_table(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     add("a", RunStatus(Status.INTERRUPTED), rows=5000)
-    (row,) = sweep_progress(sweep)
+    (row,) = sweep_progress(sweep)[0]
     assert row.optimizer_step == 5000
 
 
@@ -176,7 +176,7 @@ def test_nan_is_no_loss(sweep: SweepFolder, add: Callable[..., RunFolder]) -> No
     lines = JsonLines(folder.lines("steps"))
     lines.append([{"optimizer_step": 1, "loss": float("nan")}])
     lines.close()
-    (row,) = sweep_progress(sweep)
+    (row,) = sweep_progress(sweep)[0]
     assert row.loss is None
 
 
@@ -185,8 +185,8 @@ def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path: Path) -> None:
         (tmp_path / name / "runs").mkdir(parents=True)
     (tmp_path / "fixed-no_sweep").mkdir()
     with pytest.raises(RecordError) as caught:
-        sweep_progress(SweepFolder(tmp_path / "fixed"))
+        sweep_progress(SweepFolder(tmp_path / "fixed"))[0]
     offered = f"did you mean {tmp_path / 'fixed-3c831f9d'} or {tmp_path / 'fixed-aa'}?"
     assert str(caught.value).endswith(offered)
     with pytest.raises(RecordError, match=r"with some in it$"):
-        sweep_progress(SweepFolder(tmp_path / "nothing" / "alike"))
+        sweep_progress(SweepFolder(tmp_path / "nothing" / "alike"))[0]

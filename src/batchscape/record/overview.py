@@ -54,6 +54,8 @@ class Overview:
     """By name; those that the latest plan has and no folder are pending."""
     set_aside: tuple[str, ...]
     """Damaged folders of earlier attempts, in `damaged/`."""
+    copies: dict[str, str]
+    """Run folders that are copies of another one, or links to it, which alone counts."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -81,6 +83,7 @@ class Overview:
             "counts": self.counts,
             "next": self.next_steps,
             "set_aside": list(self.set_aside),
+            "copies": self.copies,
             "runs": [_entry(run) for run in self.runs],
         }
         return json.dumps(content, indent=2, allow_nan=False)
@@ -95,8 +98,11 @@ def overview(sweep: SweepFolder) -> Overview:
         If the folder is no sweep.
     """
     planned = _planned(sweep)
-    runs = sweep_progress(sweep) if sweep.run_folders() or not planned else []
-    known = {run.run_id for run in runs}
+    runs: list[RunProgress] = []
+    copies: dict[str, str] = {}
+    if sweep.run_folders() or not planned:
+        runs, copies = sweep_progress(sweep)
+    known = {*copies, *(run.run_id for run in runs)}
     runs += [_pending(run_id) for run_id in planned if run_id not in known]
     at_work = has_launcher(sweep) or any(run.status == Status.RUNNING for run in runs)
     left = any(next_of(run) in {"begin", "go_on", "set_aside"} for run in runs)
@@ -106,6 +112,7 @@ def overview(sweep: SweepFolder) -> Overview:
         launchers=tuple(sorted({run.launcher for run in runs if run.launcher is not None})),
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
         set_aside=_names(sweep.damaged),
+        copies=copies,
     )
 
 

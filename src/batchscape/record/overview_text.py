@@ -53,6 +53,11 @@ def overview_text(found: Overview) -> RenderableType:
         parts.append(_title("Set aside in damaged/, and done anew"))
         parts += [_listed(name) for name in found.set_aside[:_MOST_LISTED]]
         parts += _more(len(found.set_aside))
+    if found.copies:
+        parts.append(_title("Copies of another run folder, not counted"))
+        copies = [f"{name} of {original}" for name, original in found.copies.items()]
+        parts += [_listed(text) for text in copies[:_MOST_LISTED]]
+        parts += _more(len(copies))
     return Group(*parts, Text(""), Text(_next(found)))
 
 

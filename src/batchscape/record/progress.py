@@ -13,6 +13,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.checked import row_of
+from batchscape.record.copies import Content, content_of_run, copies_among
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
@@ -63,10 +64,17 @@ class RunProgress:
     """What the rank of a running run that is behind the others does right now."""
 
 
-def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
-    """Return the progress of every run of a sweep, by name.
+def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
+    """Return the progress of every run of a sweep, by name, and the folders that are copies.
 
     A run that claims to be running while no launcher is at work is shown as interrupted.
+
+    Returns
+    -------
+    runs : list of RunProgress
+    copies : dict of str to str
+        Names of the folders that are left out as a report leaves them out, each with that of the
+        run folder that it is a copy of, or a link to.
 
     Raises
     ------
@@ -77,7 +85,10 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    return [run_progress(folder) for folder in folders]
+    found = {str(folder.path): _looked_at(folder) for folder in folders}
+    copies = copies_among({path: content for path, (_, content) in found.items()})
+    runs = [progress for path, (progress, _) in found.items() if path not in copies]
+    return runs, {Path(path).name: Path(original).name for path, original in copies.items()}
 
 
 def has_launcher(sweep: SweepFolder) -> bool:
@@ -87,24 +98,29 @@ def has_launcher(sweep: SweepFolder) -> bool:
 
 def run_progress(folder: RunFolder) -> RunProgress:
     """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
+    return _looked_at(folder)[0]
+
+
+def _looked_at(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     with contextlib.suppress(RecordError, OSError):
         return _progress(folder)
     try:
         return _progress(folder)
     except DamageError as error:
-        return _unread(folder, DAMAGED, error)
+        return _unread(folder, DAMAGED, error), None
     except (RecordError, OSError) as error:
-        return _unread(folder, UNREADABLE, error)
+        return _unread(folder, UNREADABLE, error), None
 
 
 def _unread(folder: RunFolder, status: str, error: Exception) -> RunProgress:
     return RunProgress(folder.path.name, status, None, None, None, None, str(error))
 
 
-def _progress(folder: RunFolder) -> RunProgress:
+def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
         # A launcher makes it right now, or died while it did.
-        return RunProgress(folder.path.name, str(Status.PENDING), None, None, None, None, None)
+        name = folder.path.name
+        return RunProgress(name, str(Status.PENDING), None, None, None, None, None), None
     config = read_json(folder.config)
     check_version(folder.config, config)
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
@@ -126,7 +142,7 @@ def _progress(folder: RunFolder) -> RunProgress:
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     steps = (config.get("resolved") or {}).get("optimizer_steps")
-    return RunProgress(
+    progress = RunProgress(
         run_id=folder.path.name,
         status=str(state),
         optimizer_step=(
@@ -146,6 +162,7 @@ def _progress(folder: RunFolder) -> RunProgress:
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
     )
+    return progress, content_of_run(str(config.get("run_id")), status)
 
 
 def _doing(folder: RunFolder) -> str | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
+from batchscape.record.copies import Content, content_of_run
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.growing import GrowingColumn, GrowingTable
@@ -59,9 +60,8 @@ class RunRead:
     folder: str
     row: dict[str, Any] = field(default_factory=dict)
     """As `run_row` returns it; empty for a damaged folder."""
-    content: tuple[str, ...] | None = None
-    """Names what the run holds: equal for copies only, since no two trainings take equal times.
-    None where the run is open, and may go on differently."""
+    content: Content | None = None
+    """None where the run is open."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
     signature: str = ""
@@ -217,10 +217,7 @@ def _read(
         for table, (count, read) in rows.items():
             if read is not None:
                 check_rows(folder, status, table, count)
-    content = None
-    if status.seal or status.status is Status.REJECTED:
-        digests = [sealed["sha256"] for _, sealed in sorted(status.seal.items())]
-        content = row["run_id"], str(status.status), str(status.reason), *digests
+    content = content_of_run(row["run_id"], status)
     counts = {table: count for table, (count, _) in rows.items()}
     return RunRead(str(folder.path), row, content, counts, signature), rows
 

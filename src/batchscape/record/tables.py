@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
+from batchscape.record.copies import copies_among
 from batchscape.record.disk import disk_error
 from batchscape.record.files import remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
@@ -220,7 +221,7 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
     ----------
     *sweep_dirs : Path
         Sweep folders, each with a `runs` folder. One that is named twice is read once, and a
-        sealed run that was copied to another folder is counted once.
+        sealed run that was copied to another folder, or any that is linked, is counted once.
     columns : mapping of str to sequence of str, optional
         Columns to read of some tables, as in `{"steps": ["optimizer_step", "loss"], "ranks": []}`,
         for thousands of runs at a time; by default all. Sealed files are verified all the same.
@@ -277,7 +278,7 @@ def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tab
     if len(distinct) == 1 and wanted == INDEXED:
         _keep_index(SweepFolder(*distinct.values()), runs, known, read)
     damaged = {run.folder: run.damage for run in runs if run.damage is not None}
-    copies = _copies(runs)
+    copies = copies_among({run.folder: run.content for run in runs})
     counted = [
         (run, sweep)
         for run, sweep in zip(runs, sweeps, strict=True)
@@ -310,18 +311,6 @@ def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
             msg = f"{table} has no column {', '.join(unknown)}, only {', '.join(COLUMNS[table])}"
             raise RecordError(msg)
     return {table: tuple(columns.get(table, COLUMNS[table])) for table in TABLES}
-
-
-def _copies(runs: Sequence[RunRead]) -> dict[str, str]:
-    """Find the folders with the content of an earlier one."""
-    originals: dict[tuple[str, ...], str] = {}
-    copies: dict[str, str] = {}
-    for run in runs:
-        if run.content is not None:
-            original = originals.setdefault(run.content, run.folder)
-            if original != run.folder:
-                copies[run.folder] = original
-    return copies
 
 
 def _joined(

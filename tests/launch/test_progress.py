@@ -166,6 +166,40 @@ def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
     assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
 
 
+def test_time_left_is_told_once_a_run_is_over(
+    run: ActiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what this launch trained since its first run began, and not by how long it took to begin.
+
+    Of 4 runs of 24 samples one went on from its 8th and trained 16 in 10 s, start included: the two
+    that are left to do, and the 16 that another one still lacks, take 64 x 10 / (16 + 8) s.
+    """
+    now = [1000.0]
+    monkeypatch.setattr("batchscape.launch.progress.time.monotonic", lambda: now[0])
+    output = io.StringIO()
+    run.status.attempts[-1].from_optimizer_step = 1
+    with Progress(
+        Console(file=output, force_terminal=True, width=80), total=4, samples=96
+    ) as progress:
+        now[0] = 5000.0  # the fork server took its time
+        progress.run_started(run)
+        write(run, row(2) | {"warmup": True, "step_time_s": 5000.0})
+        now[0] = 5005.0
+        progress.update([run])
+        assert "0/4 runs done, 1 running" in output.getvalue()
+        assert "left" not in output.getvalue()
+        now[0] = 5010.0
+        progress.run_ended(run, ended(Status.COMPLETED, summary={"samples": 24}))
+        write(run, row(2) | {"warmup": False, "step_time_s": 0.5})
+        progress.update([run])
+        assert "1/4 runs done, 1 running, about 27 s left" in output.getvalue()
+        # Not the mean of 2 s, which holds the first step.
+        assert "optimizer step 2/3  loss 0.2500  0 s left" in output.getvalue()
+        progress.run_ended(run, ended(Status.INTERRUPTED, reason="stopped", summary={}))
+        progress.update([])
+        assert "1/4 runs done, 0 running, about 45 s left" in output.getvalue()
+
+
 def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
     output = io.StringIO()
 

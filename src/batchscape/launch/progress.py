@@ -62,9 +62,9 @@ class Progress:
         self._total = total
         self._done = 0
         self._failed = 0
-        self._samples = samples
-        self._samples_done = 0
-        self._began = time.monotonic()
+        self._samples_left = float(samples)
+        self._samples_trained = 0.0
+        self._began: float | None = None
         self._drawn = 0.0
         self._waits_for = ""
         self._untimed: set[str] = set()
@@ -121,6 +121,7 @@ class Progress:
 
     def run_started(self, run: ActiveRun) -> None:
         """Tell of a run that begins; a terminal sees it below the lines anyway."""
+        self._began = self._began or time.monotonic()
         if self._console.is_terminal:
             return
         attempt = len(run.status.attempts)
@@ -130,7 +131,10 @@ class Progress:
 
     def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
         """Tell how a run ended."""
-        self._samples_done += run.spec.samples
+        trained = _trained(run, status.summary.get("samples"))
+        self._samples_trained += trained
+        is_open = status.status is Status.INTERRUPTED
+        self._samples_left -= trained if is_open else run.spec.samples
         duration = duration_text(time.monotonic() - run.began)
         untimed = untimed_because(run.launch, status)
         described = ended_text(status, timed=untimed is None)
@@ -149,7 +153,8 @@ class Progress:
         self._tell(result.run_id, result.status, result.reason or "")
 
     def _tell(self, run_id: str, status: Status, description: str) -> None:
-        self._done += 1
+        # One that is interrupted is still to be done.
+        self._done += status is not Status.INTERRUPTED
         self._failed += status in FAULTS
         line = f"[{self._done}/{self._total}] {run_id} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
@@ -175,12 +180,15 @@ class Progress:
         self, now: float, active: Sequence[ActiveRun], rows: Sequence[dict[str, Any] | None]
     ) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        done = self._samples_done + sum(row["samples"] or 0 for row in rows if row)
         left = ""
-        if done:
+        # Before a run is over, start and warm-up are most of what is known.
+        if self._samples_trained and self._began is not None:
             # By samples, since runs of one sweep mostly differ in how they cut them.
-            rate = done / (now - self._began)
-            left = f", about {duration_text((self._samples - done) / rate)} left"
+            going = sum(
+                _trained(run, row["samples"]) for run, row in zip(active, rows, strict=True) if row
+            )
+            a_sample_s = (now - self._began) / (self._samples_trained + going)
+            left = f", about {duration_text((self._samples_left - going) * a_sample_s)} left"
         return f"{self._done}/{self._total} runs done, {len(active)} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:
@@ -198,6 +206,12 @@ class Progress:
             self.note(result.mirrored)
         if result.mirror_note is not None:
             self.note(result.mirror_note, "yellow")
+
+
+def _trained(run: ActiveRun, samples: float | None) -> float:
+    """Return the samples of a run that its latest attempt has trained, at so many in all."""
+    before = run.status.attempts[-1].from_optimizer_step / run.spec.optimizer_steps
+    return max(0.0, (samples or 0) - before * run.spec.samples)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.checked import row_of
+from batchscape.record.progress import remaining_s
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.summary import BUSY, BUSY_PCT
 
@@ -68,8 +69,9 @@ def running_text(run: ActiveRun, row: dict[str, Any] | None) -> str:
     # A program that is not ours may log neither.
     if row["loss"] is not None:
         line += f"  loss {row['loss']:.4f}"
-    if row["train_time_s"] is not None:
-        line += f"  {duration_text(row['train_time_s'] / done * (steps - done))} left"
+    left_s = remaining_s(row, steps)
+    if left_s is not None:
+        line += f"  {duration_text(left_s)} left"
     return line
 
 

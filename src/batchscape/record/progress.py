@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
 
-__all__ = ["RunProgress", "has_launcher", "run_progress", "sweep_progress"]
+__all__ = ["RunProgress", "has_launcher", "remaining_s", "run_progress", "sweep_progress"]
 
 _TRIED_AGAIN = "waits for its next attempt"
 _TAIL_BYTES = 1 << 16
@@ -57,7 +58,7 @@ class RunProgress:
     checkpoint_step: int | None = None
     """Optimizer steps in the newest checkpoint of an open run; None without one."""
     left_s: float | None = None
-    """Time that a running run still takes at its mean step time so far, evaluations excluded."""
+    """Time that a running run still takes, see `remaining_s`."""
     launcher: int | None = None
     """Process id of the launcher of a running run."""
     doing: str | None = None
@@ -158,7 +159,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         phase=status.phase,
         attempts=len(status.attempts),
         checkpoint_step=None if status.seal else _checkpointed(folder),
-        left_s=_left_s(row, steps) if state is Status.RUNNING else None,
+        left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
     )
@@ -185,11 +186,27 @@ def _checkpointed(folder: RunFolder) -> int | None:
     return max((int(path.name.split("-")[1]) for path in found), default=None)
 
 
-def _left_s(row: dict[str, Any], steps: int | None) -> float | None:
+def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:
+    """Return what a run still takes at the time of its latest step, evaluations excluded.
+
+    Parameters
+    ----------
+    row : mapping
+        Its latest row of optimizer steps; may be empty.
+    optimizer_steps : int or None
+        Optimizer steps in all.
+
+    Returns
+    -------
+    float or None
+        In seconds. None during warm-up, whose steps take another time, or where no time is known.
+    """
     done, spent_s = row.get("optimizer_step"), row.get("train_time_s")
-    if not done or spent_s is None or steps is None:
+    if not done or spent_s is None or optimizer_steps is None or row.get("warmup"):
         return None
-    return max(0.0, float(spent_s) / int(done) * (steps - int(done)))
+    # The mean, where a program tells no more, has its slow first step.
+    step_s = row.get("step_time_s") or spent_s / done
+    return max(0.0, float(step_s) * (optimizer_steps - int(done)))
 
 
 def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ def _settings(before: Sequence[str], word: str) -> Iterator[str]:
         return
     # Those of all options where none is chosen: the default is no other than the rest.
     files = groups.get(group, {})
-    chosen = dict(w.partition("=")[::2] for w in before).get(group)
+    chosen = dict(w.partition("=")[::2] for w in before).get(group, "")
     read = [files[chosen]] if chosen in files else files.values()
     keys = {name for path in read for name in _SETTING.findall(path.read_text())}
     yield from (f"{group}.{name}=" for name in keys - {"defaults", "name"})

@@ -153,7 +153,7 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
         (["data=stdlib,text"], r"data\.path="),
         (["seed=["], "override_grammar"),
         (["seed=${nothing}"], "nothing"),
-        (["--run"], "Only one of --run, --multirun"),
+        (["--run"], "there is no option --run"),
         (["--resolve"], "in conjunction with --cfg"),
         (["batch=0"], "a group takes the name of one of its options"),
         (["--config-dir", "nowhere"], "not found"),

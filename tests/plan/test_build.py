@@ -136,6 +136,12 @@ def test_a_budget_fits_when_every_global_batch_divides_it(global_batches: set[in
         assert abs(value - 720) < common
 
 
+def test_the_reach_grows_with_the_global_batch() -> None:
+    """A budget below one optimizer step says nothing of how long a sweep may be."""
+    with pytest.raises(ConfigError, match=r"global batches 3000, 4000; given 720; use 12000$"):
+        check_multiples(CONFIG, {3000, 4000})
+
+
 def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
     """Of 250 batches, those that share a multiple are as many as a user can be told of."""
     lines = ["batch.global_batch_size=range(8,2008)", "evaluation.every_samples=null"]

@@ -39,6 +39,7 @@ def batch(device, count=8, length=32):
     return tokens[:, :-1].to(device), tokens[:, 1:].to(device)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_step_never_waits_for_the_device(cuda_spec, device, precision, optimizer):

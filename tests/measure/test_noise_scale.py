@@ -167,6 +167,7 @@ def test_small_batches_are_equal_parts_of_the_global_batch(ranks, micro, accumul
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 def test_cuda_agrees_with_the_cpu_and_the_host_does_not_wait():
     torch.manual_seed(0)
     module = Tied()

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from batchscape.config import Local
@@ -103,3 +105,69 @@ def test_devices_as_torch_sees_them() -> None:
         assert device.name == properties.name
         assert device.compute_capability == (properties.major, properties.minor)
         assert device.uuid == f"GPU-{properties.uuid}"
+
+
+class Nvml:
+    """The driver's library with devices as these tests need them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, closed: tuple[int, ...] = ()) -> None:
+        self.closed = closed
+        answers = {
+            "nvmlInit": self.start,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 3,
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetUUID": lambda index: f"GPU-{index}{index}",
+            "nvmlDeviceGetName": lambda index: f"GPU of {index}",
+            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(index + 1) * 2**30),
+            "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        self.broken = False
+
+    def start(self) -> None:
+        if self.broken:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    def handle(self, index: int) -> int:
+        if index in self.closed:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        return index
+
+
+def test_devices_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch)
+    found = Machine.detect().cuda_devices
+    assert [device.memory_gib for device in found] == [1.0, 2.0, 3.0]
+    assert [device.uuid for device in found] == ["GPU-00", "GPU-11", "GPU-22"]
+
+
+def test_a_device_that_may_not_be_opened_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA counts: the others move up."""
+    Nvml(monkeypatch, closed=(1,))
+    found = Machine.detect().cuda_devices
+    assert [(device.index, device.uuid) for device in found] == [(0, "GPU-00"), (1, "GPU-22")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [device.uuid for device in Machine.detect().cuda_devices] == ["GPU-22"]
+
+
+@pytest.mark.parametrize("closed", [(), (0, 1, 2)])
+def test_devices_that_the_driver_does_not_tell_of_are_no_reason_to_train_on_the_cpu(
+    closed: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = Nvml(monkeypatch, closed=closed)
+    nvml.broken = not closed
+    monkeypatch.setattr("batchscape.plan.machine._DEVICE_FILES", tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    auto, cpu = (Local("local", device=d) for d in ("auto", "cpu"))
+    assert Machine.detect().device_type(auto) == "cpu", "no device file, no device"
+    (tmp_path / "nvidia0").touch()
+    machine = Machine.detect()
+    with pytest.raises(ConfigError, match=r"NVIDIA devices \(nvidia0\).*NVML.*launcher.device=cpu"):
+        machine.device_type(auto)
+    assert machine.device_type(cpu) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert Machine.detect().device_type(auto) == "cpu", "hidden on purpose"

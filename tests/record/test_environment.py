@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchscape.record.environment import PACKAGES, THREAD_VARIABLES, environment
+from batchscape.record.environment import KERNEL_VARIABLES, PACKAGES, THREAD_VARIABLES, environment
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -26,7 +26,7 @@ def test_what_is_told_is_true() -> None:
     found = environment()
     assert found["batchscape"] == metadata.version("batchscape")
     assert found["python"] == platform.python_version()
-    assert set(found["packages"]) == set(PACKAGES)
+    assert set(found["packages"]) >= set(PACKAGES)
     assert found["packages"]["torch"] == metadata.version("torch")
     assert found["cpu"]["logical_cores"] == psutil.cpu_count()
     assert found["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30)
@@ -44,10 +44,23 @@ def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(found["threads"]) == set(THREAD_VARIABLES)
     assert found["threads"]["OMP_NUM_THREADS"] == "1"
     assert found["threads"]["OMP_WAIT_POLICY"] is None
+    assert set(found["kernels"]) == set(KERNEL_VARIABLES)
     text = json.dumps(found)
     assert "a-secret" not in text
     assert str(Path.home()) not in text
     assert environment({"OMP_NUM_THREADS": "7"})["threads"]["OMP_NUM_THREADS"] == "7"
+
+
+def test_what_decides_kernels_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert told.items() <= environment(told)["kernels"].items()
+    package = tmp_path / "nvidia_cudnn_cu13-9.20.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.20.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert environment()["packages"]["nvidia-cudnn-cu13"] == "9.20.0"
 
 
 def test_the_revision_of_the_working_directory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -111,6 +112,19 @@ def test_workers_draw_no_random_number_of_the_training():
     )
     fetched(loader, range(2))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers do not fork")
+def test_workers_are_children_of_their_rank_whatever_the_default(monkeypatch):
+    """Python's default way to start processes is a server from 3.14 on."""
+    server = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", server)
+    dataset = blobs()
+    inline = InlineLoader(dataset, stream_of(dataset, 0), CPU, "float32")
+    ahead = WorkerLoader(
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+    )
+    assert_same(fetched(ahead, range(STEPS)), fetched(inline, range(STEPS)))
 
 
 def test_steps_out_of_order_are_a_defect_of_ours():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from batchscape.errors import BatchscapeError
 from batchscape.measure.clock import CpuClock
 from batchscape.record.folder import RunFolder
+from batchscape.train import memory
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.loop import Training
 
@@ -96,3 +99,32 @@ def test_compilation_leaves_buffers_and_random_state_alone(spec_of, tmp_path):
         assert torch.equal(buffer, before[name]), name
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.usefixtures("trainer")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch's own
+def test_a_model_that_was_compiled_ahead_is_gone_before_the_training(
+    spec_of, tmp_path, monkeypatch
+):
+    """It refers to itself: beside the training's own model it would double the memory."""
+    alive = []
+
+    def compiled(training):
+        alive.extend(weakref.ref(p) for p in training._engine.module.parameters())
+
+    monkeypatch.setattr(Training, "_compile", compiled)
+    gc.disable()
+    try:
+        spec = spec_of((1, 8, 1), engine__compile=True)
+        Training(spec, RunFolder(tmp_path), 0, CPU, 0).compile_ahead()
+        assert alive
+        assert not [reference for reference in alive if reference() is not None]
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_compiled_ahead_where_nothing_is_rehearsed(monkeypatch):
+    """A CUDA allocator counts during the training: a second model would be in its peaks."""
+    monkeypatch.setattr(memory, "CudaMemory", lambda _: None)
+    phases = memory.MemoryPhases(torch.device("cuda", 0), measure=True)
+    phases.rehearse(None)  # no training is asked for anything

@@ -41,6 +41,19 @@ def test_ranks_take_the_devices_of_their_run_in_turn(monkeypatch):
     assert worker._device(launched("cpu", 2, 2), 1) == torch.device("cpu")
 
 
+@pytest.mark.parametrize(("precision", "in_tf32"), [("high", True), ("highest", False)])
+def test_all_products_of_float32_are_in_the_precision_asked_for(precision, in_tf32):
+    """Those of convolutions too, which cuDNN allows in TF32 by a flag of its own, by default."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        worker._set_float32_products(precision)
+        assert torch.backends.cuda.matmul.allow_tf32 is in_tf32
+        assert torch.backends.cudnn.allow_tf32 is in_tf32
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
 @pytest.mark.parametrize(
     ("error", "is_oom"),
     [

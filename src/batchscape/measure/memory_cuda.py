@@ -26,6 +26,10 @@ class CudaMemory:
     bytes are those of tensors, rounded up to blocks of 512 bytes; reserved bytes are what the
     allocator took from the driver.
 
+    The allocator keeps what an evaluation has reserved, which would then pass for the training's.
+    Before a steady step was seen, what is cached is given back instead: such steps are warm-up.
+    Afterwards reserved memory is read no more, so that no timed step has to reserve it anew.
+
     Parameters
     ----------
     device : torch.device
@@ -42,7 +46,10 @@ class CudaMemory:
         self._phases: dict[str, AllocatedBytes] = {}
         self._peak_reserved: int | None = None
         self._device_used: int | None = None
-        self._left_steady = False
+        self._reserved_before = 0
+        """When what is no training step began, in bytes."""
+        self._seen_steady = False
+        self._reserved_by_others = False
 
     def phase(self, name: str) -> None:
         """Begin a phase; see `MemoryMeter.phase`."""
@@ -50,7 +57,12 @@ class CudaMemory:
         if name == self._phase:
             return
         torch.cuda.init()  # peaks cannot be reset before; once only, later calls do nothing
-        self._read()
+        if self._phase == OUTSIDE:
+            self._leave_outside()
+        else:
+            self._read()
+        if name == OUTSIDE:
+            self._reserved_before = torch.cuda.memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._phase = name
 
@@ -64,20 +76,25 @@ class CudaMemory:
             device_used=self._device_used,
         )
 
-    def _read(self) -> None:
-        if self._phase == OUTSIDE:
+    def _leave_outside(self) -> None:
+        if torch.cuda.memory_reserved(self._device) <= self._reserved_before:
             return
+        if self._seen_steady:
+            self._reserved_by_others = True
+        else:
+            torch.cuda.empty_cache()
+
+    def _read(self) -> None:
         seen = self._phases.setdefault(self._phase, AllocatedBytes())
         seen.see(torch.cuda.max_memory_allocated(self._device))
         seen.see(torch.cuda.memory_allocated(self._device))
-        if self._left_steady:
-            # The allocator keeps what an evaluation has reserved: it would pass for the training's.
+        if self._reserved_by_others:
             return
         reserved = torch.cuda.max_memory_reserved(self._device)
         self._peak_reserved = max(reserved, self._peak_reserved or 0)
         if self._phase == "steady":
+            self._seen_steady = True
             self._device_used = _used_by_this_process(self._device)
-            self._left_steady = True
 
 
 def _used_by_this_process(device: torch.device) -> int | None:

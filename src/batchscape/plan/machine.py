@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import pynvml
 
 from batchscape.config import Local
 from batchscape.errors import ConfigError
-from batchscape.plan.visible_devices import names_mig, visible_indices, visible_problem
+from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
 
 __all__ = ["CudaDevice", "Machine", "cgroup_cores"]
 
 _CGROUP = Path("/sys/fs/cgroup")
+_DEVICE_FILES = Path("/dev")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class CudaDevice:
     """One CUDA device that is visible to this process."""
 
     index: int
-    """Number in the driver's order (by PCI bus)."""
+    """Number in the driver's order (by PCI bus), among those that this process may open."""
     name: str
     compute_capability: tuple[int, int]
     uuid: str
@@ -46,7 +47,7 @@ class Machine:
     cores: tuple[int, ...] = ()
     """Numbers of those cores on the whole machine; empty: counted from 0."""
     cuda_problem: str | None = None
-    """Why `CUDA_VISIBLE_DEVICES` does not say which devices to take."""
+    """Why it is not known which CUDA devices to take."""
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
@@ -78,8 +79,10 @@ class Machine:
         Raises
         ------
         ConfigError
-            If CUDA is asked for and there is none, a MIG slice would be taken, or
-            `CUDA_VISIBLE_DEVICES` does not say which devices are meant.
+            If CUDA is asked for and there is none, a MIG slice would be taken,
+            `CUDA_VISIBLE_DEVICES` does not say which devices are meant, or there are devices
+            that the driver's library (NVML) does not tell of: training on the CPU instead would
+            be a guess.
         """
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
@@ -151,26 +154,55 @@ def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
         return None
 
 
+def _open(index: int) -> CudaDevice | None:
+    """Return a device; None where this process may not open it, or it has fallen off the bus.
+
+    CUDA counts the others as if it were not there.
+    """
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return CudaDevice(
+            index=index,
+            name=str(pynvml.nvmlDeviceGetName(handle)),
+            compute_capability=(major, minor),
+            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+            memory_gib=_memory_gib(handle),
+        )
+    except pynvml.NVMLError:
+        return None
+
+
 def _cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
-    """Return the visible devices, and what is wrong with the choice of them."""
+    """Return the visible devices, and why it is not known which to take."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return (), None
+    except pynvml.NVMLError as error:
+        return (), _unseen_problem(variable, str(error))
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        visible = tuple(
-            CudaDevice(
-                index=index,
-                name=names[index],
-                compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handles[index]),
-                uuid=uuids[index],
-            )
-            for index in visible_indices(variable, uuids)
-        )
+        opened = [_open(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return (), _unseen_problem(variable, str(error))
     finally:
         pynvml.nvmlShutdown()
+    there = [device for device in opened if device is not None]
+    if opened and not there:
+        return (), _unseen_problem(variable, "it opens none of them")
+    devices = [replace(device, index=index) for index, device in enumerate(there)]
+    uuids = [device.uuid for device in devices]
+    visible = tuple(devices[index] for index in visible_indices(variable, uuids))
     order = os.environ.get("CUDA_DEVICE_ORDER")
+    names = [device.name for device in devices]
     return visible, visible_problem(variable, names, uuids, order)
+
+
+def _unseen_problem(variable: str | None, error: str) -> str | None:
+    """Say that there are devices which NVML does not tell of; None where there are none."""
+    files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
+    if not files or hides_all(variable):
+        return None
+    return (
+        f"this machine has NVIDIA devices ({', '.join(files)}), but the driver's library NVML "
+        f"does not tell of them: {error}; mend the driver (nvidia-smi must list the devices), "
+        "or use launcher.device=cpu"
+    )

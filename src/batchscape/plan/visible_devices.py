@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["names_mig", "visible_indices", "visible_problem"]
+__all__ = ["hides_all", "names_mig", "visible_indices", "visible_problem"]
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _NONE_ON_PURPOSE = {"", "-1", "none", "void", "nodevfiles"}
@@ -71,6 +71,11 @@ def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
     return found
 
 
+def hides_all(variable: str | None) -> bool:
+    """Whether `CUDA_VISIBLE_DEVICES` hides every device on purpose."""
+    return variable is not None and variable.strip().lower() in _NONE_ON_PURPOSE
+
+
 def names_mig(variable: str | None) -> bool:
     """Whether `CUDA_VISIBLE_DEVICES` names slices of devices."""
     return any(part.strip().startswith("MIG-") for part in (variable or "").split(","))
@@ -100,7 +105,7 @@ def visible_problem(
     if variable is None or not uuids or names_mig(variable):
         return None
     found = visible_indices(variable, uuids)
-    if not found and variable.strip().lower() not in _NONE_ON_PURPOSE:
+    if not found and not hides_all(variable):
         last = len(uuids) - 1
         numbers = "is 0" if last == 0 else f"are 0 to {last}"
         return (

@@ -16,7 +16,7 @@ import pynvml
 import batchscape
 from batchscape.record.folder import FORMAT_VERSION
 
-__all__ = ["PACKAGES", "THREAD_VARIABLES", "environment"]
+__all__ = ["KERNEL_VARIABLES", "PACKAGES", "THREAD_VARIABLES", "environment"]
 
 PACKAGES = (
     "torch",
@@ -38,7 +38,29 @@ THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_WAIT_POLICY",
 )
-"""Environment variables that are recorded, and the only ones: others may hold secrets."""
+"""Environment variables of the processor's threads."""
+
+KERNEL_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "NCCL_ALGO",
+    "NCCL_IB_DISABLE",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_PROTO",
+    "NCCL_SHM_DISABLE",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables that decide kernels, the exchange, or what the allocator reserves.
+
+With those of threads the only ones that are recorded: others may hold secrets.
+"""
 
 _GIB = 2**30
 _GIT_TIMEOUT_S = 10.0
@@ -53,7 +75,7 @@ def environment(
     ----------
     variables : mapping, optional
         Environment variables of the processes described; this process's own by default. Only
-        `THREAD_VARIABLES` are read.
+        `THREAD_VARIABLES` and `KERNEL_VARIABLES` are read.
     usable_cores : int, optional
         Cores that the processes described may use; by default what the affinity allows.
 
@@ -70,7 +92,7 @@ def environment(
         "batchscape": _version("batchscape"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in (*PACKAGES, *_cuda_packages())},
         "git": _git(Path.cwd()),
         "batchscape_git": _source_git(Path(batchscape.__file__)),
         "cpu": {
@@ -82,6 +104,7 @@ def environment(
         "memory_gib": psutil.virtual_memory().total / _GIB,
         "cuda": _cuda(),
         "threads": {name: variables.get(name) for name in THREAD_VARIABLES},
+        "kernels": {name: variables.get(name) for name in KERNEL_VARIABLES},
     }
 
 
@@ -90,6 +113,12 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _cuda_packages() -> list[str]:
+    """Name what torch's CUDA builds bring along: cuDNN, cuBLAS, NCCL and the rest, and Triton."""
+    names = {str(package.metadata["Name"]) for package in metadata.distributions()}
+    return sorted(name for name in names if name == "triton" or name.startswith("nvidia-"))
 
 
 def _git(folder: Path) -> dict[str, Any]:
@@ -140,18 +169,22 @@ def _usable_cores() -> int | None:
 
 
 def _cuda() -> dict[str, Any]:
-    """Ask NVML, which makes no CUDA context."""
+    """Ask NVML, which makes no CUDA context; a device that it may not open has no name."""
     try:
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = {
-            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
-            "devices": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
-        }
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        names = [_device_name(index) for index in range(pynvml.nvmlDeviceGetCount())]
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return {"driver": None, "devices": []}
-    return found
+    return {"driver": driver, "devices": names}
+
+
+def _device_name(index: int) -> str | None:
+    try:
+        return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
+    except pynvml.NVMLError:
+        return None
 
 
 def _text(value: bytes | str) -> str:

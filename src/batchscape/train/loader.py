@@ -159,6 +159,8 @@ class WorkerLoader:
                 batch_size=None,
                 sampler=self._ahead(),
                 num_workers=workers,
+                # Python's default is a server from 3.14 on, whose children are not this rank's.
+                multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=prefetch,
                 pin_memory=self._device.type == "cuda",
                 worker_init_fn=_WorkerStart(os.getpid()),

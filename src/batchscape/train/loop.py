@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -150,18 +151,22 @@ class Training:
             if self._average is not None:
                 self._average.update(targets)
             phase("steady")
-        self._engine.close()
-        del self._engine
-        self._average = None
+        self._forget()
 
     def compile_ahead(self) -> None:
         """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
         if self.spec.config.in_process.compile:
             self._build(CpuClock())
             self._compile()
-            self._engine.close()
-            del self._engine
-            self._average = None
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was built for a rehearsal."""
+        self._engine.close()
+        del self._engine
+        self._average = None
+        # A compiled module refers to itself: it would stay, with all its parameters.
+        gc.collect()
 
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
@@ -227,8 +232,6 @@ class Training:
         outcome = self._judge(self._evaluate()) if self.done == 0 else None
         if self.spec.config.in_process.compile:
             self._compile()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # reserved memory is the training's, not the evaluation's
         self._last_checkpoint = time.monotonic()
         return outcome
 
@@ -246,7 +249,6 @@ class Training:
                 self._phase(OUTSIDE)
                 if (outcome := self._judge(self._evaluate())) is not None:
                     return outcome
-                self._phase("steady")
             if self.done == self.spec.optimizer_steps:
                 break
             if verdict.stop or verdict.checkpoint:
@@ -358,8 +360,6 @@ class Training:
         if self._average is not None:
             self._average.update(done.targets)
         self._clock.end()
-        if k == 0:
-            self._phase("steady")
         exchanged = self._engine.exchanged_bytes - before
         check_exchanged(self.spec.config.engine.name, self._engine, exchanged, done.micro_steps)
         self.recorder.add(

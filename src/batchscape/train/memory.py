@@ -11,6 +11,7 @@ import torch
 from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport
 from batchscape.measure.memory_limit import not_charged
 from batchscape.measure.memory_process import PrivatePeak
+from batchscape.record.heartbeat import Phase, beat
 from batchscape.train.loop import Training
 
 __all__ = ["MemoryPhases"]
@@ -40,8 +41,14 @@ class MemoryPhases:
         self._probed: MemoryReport | None = None
 
     def rehearse(self, training: Training) -> None:
-        """Run the probe, where the device needs one."""
-        if not self._measure or self._cuda is not None:
+        """Run the probe, where the device needs one, after what it would otherwise measure."""
+        if self._private is None:
+            return
+        beat(Phase.COMPILATION)
+        with self.aside():
+            training.compile_ahead()
+        beat(Phase.START)
+        if not self._measure:
             return
         began = time.perf_counter()
         with ExitStack() as reading, CpuProbe() as probe:

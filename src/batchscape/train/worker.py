@@ -133,7 +133,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     launch = read_json(folder.launch)
     device = progress.device = _device(launch, rank)
     torch.set_num_threads(launch["threads_per_rank"])
-    torch.set_float32_matmul_precision(spec.config.in_process.float32_matmul)
+    _set_float32_products(spec.config.in_process.float32_matmul)
     timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * spec.config.launcher.hang_outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
@@ -141,10 +141,6 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
         limits.enter_context(_memory_limit(spec, launch, device))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
-        beat(Phase.COMPILATION)
-        with memory.aside():
-            training.compile_ahead()
-        beat(Phase.START)
         memory.rehearse(training)
         startup_s: float | None = None
 
@@ -172,6 +168,15 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         # Nothing may hold the wrapped model when the process group ends.
         gc.collect()
     return outcome
+
+
+def _set_float32_products(precision: str) -> None:
+    """Let products of float32 be in TF32, or none of them: convolutions have a flag of their own.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32".
+    """
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision == "high"
 
 
 def _device(launch: dict[str, Any], rank: int) -> torch.device:

@@ -116,9 +116,13 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"time (at most {busy.max():.0f} %). Their times are too long by about as much."
         )
     timed_runs = runs[runs["status"].eq("completed") & runs["timing_valid"]]
-    throttled = timed_runs.reindex(columns=["throttled"])["throttled"].eq(True).sum()
-    if throttled:
-        yield f"Heat or power held the clock of a device down in {_counted(throttled, 'run')}."
+    for column, reason in (
+        ("throttled", "Heat or the hardware's protection"),
+        ("power_capped", "The power limit"),
+    ):
+        count = timed_runs.reindex(columns=[column])[column].eq(True).sum()
+        if count:
+            yield f"{reason} held the clock of a device down in {_counted(count, 'run')}."
     yield from _starved(timed_runs)
 
 

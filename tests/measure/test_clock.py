@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.measure import clock as clock_module
-from batchscape.measure.clock import CpuClock, build_clock
+from batchscape.measure.clock import CpuClock, CudaClock, build_clock
 
 
 class Time:
@@ -144,3 +145,48 @@ def test_the_wall_clock_runs():
     (times,) = clock.read(1)
     assert times.forward_backward_s >= 0.02
     assert times.forward_backward_s + times.optimizer_s == pytest.approx(times.step_time_s)
+
+
+class Event:
+    """A CUDA event that remembers the stream it was recorded on, at a time of that stream."""
+
+    def __init__(self, *, enable_timing):
+        assert enable_timing
+        self.at_ms = None
+
+    def record(self, stream):
+        self.at_ms = stream.now_ms
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return other.at_ms - self.at_ms
+
+
+class Stream:
+    def __init__(self, now_ms):
+        self.now_ms = now_ms
+
+
+def test_marks_made_on_an_exchanges_own_stream_are_those_of_the_computation(monkeypatch):
+    """A sharding engine exchanges on a stream of its own, behind its earlier exchanges."""
+    computing, exchanging = Stream(0.0), Stream(0.0)
+    current = [computing]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    clock = CudaClock()
+    clock.begin()
+    computing.now_ms, exchanging.now_ms, current[0] = 4.0, 5.0, exchanging
+    clock.exchange_begins()
+    computing.now_ms, exchanging.now_ms = 10.0, 25.0
+    clock.gradients_ready()
+    current[0], computing.now_ms = computing, 30.0
+    clock.exchange_ends()
+    computing.now_ms = 32.0
+    clock.end()
+    (times,) = clock.read(1)
+    assert times.forward_backward_s == pytest.approx(10e-3)
+    assert times.exchange_s == pytest.approx(20e-3)
+    assert times.exchange_span_s == pytest.approx(26e-3)
+    assert times.optimizer_s == pytest.approx(2e-3)

@@ -186,9 +186,24 @@ def test_energy_of_a_shared_device_is_told_once(machine):
     for rank in range(3):
         followed = build_telemetry(CUDA, rank)
         followed.resume()
-        driver.wait(1)
+        driver.wait(2)
         found.append(followed.totals().energy_j)
-    assert found == [pytest.approx(100), None, None]
+    assert found == [pytest.approx(200), None, None]
+
+
+def test_energy_of_a_short_training_is_not_told(machine):
+    """Neither the counter nor the power is fine enough."""
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=True)
+    for _ in range(3):
+        followed.resume()
+        driver.wait(0.6)
+        followed.pause()
+        driver.wait(30)
+    assert followed.totals().energy_j is None
+    followed.resume()
+    driver.wait(0.6)
+    assert followed.totals().energy_j == pytest.approx(4 * 60)
 
 
 def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
@@ -205,38 +220,40 @@ def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
 
 
 @pytest.mark.parametrize(
-    ("reasons", "throttled"),
+    ("reasons", "throttled", "power_capped"),
     [
-        (0x0, False),
-        (0x1, False),  # idle
-        (0x2, False),  # clocks that somebody chose
-        (0x10, False),  # in step with another device
-        (0x4, True),  # power cap
-        (0x8, True),  # hardware slowdown
-        (0x20, True),  # heat, by software
-        (0x40, True),  # heat, by hardware
-        (0x80, True),  # power brake
-        (0x5, True),
+        (0x0, False, False),
+        (0x1, False, False),  # idle
+        (0x2, False, False),  # clocks that somebody chose
+        (0x10, False, False),  # in step with another device
+        (0x4, False, True),  # power cap: a full load
+        (0x8, True, False),  # hardware slowdown
+        (0x20, True, False),  # heat, by software
+        (0x40, True, False),  # heat, by hardware
+        (0x80, True, False),  # power brake
+        (0x5, False, True),
+        (0x24, True, True),
     ],
 )
-def test_throttled_is_any_sample_with_a_harmful_reason(machine, reasons, throttled):
+def test_throttled_is_any_sample_with_a_harmful_reason(machine, reasons, throttled, power_capped):
     driver = machine()
     followed = CudaTelemetry(CUDA, counts_energy=False)
     for seen in (0x0, reasons, 0x1):
         driver.reasons = seen
         followed.sample()
         driver.wait(2)
-    assert followed.totals().throttled is throttled
+    found = followed.totals()
+    assert (found.throttled, found.power_capped) == (throttled, power_capped)
 
 
 def test_reasons_are_those_of_the_bindings():
     """The numbers of nvml.h, as NVIDIA's own Python bindings have them."""
     import pynvml
 
-    named = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown")
-    named = (*named, "HwPowerBrakeSlowdown")
+    named = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
     values = [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in named]
-    assert sum(values) == telemetry._HEAT_OR_POWER
+    assert sum(values) == telemetry._THROTTLE
+    assert pynvml.nvmlClocksThrottleReasonSwPowerCap == telemetry._POWER_CAP
 
 
 @pytest.mark.parametrize("has", [{"has_device": False}, {"has_power": False, "has_counter": False}])

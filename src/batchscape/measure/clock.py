@@ -150,11 +150,13 @@ class CpuClock:
 
 
 class CudaClock:
-    """CUDA events on the current stream; reading waits only for the steps it reads.
+    """CUDA events on the stream that computes; reading waits only for the steps it reads.
 
     The host fetches samples while the device computes, so `data_s` is host time that
-    `forward_backward_s` may contain or hide. The end of the exchange is an event of the stream
-    that computes, after that stream was told to wait for the exchange.
+    `forward_backward_s` may contain or hide. All marks are events of the stream that is current
+    when the step begins, also those made while an engine works on a stream of its own, behind whose
+    earlier exchanges a mark would wait. The end of the exchange is marked after the stream that
+    computes was told to wait for it.
     """
 
     def __init__(self) -> None:
@@ -166,6 +168,7 @@ class CudaClock:
         """Start a step."""
         self._data_s = 0.0
         self._open = {}
+        self._stream = torch.cuda.current_stream()
         self._mark("begin")
 
     def add_data(self, seconds: float) -> None:
@@ -204,7 +207,7 @@ class CudaClock:
 
     def _mark(self, name: str) -> None:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)
         self._open[name] = event
 
 

@@ -27,10 +27,16 @@ _LEAST_INTERVAL_S = 1.0
 _LARGEST_SHARE = 1e-3
 """Part of the time that samples may take: on some machines a look at all clocks takes long."""
 
-_HEAT_OR_POWER = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-"""Reasons for a lower clock that nobody chose: power cap, hardware slowdown, thermal slowdown by
-software and by hardware, power brake. Source: `nvmlClocksEventReason*` in nvml.h,
+_POWER_CAP = 0x04
+"""The board draws what it may: how a device under a full load is meant to run."""
+_THROTTLE = 0x08 | 0x20 | 0x40 | 0x80
+"""Reasons for a lower clock that nobody chose: hardware slowdown, thermal slowdown by software and
+by hardware, power brake. Source of both: `nvmlClocksEventReason*` in nvml.h,
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html."""
+
+_LEAST_ENERGY_S = 2.0
+"""Time below which no energy is told. Power is a mean over up to a second, and the counter moves in
+steps of up to a tenth of one: Yang et al., "Part-time Power Measurements", arXiv:2312.02741."""
 
 _COUNTER = "the device's energy counter"
 _INTEGRAL = "sampled power, integrated"
@@ -55,7 +61,9 @@ class DeviceTotals(NamedTuple):
     clock_mhz: float | None
     """At the end, right after the last step."""
     throttled: bool | None
-    """Whether heat or power held the clock down at any sample; CUDA only."""
+    """Whether heat or the hardware's protection held the clock down at any sample; CUDA only."""
+    power_capped: bool | None
+    """Whether the power limit of the board held the clock down at any sample; CUDA only."""
 
 
 class Telemetry(Protocol):
@@ -97,7 +105,7 @@ class CpuTelemetry:
 
     def totals(self) -> DeviceTotals:
         """See `Telemetry`."""
-        return DeviceTotals(None, None, _cpu_clock_mhz(), None)
+        return DeviceTotals(None, None, _cpu_clock_mhz(), None, None)
 
 
 class CudaTelemetry:
@@ -125,7 +133,7 @@ class CudaTelemetry:
     def __init__(self, device: torch.device, *, counts_energy: bool) -> None:
         self._device = device
         self._pace = _Pace()
-        self._throttled: bool | None = None
+        self._reasons: int | None = None
         self._energy: _Energy | None = None
         if counts_energy:
             has_counter = self._counted() is not None
@@ -153,14 +161,19 @@ class CudaTelemetry:
         """See `Telemetry`."""
         last = self._look()
         self.pause()
-        energy_j = None if self._energy is None else self._energy.joules
+        energy_j = None if self._energy is None else self._energy.told_j
         source = None if energy_j is None else self._source
-        return DeviceTotals(energy_j, source, last.clock_mhz, self._throttled)
+        return DeviceTotals(
+            energy_j, source, last.clock_mhz, self._has_seen(_THROTTLE), self._has_seen(_POWER_CAP)
+        )
+
+    def _has_seen(self, reasons: int) -> bool | None:
+        return None if self._reasons is None else bool(self._reasons & reasons)
 
     def _look(self) -> DeviceSample:
         reasons = self._ask(lambda nvml, h: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(h))
         if reasons is not None:
-            self._throttled = bool(self._throttled) or bool(reasons & _HEAT_OR_POWER)
+            self._reasons = (self._reasons or 0) | int(reasons)
         if self._energy is not None:
             self._energy.touch()
         clock = self._ask(lambda nvml, h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM))
@@ -198,14 +211,21 @@ class _Energy:
 
     def __init__(self, read: Callable[[], float | None]) -> None:
         self.running = False
-        self.joules: float | None = None
-        """What was counted; None where nothing was, or the meter failed on the way."""
+        self._joules = 0.0
+        self._seconds = 0.0
         self._read = read
+        self._resumed = 0.0
         self._began: float | None = None
         self._has_failed = False
 
+    @property
+    def told_j(self) -> float | None:
+        """What was counted; None where that was too short, or the meter failed on the way."""
+        return None if self._has_failed or self._seconds < _LEAST_ENERGY_S else self._joules
+
     def resume(self) -> None:
         self.running = True
+        self._resumed = time.monotonic()
         self._began = self._read()
 
     def touch(self) -> None:
@@ -215,10 +235,11 @@ class _Energy:
     def pause(self) -> None:
         self.running = False
         ended = self._read()
-        if ended is None or self._began is None or self._has_failed:
-            self._has_failed, self.joules = True, None
+        self._seconds += time.monotonic() - self._resumed
+        if ended is None or self._began is None:
+            self._has_failed = True
         else:
-            self.joules = (self.joules or 0.0) + ended - self._began
+            self._joules += ended - self._began
 
 
 class _Integral:

@@ -96,7 +96,9 @@ COLUMNS: dict[str, dict[str, Column]] = {
         ),
         "peak_tflops": Column("Float64", "peak of the device that MFU refers to, 10^12 FLOP/s"),
         "peak_source": Column("string", "where that peak comes from"),
-        "energy_j": Column("Float64", "energy of the device in measured steps; CUDA only"),
+        "energy_j": Column(
+            "Float64", "energy of the device in measured steps of 2 s or more; CUDA only"
+        ),
         "energy_source": Column("string", "how the energy was read; CUDA only"),
         "not_invariant": Column(
             "string", "why decompositions may train unlike one another; missing where they may not"
@@ -117,8 +119,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "reported_global_batch_size": Column("Int64", "the same of the global batch"),
         "clock_mhz": Column("Float64", "clock of the device right after the last step"),
         "throttled": Column(
-            "boolean", "whether heat or power held the clock down at any sample; CUDA only"
+            "boolean",
+            "whether heat or the hardware's protection held the clock down; CUDA only",
         ),
+        "power_capped": Column("boolean", "whether the power limit held the clock down; CUDA only"),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
         "startup_s": Column(
             "Float64", "from process start to first step, evaluation and compilation excluded"

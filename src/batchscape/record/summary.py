@@ -65,7 +65,8 @@ SUMMARY: dict[str, str] = {
     "startup_s": "process start to first step, evaluation and compile apart, maximum over ranks",
     "memory_probe_s": "part of it in the memory probe, maximum over ranks",
     "clock_mhz": "clock right after the last step, minimum over ranks",
-    "throttled": "whether heat or power held the clock of a rank down at any sample; CUDA only",
+    "throttled": "whether heat or the hardware's protection held a rank's clock down; CUDA only",
+    "power_capped": "whether the power limit held the clock of a rank down; CUDA only",
     "compile_s": "time of the first compilation, in no step, maximum over ranks",
     "checkpoint_s": "time in checkpoints of the last attempt, maximum over ranks",
     "evaluation_s": "time in evaluations, on rank 0, all attempts",
@@ -121,8 +122,9 @@ def summarise(
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
         figures |= {name: _number(latest[name].max()) for name in _OVER_RANKS}
         figures["clock_mhz"] = _number(latest["clock_mhz"].min())
-        throttled = latest["throttled"].dropna()
-        figures["throttled"] = bool(throttled.any()) if len(throttled) else None
+        for reason in ("throttled", "power_capped"):
+            told = latest[reason].dropna()
+            figures[reason] = bool(told.any()) if len(told) else None
         labels = latest["not_invariant"].dropna()
         figures["not_invariant"] = str(labels.iloc[0]) if len(labels) else None
         if noise_scale.has_no_noise_scale(figures["not_invariant"]):

@@ -105,6 +105,7 @@ FIGURES: dict[str, str] = {
     "energy_j_per_token": "system/energy_j_per_token",
     "clock_mhz": "system/final_clock_mhz",
     "throttled": "system/throttled",
+    "power_capped": "system/power_capped",
     "core_wait_pct": "system/core_wait_pct",
     "allocated_after_model_gib": "memory/allocated_after_model_gib",
     "peak_allocated_first_backward_gib": "memory/peak_allocated_first_backward_gib",

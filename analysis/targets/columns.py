@@ -28,10 +28,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "samples": ("examples", "sequences", "samples_seen", "examples_seen"),
     "tokens": ("tokens_seen",),
     "train_time_s": ("time_s", "seconds"),
-    "loss": ("eval_loss", "val_loss", "valid_loss", "validation_loss", "test_loss", "train_loss"),
+    "loss": (
+        *("eval_loss", "val_loss", "valid_loss", "validation_loss", "test_loss", "train_loss"),
+        *("final_loss", "final_eval_loss", "final_val_loss", "final_test_loss", "final_train_loss"),
+    ),
     "status": ("state",),
     "outcome": (),
     "run": ("run_id", "run_name"),
+    "group": (),
+    "trajectory_id": (),
 }
 """Names of `docs/analysis_tables.md`, and the others that are taken for them."""
 

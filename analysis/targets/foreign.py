@@ -1,23 +1,45 @@
-"""Tables that batchscape did not write: curves, or steps to target, read with all doubts stated."""
+"""Tables that batchscape did not write, read with all doubts stated.
+
+They hold curves, steps to target, or one final loss a run.
+
+Missing, and not a number
+-------------------------
+A loss that was not measured says nothing, and its row is left out. A loss that training logged as
+NaN meets no target, and a run that ends with one diverged. Files tell the two apart: an empty cell,
+`NA`, `null` or `None` is missing, the text `nan` was logged; JSON's null against its NaN; Arrow's
+null against its NaN in Parquet. pandas does not: its floats have NaN for both, its `Float64` NA,
+and Parquet that it wrote has a null for both. There a loss without a number is asked about, by
+`nan`, rather than taken for one of the two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchscape.analysis.targets.columns import recognise
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
+from batchscape.analysis.targets.curves import PROGRESS
+from batchscape.analysis.targets.ends import cut, final_losses
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
 
-__all__ = ["ForeignTable", "as_table", "read_table"]
+__all__ = ["ForeignTable", "Minimised", "NotANumber", "as_table", "read_table"]
+
+Minimised = Literal["loss", "steps"]
+"""What a learning rate is chosen by: the final loss of a run, or its steps to a target loss."""
+
+NotANumber = Literal["missing", "diverged"]
+"""What a NaN stands for: no measurement, or a loss that training logged as NaN."""
 
 _ENDINGS = {
     ".csv": "csv",
@@ -29,10 +51,26 @@ _ENDINGS = {
 _SEPARATORS = (";", "\t", ",", "|")
 _SHOWN = 60
 """Characters of a line that a message quotes."""
-_CURVE_NUMBERS = ("optimizer_step", "samples", "tokens", "train_time_s", "loss")
+_CURVE_NUMBERS = (*PROGRESS, "loss")
 _REACH_NUMBERS = (*TO_TARGET, "target_loss")
 _MAY_BE_MISSING = {*TO_TARGET, "loss", "tokens", "train_time_s"}
 _MAY_BE_INFINITE = {*TO_TARGET, "loss"}
+_MISSING = {"", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "null", "none"}
+"""Texts that stand for no value, in small letters."""
+_NAN = {sign + text for text in ("nan", "1.#ind", "1.#qnan") for sign in ("", "-", "+")}
+"""Texts that programs write for a number that is none."""
+_EARLY = (
+    "crashed",
+    "failed",
+    "interrupted",
+    "killed",
+    "oom",
+    "pending",
+    "rejected",
+    "running",
+    "timeout",
+)
+"""Statuses, ours and of W&B, of runs whose last loss is not that of a whole training."""
 _LARGEST_BATCH = 2**53
 _SAME_UNIT = 0.01
 
@@ -41,7 +79,7 @@ _SAME_UNIT = 0.01
 class ForeignTable:
     """A table, what kind it is, and how it was understood."""
 
-    kind: Literal["curves", "reaches"]
+    kind: Literal["curves", "reaches", "final losses"]
     table: pd.DataFrame
     """Tidy, with the columns of its kind in `docs/analysis_tables.md`."""
     groups: dict[int, str]
@@ -51,18 +89,29 @@ class ForeignTable:
 
 
 def read_table(
-    path: Path, *, group: Sequence[str] = (), columns: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    group: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    minimise: Minimised | None = None,
+    nan: NotANumber | None = None,
 ) -> ForeignTable:
-    """Read a file of curves or of steps to target.
+    """Read a file of curves, of steps to target, or of final losses.
 
     Parameters
     ----------
     path : Path
         `.csv`, `.tsv`, `.parquet`, or JSON lines (`.jsonl`, `.ndjson`).
     group : sequence of str
-        Columns whose values must not be pooled, such as the model.
+        Columns whose values must not be pooled, such as the model; a column `group` is always one.
     columns : mapping of str to str, optional
         Our name of a column to the table's, where it cannot be told.
+    minimise : {"loss", "steps"}, optional
+        Whether losses are the final ones of their runs, or those of curves; by default final where
+        every run has one.
+    nan : {"missing", "diverged"}, optional
+        What a loss of NaN stands for; needed where the table cannot tell (see above), and decides
+        where it can.
 
     Returns
     -------
@@ -73,19 +122,25 @@ def read_table(
     AnalysisError
         If the file cannot be read as its ending says, or the table is refused by `as_table`.
     """
-    return as_table(_read(path), group=group, columns=columns)
+    return as_table(read_file(path), group=group, columns=columns, minimise=minimise, nan=nan)
 
 
 def as_table(
-    table: pd.DataFrame, *, group: Sequence[str] = (), columns: Mapping[str, str] | None = None
+    table: pd.DataFrame,
+    *,
+    group: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+    minimise: Minimised | None = None,
+    nan: NotANumber | None = None,
 ) -> ForeignTable:
-    """Understand a DataFrame as curves or as steps to target.
+    """Understand a DataFrame as curves, as steps to target, or as final losses.
 
     Parameters
     ----------
     table : DataFrame
-        With a column of losses: curves; with one of steps to target: reaches.
-    group, columns
+        With a column of losses: curves, or final losses where every run has one; with one of
+        steps to target: reaches.
+    group, columns, minimise, nan
         As for `read_table`.
 
     Returns
@@ -95,41 +150,100 @@ def as_table(
     Raises
     ------
     AnalysisError
-        If columns are missing or ambiguous, units are mixed, values are not what they must be, or
-        one run is there twice.
+        If columns are missing or ambiguous, units are mixed, values are not what they must be, one
+        run is there twice, or a NaN may stand for two things.
     """
     for name in group:
         if name not in table:
             have = ", ".join(map(str, table.columns))
             msg = f"--group {name}: the table has no such column; it has: {have}"
             raise AnalysisError(msg)
-    labels, numbers = _groups(table, group)
-    table, notes = recognise(table, columns)
-    kind: Literal["curves", "reaches"] = "curves" if "loss" in table else "reaches"
-    if kind == "reaches":
+    given, (table, notes) = table, recognise(table, columns)
+    group = _group_columns(given, table, group)
+    labels, numbers = _groups(given, group)
+    has_loss = _has_loss(table, minimise)
+    if has_loss:
+        refuse_missing(table, ["global_batch_size"], "a table of losses")
+    else:
         needed = ["global_batch_size", "steps_to_target"]
         refuse_missing(table, needed, "a table without a loss is one of steps to target and")
-    else:
-        refuse_missing(table, ["global_batch_size"], "a table of curves")
-    known = _CURVE_NUMBERS if kind == "curves" else _REACH_NUMBERS
+    known = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
     found = _numbers(table, ("global_batch_size", "learning_rate", *known)).assign(group=numbers)
-    found = found.assign(**{n: table[n] for n in ("status", "outcome") if n in table})
+    names = ("status", "outcome", "trajectory_id")
+    found = found.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
     _refuse_batches(found["global_batch_size"])
     found["global_batch_size"] = found["global_batch_size"].astype("int64")
     found["seed"], said = _seeds(table)
     notes += said
-    if kind == "curves":
+    if has_loss:
         found, said = _runs(table, found)
         notes += said
     elif "run" in table:
         found["run_id"] = table["run"].reset_index(drop=True).astype(str)
-    _refuse_mixed_units(found, kind)
-    notes += _unused(table, found, group)
-    tidy = tidy_curves(found) if kind == "curves" else _reaches(found)
-    return ForeignTable(kind, tidy, labels, tuple(notes))
+    _refuse_mixed_units(found, "curves" if has_loss else "reaches")
+    notes += _grouped(labels) + _unused(table, found, group)
+    if not has_loss:
+        return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
+    has_progress = bool({"optimizer_step", "samples"} & set(found))
+    # Where nothing says how far a run was, its only loss is its last.
+    found = found if has_progress else found.assign(optimizer_step=1.0)
+    found, said = _measured(found, table["loss"], nan)
+    notes += said
+    alone = found["run"].is_unique
+    if not has_progress and (minimise == "steps" or not alone):
+        msg = (
+            "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
+            "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
+        )
+        raise AnalysisError(msg)
+    curves = tidy_curves(found)
+    if minimise == "steps" or (minimise is None and not alone):
+        return ForeignTable("curves", curves, labels, tuple(notes))
+    finals, said = _finals(curves, has_progress=has_progress)
+    notes += [*([_FINAL] if minimise is None else []), *said]
+    return ForeignTable("final losses", finals, labels, tuple(notes))
 
 
-def _read(path: Path) -> pd.DataFrame:
+_FINAL = (
+    "one loss a run: taken for the final losses, of which the lowest is sought; --minimise steps "
+    "takes them for curves"
+)
+
+
+def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
+    """Tell whether losses are what the table is read for."""
+    if minimise == "loss":
+        refuse_missing(table, ["loss"], "a table of final losses")
+    if "loss" not in table or "steps_to_target" not in table:
+        return "loss" in table
+    if minimise is None:
+        msg = (
+            "the table has both a loss and steps to a target; say which the analysis is of, with "
+            "--minimise loss or --minimise steps"
+        )
+        raise AnalysisError(msg)
+    return minimise == "loss"
+
+
+def read_file(path: Path) -> pd.DataFrame:
+    """Read a file so that what is missing and what is NaN stay apart.
+
+    Parameters
+    ----------
+    path : Path
+        As for `read_table`.
+
+    Returns
+    -------
+    DataFrame
+        As it stands in the file; in text and JSON a missing value is None, and a NaN the text
+        `nan`.
+
+    Raises
+    ------
+    AnalysisError
+        If it cannot be read as its ending says.
+    """
     kind = _ENDINGS.get(path.suffix.lower())
     if kind is None:
         msg = f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}"
@@ -137,10 +251,17 @@ def _read(path: Path) -> pd.DataFrame:
     try:
         _refuse_separator(path, kind)
         if kind == "parquet":
-            return pd.read_parquet(path)
+            # What pandas wrote is read as it was, with one NaN for both; others told them apart.
+            own = pq.read_schema(path).pandas_metadata is not None
+            return pd.read_parquet(path) if own else pd.read_parquet(path, dtype_backend="pyarrow")
         if kind == "lines":
-            return pd.read_json(path, lines=True)
-        return pd.read_csv(path, sep="," if kind == "csv" else "\t", skipinitialspace=True)
+            return _lines(path)
+        separator = "," if kind == "csv" else "\t"
+        texts = pd.read_csv(
+            path, sep=separator, skipinitialspace=True, dtype=str, keep_default_na=False
+        )
+        texts = texts.astype(object).apply(lambda column: column.str.strip())
+        return texts.where(texts.ne(""), None)
     except FileNotFoundError:
         msg = f"{path}: there is no such file"
         raise AnalysisError(msg) from None
@@ -149,6 +270,21 @@ def _read(path: Path) -> pd.DataFrame:
         reason = " ".join(str(error).split()) or type(error).__name__
         msg = f"{path} cannot be read as {kind}: {reason}"
         raise AnalysisError(msg) from None
+
+
+def _lines(path: Path) -> pd.DataFrame:
+    """Read JSON lines; pandas would make one NaN of null, NaN and what is not there."""
+    with path.open(encoding="utf-8") as file:
+        rows: list[dict[str, Any]] = [json.loads(line) for line in file if line.strip()]
+    names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118
+    columns = {
+        name: ["nan" if _is_nan(row.get(name)) else row.get(name) for row in rows] for name in names
+    }
+    return pd.DataFrame({name: pd.Series(own, dtype=object) for name, own in columns.items()})
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and value != value  # noqa: PLR0124
 
 
 def _refuse_separator(path: Path, kind: str) -> None:
@@ -171,6 +307,14 @@ def _refuse_separator(path: Path, kind: str) -> None:
     raise AnalysisError(msg)
 
 
+def _group_columns(given: pd.DataFrame, named: pd.DataFrame, asked: Sequence[str]) -> Sequence[str]:
+    """Add the table's own column of groups to those asked for."""
+    if "group" not in named:
+        return asked
+    own = str(given.columns[named.columns.get_loc("group")])
+    return [own, *(name for name in asked if name != own)]
+
+
 def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], NDArray[np.int64]]:
     if not names:
         return {0: ""}, np.zeros(len(table), dtype=np.int64)
@@ -184,14 +328,26 @@ def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], 
     return {number: str(label) for number, label in enumerate(found)}, codes.astype(np.int64)
 
 
+def _grouped(labels: Mapping[int, str]) -> list[str]:
+    return (
+        [f"{len(labels)} groups, never pooled: {_some(labels.values())}"] if len(labels) > 1 else []
+    )
+
+
+def _some(texts: Iterable[str], most: int = 6) -> str:
+    shown = list(texts)
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
+
+
 def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Take columns as numbers; refuse what is none, is missing, negative or infinite."""
     found = {}
     for name in (name for name in names if name in table):
         column = table[name]
         numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
-        odd = numbers.isna() & column.notna() & ~column.astype(str).str.strip().isin(["", "nan"])
-        _refuse(odd, name, column, "is a number in every row")
+        none = column.isna() | column.astype(str).str.strip().str.lower().isin(_MISSING | _NAN)
+        _refuse(numbers.isna() & ~none, name, column, "is a number in every row")
         if name not in _MAY_BE_MISSING:
             _refuse(numbers.isna(), name, column, "is there in every row")
         if name not in _MAY_BE_INFINITE:
@@ -202,6 +358,65 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             _refuse(numbers == 0, name, column, "is above 0")
         found[name] = numbers.reset_index(drop=True)
     return pd.DataFrame(found)
+
+
+def _measured(
+    found: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
+) -> tuple[pd.DataFrame, list[str]]:
+    """Leave out the rows whose loss was not measured, and say what was taken for what.
+
+    A run without any loss keeps one row, at no progress, so that it stays in every denominator.
+    """
+    words = _words(losses)
+    none, missing = found["loss"].isna(), words.isin(_MISSING)
+    unclear = none & ~missing & ~words.isin(_NAN)
+    if unclear.any() and nan is None:
+        row = int(np.flatnonzero(unclear)[0]) + 1
+        msg = (
+            f"loss has no number in {unclear.sum()} of {len(found)} rows, such as row {row}, and "
+            "pandas has one NaN for what was not measured and for what training logged as NaN. "
+            "Say which: --nan missing (nan='missing') leaves the rows out, --nan diverged "
+            "(nan='diverged') takes them for logged, which meets no target. Text files tell them "
+            "apart: an empty cell is missing, and nan was logged"
+        )
+        raise AnalysisError(msg)
+    out = none if nan == "missing" else missing
+    said = []
+    if out.any():
+        said.append(
+            f"{out.sum()} of {len(found)} rows have no loss and are left out, as not measured (a "
+            "NaN that training logged is written nan; pandas writes it with na_rep='nan')"
+        )
+    if (none & ~out).any():
+        said.append(
+            f"{(none & ~out).sum()} losses are NaN, taken as logged: they meet no target, and a "
+            "run that ends with one diverged; --nan missing leaves them out"
+        )
+    if out.all():
+        msg = f"loss has a number in one row at least; all {len(found)} have none"
+        raise AnalysisError(msg)
+    progress = [name for name in PROGRESS if name in found]
+    if "status" in found:
+        # How a run ended may stand in its last row alone, and that may be one without a loss.
+        ordered = found.sort_values(progress[:1], kind="stable")
+        found["status"] = ordered.groupby("run")["status"].transform("last")
+    silent = out.groupby(found["run"]).transform("all") & ~found.duplicated("run")
+    found.loc[silent, progress] = 0.0
+    return found[~out | silent].reset_index(drop=True), said
+
+
+def _words(losses: pd.Series[Any]) -> pd.Series[str]:
+    """Write what stands in place of a number in small letters; `?` where pandas does not tell."""
+    told = isinstance(losses.dtype, pd.ArrowDtype)
+
+    def word(value: object) -> str:
+        if value is None or (told and value is pd.NA):
+            return ""
+        if isinstance(value, str):
+            return value.strip().lower()
+        return "nan" if told and _is_nan(value) else "?"
+
+    return losses.astype(object).map(word).reset_index(drop=True).astype(object)
 
 
 def _refuse(wrong: pd.Series[bool], name: str, column: pd.Series[str], rule: str) -> None:
@@ -245,10 +460,32 @@ def _runs(table: pd.DataFrame, found: pd.DataFrame) -> tuple[pd.DataFrame, list[
     return found.assign(run=run), [f"no column of runs: rows of one {', '.join(names)} are a run"]
 
 
+def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, list[str]]:
+    """Take the last loss of each run; infinite where it diverged."""
+    finals = final_losses(curves).drop(columns="settled_loss")
+    finals = finals.rename(columns={"final_loss": "final_eval_loss"})
+    if has_progress:
+        last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)
+        finals = finals.assign(**{name: last[name] for name in PROGRESS})
+    early = finals["status"].isin(_EARLY)
+    missing = finals["final_eval_loss"].isna() & ~early
+    said = []
+    if early.any():
+        found = ", ".join(sorted(finals.loc[early, "status"].unique()))
+        said.append(f"{early.sum()} of {len(finals)} runs did not end ({found}) and are left out")
+    if missing.any():
+        said.append(f"{missing.sum()} of {len(finals)} runs have no final loss and are left out")
+    return finals[~early & ~missing].reset_index(drop=True), said
+
+
 def _reaches(found: pd.DataFrame) -> pd.DataFrame:
     names = ("group", "target_loss", "learning_rate", "global_batch_size", "seed")
     keys = [name for name in names if name in found]
     again = found.duplicated(keys)
+    if "trajectory_id" in found:
+        # One training that was cut differently, of which one row will count.
+        cuts = found["trajectory_id"].notna() & found.duplicated([*keys, "trajectory_id"])
+        again &= ~cuts
     if again.any():
         row = found.loc[again, keys].iloc[0]
         said = ", ".join(f"{name}={row[name]:g}" for name in keys if name != "group")
@@ -293,15 +530,22 @@ def _refuse_mixed_units(found: pd.DataFrame, kind: str) -> None:
 
 
 def _unused(table: pd.DataFrame, found: pd.DataFrame, group: Sequence[str]) -> list[str]:
-    """Name columns that tell apart rows which nothing else does, as a setting would."""
-    known = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run"}
-    known |= {*_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
+    """Name columns that tell apart runs of one batch and learning rate, as a setting would.
+
+    Seeds do not excuse them: two models may have been trained with seeds of their own.
+    """
+    known = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
+    known |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
     left = [n for n in table if n not in known]
-    left = [n for n in left if 1 < table[n].astype(str).nunique() <= len(table) / 2]
-    same = ["group", "global_batch_size", "seed", *(["learning_rate"] * ("learning_rate" in found))]
     texts = table[left].astype(str).reset_index(drop=True)
-    varies = texts.groupby([found[name] for name in same]).nunique().gt(1).any()
-    suspects = [str(name) for name in varies.index[varies]]
+    if "run" in found:
+        # What varies along a run was measured, and is no setting.
+        varies = texts.groupby(found["run"]).nunique().gt(1).any()
+        texts = texts.loc[~found.duplicated("run"), list(varies.index[~varies])]
+    few = [n for n in texts if 1 < texts[n].nunique() <= len(texts) / 2]
+    same = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in found))]
+    apart = texts[few].groupby([found.loc[texts.index, name] for name in same]).nunique()
+    suspects = [str(name) for name in apart if apart[name].gt(1).any()]
     if not suspects:
         return []
     said = ", ".join(suspects)

@@ -97,7 +97,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
 def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
     simulated().to_csv(tmp_path / "curves.csv", index=False)
     found = analyze(tmp_path / "curves.csv", targets=[3.0])
-    assert found.reaches["outcome"].eq("reached").all()
+    assert found.runs["outcome"].eq("reached").all()
     tradeoff = next(section for section in found.sections if section.headlines)
     critical = next(e for n, e in tradeoff.headlines.items() if n.startswith("critical_batch_size"))
     assert critical.value == pytest.approx(64, rel=0.05)

@@ -2,7 +2,8 @@
 
 Sources: Schuirmann 1987, doi:10.1007/BF01068419 (the tests, and that they amount to an interval of
 level 1 - 2 alpha within the margin); Berger, Hsu 1996, doi:10.1214/ss/1032280304 (several
-comparisons that must all be equivalent need no correction: an intersection-union test).
+comparisons that must all be equivalent need no correction: an intersection-union test); Welch 1947,
+doi:10.1093/biomet/34.1-2.28 (two samples of unlike spreads, and their degrees of freedom).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ __all__ = [
     "bootstrap_interval",
     "detectable_margin",
     "tost",
+    "tost_unpaired",
+    "welch",
 ]
 
 ALPHA = 0.05
@@ -46,13 +49,14 @@ Verdict = Literal["equivalent", "different", "not identified"]
 
 @dataclass(frozen=True)
 class Tost:
-    """What paired differences say about a margin."""
+    """What paired differences, or two samples, say about a margin."""
 
     n: int
-    """Pairs."""
+    """Pairs; runs of both samples where there are no pairs."""
     mean: float
+    """Mean difference; of two samples first minus second."""
     sd: float
-    """ddof 1."""
+    """Of the differences, ddof 1; of two samples the root of the mean of both variances."""
     low: float
     """Lower end of the (1 - 2 alpha) t-interval of the mean."""
     high: float
@@ -68,8 +72,8 @@ class Tost:
     smallest_margin: float
     """Equivalent by any margin above this one."""
     detectable_margin: float
-    """Margin that as many pairs of the same spread show with a power of 80 %, were there no
-    difference at all."""
+    """Margin that as many pairs, or runs, of the same spread show with a power of 80 %, were there
+    no difference at all."""
 
 
 def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
@@ -105,8 +109,71 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
         mean = float(values[0]) if n == 1 and not infinite else math.nan
         return _unknown(n, mean, margin, reason)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
-    error = sd / math.sqrt(n)
-    half = _quantile(1 - alpha, n - 1) * error
+    return _judged(n, sd, (mean, sd / math.sqrt(n), n - 1), margin, alpha)
+
+
+def tost_unpaired(first: ArrayLike, second: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
+    """Test whether the means of two independent samples differ by less than a margin.
+
+    Parameters
+    ----------
+    first, second : array_like, shapes (n,) and (m,)
+        One value a run; infinite for one that diverged. They may spread unlike one another.
+    margin : float
+        In the unit of the values, fixed before they were seen.
+    alpha : float
+        Level of each of the two tests.
+
+    Returns
+    -------
+    Tost
+        With Welch's standard error and degrees of freedom. Pairs on the same samples say more:
+        `tost`.
+
+    Raises
+    ------
+    AnalysisError
+        If the margin is not positive, alpha not in (0, 0.5), or a value is NaN.
+    """
+    one, other = (np.asarray(values, dtype=float).ravel() for values in (first, second))
+    both = np.concatenate([one, other])
+    _check(both, margin, alpha)
+    n, infinite = len(both), int(np.isinf(both).sum())
+    if infinite:
+        return _unknown(n, math.nan, margin, f"{infinite} of {n} values are not finite")
+    if min(len(one), len(other)) < 2:
+        mean = float(one.mean() - other.mean()) if len(one) and len(other) else math.nan
+        reason = f"{len(one)} and {len(other)} values; a spread needs 2 of each"
+        return _unknown(n, mean, margin, reason)
+    sd = math.sqrt((float(one.var(ddof=1)) + float(other.var(ddof=1))) / 2)
+    return _judged(n, sd, welch(one, other), margin, alpha)
+
+
+def welch(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
+    """Compute the difference of two means with Welch's standard error and degrees of freedom.
+
+    Parameters
+    ----------
+    first, second : array, shapes (n,) and (m,)
+        Finite, two values at least in each.
+
+    Returns
+    -------
+    tuple of float
+        First mean minus second, its standard error, degrees of freedom.
+    """
+    parts = [float(values.var(ddof=1)) / len(values) for values in (first, second)]
+    spread = sum(v**2 / (len(x) - 1) for v, x in zip(parts, (first, second), strict=True))
+    freedom = sum(parts) ** 2 / spread if spread else len(first) + len(second) - 2
+    return float(first.mean() - second.mean()), math.sqrt(sum(parts)), freedom
+
+
+def _judged(
+    n: int, sd: float, found: tuple[float, float, float], margin: float, alpha: float
+) -> Tost:
+    """Judge a mean difference, given with its standard error and degrees of freedom."""
+    mean, error, freedom = found
+    half = _quantile(1 - alpha, freedom) * error
     low, high = mean - half, mean + half
     verdict: Verdict = "not identified"
     unclear: str | None = None
@@ -126,12 +193,12 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
         low=low,
         high=high,
         margin=margin,
-        p_equivalent=_survival(margin - abs(mean), error, n - 1),
-        p_different=_survival(abs(mean) - margin, error, n - 1),
+        p_equivalent=_survival(margin - abs(mean), error, freedom),
+        p_different=_survival(abs(mean) - margin, error, freedom),
         verdict=verdict,
         reason=unclear,
         smallest_margin=max(abs(low), abs(high)),
-        detectable_margin=detectable_margin(n, sd, alpha),
+        detectable_margin=error * _standard_margin(freedom, alpha, POWER),
     )
 
 
@@ -165,7 +232,7 @@ def detectable_margin(n: int, sd: float, alpha: float = ALPHA, power: float = PO
     if n < 2 or not 0 <= sd < math.inf:
         msg = f"a margin needs n >= 2 pairs and a finite spread >= 0; got {n=}, {sd=}"
         raise AnalysisError(msg)
-    return sd / math.sqrt(n) * _standard_margin(n, alpha, power)
+    return sd / math.sqrt(n) * _standard_margin(n - 1, alpha, power)
 
 
 def bootstrap_interval(
@@ -230,7 +297,7 @@ def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
     )
 
 
-def _survival(distance: float, error: float, freedom: int) -> float:
+def _survival(distance: float, error: float, freedom: float) -> float:
     """Return the probability of a t statistic above distance / error; pairs may have no spread."""
     if error == 0:
         return 0.5 if distance == 0 else float(distance < 0)
@@ -239,20 +306,20 @@ def _survival(distance: float, error: float, freedom: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def _quantile(probability: float, freedom: int) -> float:
+def _quantile(probability: float, freedom: float) -> float:
     return float(t.ppf(probability, freedom))
 
 
 @lru_cache(maxsize=256)
-def _standard_margin(n: int, alpha: float, power: float) -> float:
+def _standard_margin(freedom: float, alpha: float, power: float) -> float:
     """Return the margin in units of the standard error."""
-    quantile = float(t.ppf(1 - alpha, n - 1))
-    scale = 1 / math.sqrt(n - 1)
+    quantile = float(t.ppf(1 - alpha, freedom))
+    scale = 1 / math.sqrt(freedom)
 
     def excess(margin: float) -> float:
         def inside(s: float) -> float:
             within = 2 * norm.cdf(margin - quantile * s) - 1
-            return float(within * chi.pdf(s, n - 1, scale=scale))
+            return float(within * chi.pdf(s, freedom, scale=scale))
 
         return float(quad(inside, 0, margin / quantile, limit=200)[0]) - power
 

@@ -10,7 +10,7 @@ from batchscape.analysis.learning_rate.table import SERIES, cost_table
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
-__all__ = ["at_best_learning_rate", "tuning_warning"]
+__all__ = ["at_best_learning_rate", "tied_warning", "tuning_warning"]
 
 
 def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
@@ -110,6 +110,49 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     ]
     said = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
     return f"NOT TUNED EVERYWHERE{_target(best)}: {'; '.join(said)}. {remedy}" if said else None
+
+
+def tied_warning(table: pd.DataFrame, value: str) -> str | None:
+    """Say where several learning rates share the lowest cost, of which the tables show one.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As for `cost_table`.
+    value : str
+        What is minimised: `steps_to_target`, or a loss.
+
+    Returns
+    -------
+    str or None
+        None where every global batch has one best rate.
+
+    Raises
+    ------
+    AnalysisError
+        As `cost_table` does.
+    """
+    if "learning_rate" not in table or table["learning_rate"].isna().all():
+        return None
+    costs = cost_table(table[table["learning_rate"].notna()], value)
+    keys = [*SERIES, "global_batch_size"]
+    means = costs.groupby([*keys, "learning_rate"], dropna=False)["cost"].mean().reset_index()
+    least = means.groupby(keys, dropna=False)["cost"].transform("min")
+    # Equal but for the rounding of a mean; two infinite costs are no tie.
+    tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
+    said = [
+        f"B = {own['global_batch_size'].iloc[0]:g}: {_all(own['learning_rate'])}"
+        for _, own in tied.groupby(keys, dropna=False)
+        if len(own) > 1
+    ]
+    if not said:
+        return None
+    return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"
+
+
+def _all(rates: pd.Series[float]) -> str:
+    *others, last = [significant(rate, 3) for rate in rates]
+    return f"{', '.join(others)} and {last}"
 
 
 def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:

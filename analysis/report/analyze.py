@@ -1,25 +1,30 @@
-"""`batchscape analyze`: targets, trade-off and learning rates of a table of anyone's."""
+"""`batchscape analyze`: targets, trade-off, learning rates and samples of a table of anyone's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from batchscape.analysis.comparing.samples_view import samples_section
 from batchscape.analysis.figures.style import paper_style
-from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.analysis.learning_rate.choice import (
+    at_best_learning_rate,
+    tied_warning,
+    tuning_warning,
+)
 from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.place import check_place
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines, show_section, write_sections
 from batchscape.analysis.targets.choice import choose_targets
-from batchscape.analysis.targets.crossings import steps_to_target
-from batchscape.analysis.targets.foreign import ForeignTable, read_table
+from batchscape.analysis.targets.crossings import Crossing, steps_to_target
+from batchscape.analysis.targets.foreign import ForeignTable, Minimised, NotANumber, read_table
 from batchscape.analysis.targets.section import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.view import tradeoff_section
@@ -33,8 +38,9 @@ class Analysis:
     """What a table says."""
 
     source: Path
-    reaches: pd.DataFrame
-    """Steps to target, read or found; what everything else is computed from."""
+    runs: pd.DataFrame
+    """One row a run, what everything else is computed from: steps to each target, read or found,
+    or the final loss."""
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
     """How the table was understood."""
@@ -72,13 +78,14 @@ class Analysis:
         check_place(out, "analysis.md")
         for folder in (out / "tables", out / "figures"):
             folder.mkdir(parents=True, exist_ok=True)
-        page, reaches = out / "analysis.md", out / "tables" / "reaches.csv"
+        name = "reaches" if "steps_to_target" in self.runs else "runs"
+        page, runs = out / "analysis.md", out / "tables" / f"{name}.csv"
         lines = [f"# {escape_markdown(self.source.name)}"]
         lines += [f"- {escape_markdown(note)}" for note in self.notes]
         lines += [line for section in self.sections for line in section_lines(section)]
         page.write_text("\n\n".join(line.strip("\n") for line in lines) + "\n", encoding="utf-8")
-        self.reaches.to_csv(reaches, index=False)
-        return [page, *write_sections(self.sections, out), reaches]
+        self.runs.to_csv(runs, index=False)
+        return [page, *write_sections(self.sections, out), runs]
 
 
 def analyze(
@@ -90,8 +97,13 @@ def analyze(
     reference_batch_size: float | None = None,
     group: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
+    minimise: Minimised | None = None,
+    nan: NotANumber | None = None,
+    crossing: Crossing = "sustained",
+    margin: float | None = None,
+    below: float | None = None,
 ) -> Analysis:
-    """Analyse a table of curves or of steps to target, whoever made it.
+    """Analyse a table of curves, of steps to target or of final losses, whoever made it.
 
     Parameters
     ----------
@@ -101,8 +113,14 @@ def analyze(
         Losses to reach; by default chosen from curves, or all of a table of steps to target.
     form, overhead, reference_batch_size
         As for `fit_tradeoff`.
-    group, columns
+    group, columns, minimise, nan
         As for `read_table`.
+    crossing : str
+        As for `steps_to_target`; of curves.
+    margin : float, optional
+        Within which groups count as equal: nats of final losses, else a difference of log steps.
+    below : float, optional
+        What the mean final loss of each cell is tested to lie below.
 
     Returns
     -------
@@ -111,12 +129,15 @@ def analyze(
     Raises
     ------
     AnalysisError
-        If the table is refused, or a target is not in it.
+        If the table is refused, a target is not in it, or an option asks for what it has not.
     """
-    read = read_table(path, group=group, columns=columns)
-    reaches, notes = _reaches(read, targets)
+    read = read_table(path, group=group, columns=columns, minimise=minimise, nan=nan)
+    _refuse_unfit(read, targets, crossing, below)
+    if read.kind == "final losses":
+        return Analysis(path, read.table, _of_final_losses(read, margin, below), read.notes)
+    reaches, notes = _reaches(read, targets, crossing)
     best = at_best_learning_rate(reaches)
-    warning = tuning_warning(reaches)
+    warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]
     with paper_style():
         sections = [
             targets_section(best, groups=read.groups, notes=notes, quantity="loss"),
@@ -126,21 +147,74 @@ def analyze(
                 overhead=overhead,
                 reference_batch_size=reference_batch_size,
                 groups=read.groups,
-                warnings=[] if warning is None else [warning],
+                warnings=[text for text in warnings if text is not None],
             ),
             learning_rate_section(reaches, groups=read.groups),
+            samples_section(reaches, groups=read.groups, margin=margin),
         ]
     found = tuple(section for section in sections if section is not None)
     return Analysis(path, reaches, found, read.notes)
 
 
+def _refuse_unfit(
+    read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing, below: float | None
+) -> None:
+    """Refuse what a table of this kind cannot answer."""
+    if targets is not None and read.kind == "final losses":
+        msg = "the table has one loss a run, and steps to a target need curves: leave --target out"
+        raise AnalysisError(msg)
+    if below is not None and read.kind != "final losses":
+        msg = f"--below is of final losses, and the table is one of {read.kind}"
+        hint = "; add --minimise loss" if read.kind == "curves" else ""
+        raise AnalysisError(msg + hint)
+    if crossing != "sustained" and read.kind != "curves":
+        msg = f"--crossing is found in curves, and the table is one of {read.kind}"
+        raise AnalysisError(msg)
+
+
+def _of_final_losses(
+    read: ForeignTable, margin: float | None, below: float | None
+) -> tuple[Section, ...]:
+    """Seek the learning rate of the lowest final loss, and say how the runs spread."""
+    runs = read.table
+    warnings = [_unequal(runs), tied_warning(runs, "final_eval_loss")]
+    with paper_style():
+        rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
+        samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
+    said = [text for text in warnings if text is not None]
+    first = replace(samples, warnings=[*said, *samples.warnings])
+    return (first,) if rates is None else (first, rates)
+
+
+def _unequal(runs: pd.DataFrame) -> str | None:
+    """Say where final losses are of trainings of unequal length."""
+    if "samples" not in runs:
+        return (
+            "how many samples each run saw is not in the table: final losses compare at equal ones"
+        )
+    spans = runs.groupby("group")["samples"].agg(["min", "max"])
+    unlike = spans[spans["max"] > spans["min"] * _SAME_LENGTH]
+    if unlike.empty:
+        return None
+    low, high = unlike["min"].min(), unlike["max"].max()
+    return (
+        f"runs ended after {low:g} to {high:g} samples: a loss after more of them is lower, "
+        "whatever the batch or learning rate. Compare at equal samples, or at a target with "
+        "--minimise steps"
+    )
+
+
+_SAME_LENGTH = 1.02
+"""Runs whose lengths differ by less differ by what a last, partial batch makes: ours."""
+
+
 def _reaches(
-    read: ForeignTable, targets: Sequence[float] | None
+    read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if read.kind == "curves":
         chosen = choose_targets(read.table) if targets is None else None
         notes = () if chosen is None else chosen.notes
-        return steps_to_target(read.table, targets), notes
+        return steps_to_target(read.table, targets, crossing=crossing), notes
     if targets is None:
         return read.table, ()
     there = sorted(read.table["target_loss"].dropna().unique(), reverse=True)

@@ -10,6 +10,10 @@
   steps, tokens and time. It cannot be wrong by more than the bracket, `steps_low` to `steps_high`.
   Where the earlier loss is not finite, or the first measurement of all meets the target, nothing
   can be interpolated and the upper end is taken.
+* **First evaluation**: the first measurement that meets the target, as it stands: not interpolated,
+  and whatever became of the run later. So scores AlgoPerf (Dahl et al. 2023, arXiv:2306.07179;
+  `get_index_that_reaches_target` in scoring/performance_profile.py of
+  github.com/mlcommons/algorithmic-efficiency).
 * **Not reached** is an outcome, not a number. A run that diverged, at whatever time, never reaches:
   its bracket is infinite. One that ended before (`censored`) or was cut by a rule (`pruned`) would
   have needed more than its last measured step.
@@ -18,7 +22,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -32,7 +36,7 @@ from batchscape.errors import AnalysisError
 
 __all__ = ["OUTCOMES", "TO_TARGET", "Crossing", "steps_to_target"]
 
-Crossing = Literal["sustained", "first"]
+Crossing = Literal["sustained", "first", "first_evaluation"]
 
 OUTCOMES = ("reached", "censored", "pruned", "diverged")
 """How a run stands to a target."""
@@ -62,8 +66,9 @@ def steps_to_target(
         One row a measurement, as `curves_of` or `read_table` returns it.
     targets : sequence of float, optional
         Losses; by default `choose_targets` chooses those of each group.
-    crossing : {"sustained", "first"}
-        Which crossing the values are of.
+    crossing : {"sustained", "first", "first_evaluation"}
+        Which crossing the values are of; at the first evaluation nothing is interpolated, and a
+        run that diverges later has reached.
 
     Returns
     -------
@@ -80,8 +85,8 @@ def steps_to_target(
         If the table lacks columns or contradicts itself, a target is not a finite number, or
         one was met before the training began.
     """
-    if crossing not in {"sustained", "first"}:
-        msg = f"crossing is 'sustained' or 'first', got {crossing!r}"
+    if crossing not in get_args(Crossing):
+        msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
         raise AnalysisError(msg)
     curves = tidy_curves(curves)
     asked = _targets_of(curves, targets)
@@ -123,10 +128,13 @@ def _reaches(
     met = (loss <= target) & (loss > -np.inf)  # False for NaN
     first, sustained, confirmed = _crossings(met, runs)
     _refuse_met_at_start(loss, step, runs, met, target)
-    at = first if crossing == "first" else sustained
+    at = sustained if crossing == "sustained" else first
+    as_measured = crossing == "first_evaluation"
+    diverged = diverged & ~((at <= runs.last) & as_measured)
     reached = (at <= runs.last) & ~diverged
     upper = np.where(reached, at, runs.last)
-    values = _interpolated(curves, upper, upper == runs.start, target)
+    # A run's first row has none before it to interpolate from.
+    values = _interpolated(curves, upper, (upper == runs.start) | as_measured, target)
     first_upper = np.minimum(first, runs.last)
     first_steps = _interpolated(curves, first_upper, first_upper == runs.start, target)
     before = np.where(upper > runs.start, step[upper - 1], 0.0)
@@ -149,7 +157,7 @@ def _reaches(
             ),
             "crossing": crossing,
             "interpolation_error": error,
-            "confirmed_by": np.where(reached, confirmed[crossing], 0),
+            "confirmed_by": np.where(reached, confirmed["first" if as_measured else crossing], 0),
         }
     )
 

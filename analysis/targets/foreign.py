@@ -389,7 +389,7 @@ def _measured(
         )
     if (none & ~out).any():
         said.append(
-            f"{(none & ~out).sum()} losses are NaN, taken as logged: they meet no target, and a "
+            f"{(none & ~out).sum()} of {len(found)} losses are NaN, taken as logged: they meet no target, and a "
             "run that ends with one diverged; --nan missing leaves them out"
         )
     if out.all():

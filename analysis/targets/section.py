@@ -122,7 +122,8 @@ def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
                 f"{earlier} of {len(reached)} crossings were first met more than 10 % earlier than "
                 "for good: the loss went back above the target in between"
             )
-    if "confirmed_by" in reached and len(reached):
+    for_good = "crossing" not in reached or reached["crossing"].eq("sustained").any()
+    if "confirmed_by" in reached and len(reached) and for_good:
         alone = reached["confirmed_by"].eq(0).sum()
         if alone:
             yield (

@@ -18,6 +18,13 @@ from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missi
 __all__ = ["reaches_grid", "reaches_table", "tidy_reaches"]
 
 _KEYS = ("group", "global_batch_size", "learning_rate", "target_loss")
+_CROSSINGS = {
+    "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
+    "is at or below it.",
+    "first": "A target is reached at the first crossing: the loss may go back above it later.",
+    "first_evaluation": "A target is reached at the first evaluation that met it, without "
+    "interpolation, whatever became of the run later.",
+}
 _UNITS = {
     "steps_to_target": "optimizer steps",
     "samples_to_target": "samples",
@@ -85,8 +92,9 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
         One row a group, target, global batch and learning rate, in this order: `n`, `n_reached`,
         `n_censored`, `n_pruned`, `n_diverged`; of each of steps, samples, tokens and time the
         median with infinity (`steps_to_target`, `..._low`, `..._high`) and, where all runs
-        reached, the geometric mean (`..._geometric_mean`); `interpolation_error` (median) and
-        `run_ids`. A median that censored runs leave open is NaN, its lower end still stands.
+        reached, the geometric mean (`..._geometric_mean`); `crossing`, `interpolation_error`
+        (median) and `run_ids`. A median that censored runs leave open is NaN, its lower end still
+        stands.
     """
     reaches = distinct_trajectories(tidy_reaches(reaches))
     keys = [name for name in _KEYS if name in reaches]
@@ -98,6 +106,8 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
         row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
         for name in TO_TARGET:
             row |= _figures(cell, name, level)
+        if "crossing" in cell:
+            row["crossing"] = cell["crossing"].iloc[0]
         if "interpolation_error" in cell:
             row["interpolation_error"] = cell["interpolation_error"].median()
         row["run_ids"] = _names(cell)
@@ -155,10 +165,14 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
         notes=[
             "Median over runs, a run that diverged counting as infinite; in brackets its "
             f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
-            "A target is reached at the sustained crossing: from there on every measured loss is "
-            "at or below it.",
+            *(_CROSSINGS[name] for name in _crossings(table)),
         ],
     )
+
+
+def _crossings(table: pd.DataFrame) -> list[str]:
+    found = table["crossing"].dropna().unique() if "crossing" in table else []
+    return [str(name) for name in found if name in _CROSSINGS]
 
 
 def _figures(cell: pd.DataFrame, name: str, level: float) -> dict[str, float]:

@@ -277,8 +277,8 @@ def _analyze(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="batchscape analyze",
         description="Fit how optimizer steps trade against the global batch in a table of your "
-        "own: loss curves, or steps to a target loss, one row a measurement or run. Columns: "
-        "docs/analysis_tables.md.",
+        "own: loss curves, or steps to a target loss, one row a measurement or run; or seek the "
+        "learning rates of the lowest final losses. Columns: docs/analysis_tables.md.",
         epilog="Example: batchscape analyze steps.csv --group model --reference-batch 256",
     )
     parser.add_argument("table", metavar="TABLE", type=Path, help=".csv, .tsv, .parquet or .jsonl")
@@ -290,7 +290,11 @@ def _analyze(arguments: list[str]) -> int:
         help="losses to reach; default: chosen from curves, or all that the table has",
     )
     parser.add_argument(
-        "--group", metavar="COLUMN", nargs="+", default=[], help="columns that runs must agree in"
+        "--group",
+        metavar="COLUMN",
+        nargs="+",
+        default=[],
+        help="columns that runs must agree in; a column `group` is always one",
     )
     parser.add_argument(
         "--column",
@@ -299,6 +303,35 @@ def _analyze(arguments: list[str]) -> int:
         action="append",
         default=[],
         help="which column of the table is NAME, where that cannot be told",
+    )
+    parser.add_argument(
+        "--minimise",
+        choices=("loss", "steps"),
+        help="final losses, or steps to a target; default: loss where every run has one loss",
+    )
+    parser.add_argument(
+        "--nan",
+        choices=("missing", "diverged"),
+        help="what a loss of NaN is; default: text and JSON say, and what does not is asked about",
+    )
+    parser.add_argument(
+        "--crossing",
+        choices=("sustained", "first", "first_evaluation"),
+        default="sustained",
+        help="when a curve reaches a target: for good, at first, or at the first evaluation as "
+        "measured, which is AlgoPerf's rule; default: sustained",
+    )
+    parser.add_argument(
+        "--margin",
+        metavar="M",
+        type=float,
+        help="groups are equivalent within M nats of final loss, or M in log steps (unpaired TOST)",
+    )
+    parser.add_argument(
+        "--below",
+        metavar="LOSS",
+        type=float,
+        help="test, one-sided, whether mean final losses lie below LOSS",
     )
     parser.add_argument("--form", choices=("two_term", "free_exponent"), default="two_term")
     parser.add_argument(
@@ -326,6 +359,11 @@ def _analyze(arguments: list[str]) -> int:
         reference_batch_size=parsed.reference_batch,
         group=parsed.group,
         columns=dict(parsed.column),
+        minimise=parsed.minimise,
+        nan=parsed.nan,
+        crossing=parsed.crossing,
+        margin=parsed.margin,
+        below=parsed.below,
     )
     analysis.render(_console())
     if parsed.out is None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchscape.analysis.targets.columns import ALIASES
+from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.foreign import as_table, read_table
+from batchscape.analysis.targets.summary import reaches_table
 from batchscape.errors import AnalysisError
 
 
@@ -194,3 +199,128 @@ def test_whatever_comes_is_understood_or_refused(data: st.DataObject) -> None:
     content = {name: data.draw(st.lists(cells, min_size=n, max_size=n)) for name in columns}
     with contextlib.suppress(AnalysisError):
         assert len(as_table(pd.DataFrame(content)).table) == n
+
+
+BENT = """batch,seed,step,val_loss
+8,0,0,5.0
+8,0,10,3.0
+8,0,20,{0}
+8,0,30,2.9
+8,1,0,5.0
+8,1,10,3.0
+8,1,20,2.9
+8,1,30,{0}
+"""
+
+
+def crossings(found: pd.DataFrame) -> list[tuple[str, float]]:
+    reached = steps_to_target(found, [3.5])
+    return list(zip(reached["outcome"], reached["steps_high"], strict=True))
+
+
+@pytest.mark.parametrize(("text", "logged"), [("", False), ("NA", False), ("nan", True)])
+def test_an_empty_loss_is_missing_and_nan_was_logged(
+    tmp_path: Path, text: str, logged: bool
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(BENT.format(text))
+    # Missing: neither resets the sustained crossing, nor ends the run. Logged: both do.
+    kept, lost = [("reached", 10.0)] * 2, [("reached", 30.0), ("diverged", math.inf)]
+    found = read_table(path)
+    assert crossings(found.table) == (lost if logged else kept)
+    said = "2 of 8 losses are NaN, taken as logged" if logged else "2 of 8 rows have no loss"
+    assert any(said in note for note in found.notes)
+    assert crossings(read_table(path, nan="missing").table) == kept
+
+
+def test_a_run_without_any_loss_stays_in_the_counts(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(BENT.format("2.9") + "8,2,10,\n8,2,20,\n")
+    assert crossings(read_table(path).table)[-1] == ("censored", math.inf)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_formats_that_tell_missing_from_nan_are_read_so(tmp_path: Path, kind: str) -> None:
+    missing = [5.0, 3.0, None, 2.9, 5.0, 3.0, 2.9, float("nan")]
+    rows = table(BENT.format("2.9")).assign(val_loss=pd.Series(missing, dtype=object))
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        names = rows.columns.drop("val_loss")
+        columns = {name: pa.array(rows[name].to_numpy()) for name in names}
+        pq.write_table(pa.table({**columns, "val_loss": pa.array(missing)}), path)
+    else:
+        path.write_text("\n".join(json.dumps(row) for row in rows.to_dict("records")))
+    found = read_table(path)
+    assert crossings(found.table) == [("reached", 10.0), ("diverged", math.inf)]
+    assert crossings(read_table(path, nan="missing").table) == [("reached", 10.0)] * 2
+
+
+def test_what_pandas_cannot_tell_is_asked_about(tmp_path: Path) -> None:
+    rows = table(BENT.format(""))
+    rows.to_parquet(tmp_path / "t.parquet")
+    for ask in (lambda **nan: as_table(rows, **nan),
+                lambda **nan: as_table(rows.convert_dtypes(), **nan),
+                lambda **nan: read_table(tmp_path / "t.parquet", **nan)):  # fmt: skip
+        with pytest.raises(AnalysisError, match=r"no number in 2 of 8 rows, such as row 3.*--nan"):
+            ask()
+        assert crossings(ask(nan="missing").table) == [("reached", 10.0)] * 2
+        assert crossings(ask(nan="diverged").table)[1] == ("diverged", math.inf)
+
+
+def test_a_column_of_groups_is_used() -> None:
+    # Seeds of their own: nothing else tells the two models apart.
+    two = pd.concat([table(STEPS).assign(group="a"),
+                     table(STEPS).assign(group="b", trial=lambda t: t["trial"] + 2)])  # fmt: skip
+    found = as_table(two)
+    assert found.groups == {0: "a", 1: "b"}
+    assert found.table["group"].tolist() == [0] * 6 + [1] * 6
+    assert "2 groups, never pooled: a, b" in found.notes
+    assert as_table(two.assign(size=1), group=["size"]).groups == {0: "a, 1", 1: "b, 1"}
+    assert as_table(two, group=["group"]).groups == {0: "a", 1: "b"}
+    named = two.rename(columns={"group": "model"})
+    assert "not used, and it varies: model" in as_table(named).notes[-1]
+    assert as_table(named, columns={"group": "model"}).groups == {0: "a", 1: "b"}
+
+
+def test_cuts_of_one_trajectory_are_no_further_seeds() -> None:
+    cuts = pd.concat([table(STEPS), table(STEPS)])
+    named = cuts.assign(trajectory_id=cuts["batch_size"].astype(str) + cuts["trial"].astype(str))
+    assert reaches_table(as_table(named).table)["n"].tolist() == [2, 2, 2]
+    with pytest.raises(AnalysisError, match="a run reaches a target once"):
+        as_table(cuts)
+
+
+FINAL = """batch,lr,seed,step,loss
+8,0.1,0,100,2.5
+8,0.2,0,100,2.3
+8,0.4,0,100,nan
+16,0.1,0,50,
+16,0.2,0,50,2.4
+16,0.4,0,50,2.2
+"""
+
+
+def test_one_loss_a_run_is_a_table_of_final_losses(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(FINAL)
+    found = read_table(path)
+    assert found.kind == "final losses"
+    assert found.table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
+    assert found.table["samples"].eq(800).all()
+    assert any("1 of 6 runs have no final loss" in note for note in found.notes)
+    assert any("--minimise steps takes them for curves" in note for note in found.notes)
+    assert read_table(path, minimise="steps").kind == "curves"
+    path.write_text(FINAL.replace(",step", "").replace(",100", "").replace(",50", ""))
+    assert read_table(path).table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
+    with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
+        read_table(path, minimise="steps")
+
+
+def test_the_last_losses_of_curves_are_minimised_where_asked() -> None:
+    rows = table(BENT.format("2.9"))
+    assert as_table(rows).kind == "curves"
+    found = as_table(rows.assign(status=["completed"] * 7 + ["diverged"]), minimise="loss")
+    assert found.table["final_eval_loss"].tolist() == [2.9, math.inf]
+    both = table(STEPS).assign(loss=2.0)
+    with pytest.raises(AnalysisError, match="both a loss and steps"):
+        as_table(both.rename(columns={"steps": "steps_to_target"}))

@@ -1,0 +1,413 @@
+"""Runs that are no pairs: two samples, one against a constant, their spread, and what diverged.
+
+A table has one row a run. Where runs of two sides share their samples and seeds, paired differences
+say more (`compare_sweeps`, `tost`); tables of others mostly do not say whether they do.
+
+Sources: two samples of unlike spreads: Welch 1947, doi:10.1093/biomet/34.1-2.28. Several
+comparisons: Holm 1979. Interval of a variance: NIST/SEMATECH e-Handbook, section 1.3.5.8. Interval
+of a share: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.multiplicity import holm
+from batchscape.analysis.targets.tidy import refuse_missing
+from batchscape.errors import AnalysisError
+
+__all__ = [
+    "OneSided",
+    "TwoSamples",
+    "compare_samples",
+    "divergence_rate",
+    "divergence_rates",
+    "one_sided_test",
+    "pooled_spread",
+]
+
+_CELL = ("group", "target_loss", "global_batch_size", "learning_rate")
+"""Columns that tell cells apart, as far as a table has them."""
+
+
+@dataclass(frozen=True)
+class TwoSamples:
+    """Two samples of runs, set side by side."""
+
+    reference: str
+    other: str
+    n_reference: int
+    n_other: int
+    difference: Estimate
+    """Mean of the other minus mean of the reference, with Welch's t-interval."""
+    p_different: float
+    """p value of the two-sided test that there is no difference; NaN where it has none."""
+    p_adjusted: float
+    """The same by Holm, for the number of comparisons."""
+    equivalence: Tost | None
+    """Two one-sided tests with the same standard error; None without a margin."""
+
+
+@dataclass(frozen=True)
+class OneSided:
+    """A mean against a constant that was fixed beforehand."""
+
+    mean: Estimate
+    """With a one-sided interval: only one end is finite."""
+    constant: float
+    alternative: Literal["less", "greater"]
+    p: float
+    """p value of the t-test; NaN where it has none."""
+    verdict: Literal["shown", "not shown", "not identified"]
+    """Shown: the interval leaves the constant out. That it is not is no proof of the contrary."""
+
+
+def compare_samples(
+    table: pd.DataFrame,
+    value: str,
+    by: str,
+    *,
+    reference: object = None,
+    margin: float | None = None,
+    level: float = LEVEL,
+) -> tuple[TwoSamples, ...]:
+    """Compare the mean of a column between groups of independent runs.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run, all else equal but `by` and seeds.
+    value : str
+        Column to compare, such as `final_eval_loss`; infinite where a run diverged.
+    by : str
+        Column whose values tell the samples apart.
+    reference : object, optional
+        Value of `by` that the others are compared with; the first in the table if not given.
+    margin : float, optional
+        In the unit of the value, fixed before it was seen: adds two one-sided tests.
+    level : float
+        Coverage of the intervals.
+
+    Returns
+    -------
+    tuple of TwoSamples
+        One for each other value of `by`, in order of appearance.
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing, a value is none, there is no second sample, or the reference is
+        not one of them.
+
+    Notes
+    -----
+    Source: Welch 1947, doi:10.1093/biomet/34.1-2.28; Holm 1979 for the adjusted p values;
+    Schuirmann 1987, doi:10.1007/BF01068419, for the equivalence.
+    """
+    refuse_missing(table, [value, by], "a comparison of samples")
+    samples = {name: _values(own, value) for name, own in table.groupby(by, sort=False)}
+    first = next(iter(samples)) if reference is None else reference
+    if first not in samples or len(samples) < 2:
+        found = ", ".join(map(str, samples))
+        msg = (
+            f"a comparison needs two samples, one of them the reference; {by} has {found}, and the "
+            f"reference is {first}"
+        )
+        raise AnalysisError(msg)
+    base = samples.pop(first)
+    compared = [
+        _two_samples((str(first), base), (str(name), own), value, margin, level)
+        for name, own in samples.items()
+    ]
+    adjusted = holm([found.p_different for found in compared])
+    return tuple(
+        replace(found, p_adjusted=float(p)) for found, p in zip(compared, adjusted, strict=True)
+    )
+
+
+def one_sided_test(
+    table: pd.DataFrame,
+    value: str,
+    constant: float,
+    *,
+    alternative: Literal["less", "greater"] = "less",
+    level: float = LEVEL,
+) -> OneSided:
+    """Test whether the mean of a column lies below, or above, a constant.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run.
+    value : str
+        Column whose mean is tested; infinite where a run diverged.
+    constant : float
+        In the unit of the value, fixed before it was seen: a published figure, say.
+    alternative : {"less", "greater"}
+        What is to be shown of the mean.
+    level : float
+        Coverage of the one-sided interval; the test is at one minus it.
+
+    Returns
+    -------
+    OneSided
+
+    Raises
+    ------
+    AnalysisError
+        If the column is missing, a value is none, or the constant is not finite.
+
+    Notes
+    -----
+    Source: Student 1908, doi:10.1093/biomet/6.1.1.
+    """
+    refuse_missing(table, [value], "a test against a constant")
+    if alternative not in {"less", "greater"} or not math.isfinite(constant):
+        msg = (
+            "a one-sided test is of a mean that is 'less' or 'greater' than a finite constant, got "
+            f"{alternative=}, {constant=}"
+        )
+        raise AnalysisError(msg)
+    values = _values(table, value)
+    n = len(values)
+    definition = f"mean of {value}"
+    if n < 2 or not np.isfinite(values).all():
+        return OneSided(
+            _open(values, definition), constant, alternative, math.nan, "not identified"
+        )
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
+    reach = float(stats.t.ppf(level, n - 1)) * error
+    is_less = alternative == "less"
+    bound = mean + reach if is_less else mean - reach
+    low, high = (-math.inf, bound) if is_less else (bound, math.inf)
+    shown = bound < constant if is_less else bound > constant
+    beyond = constant - mean if is_less else mean - constant
+    # Runs without any spread lie on one side, whatever their number.
+    p = float(stats.t.sf(beyond / error, n - 1)) if error else float(beyond <= 0)
+    estimate = Estimate(mean, low, high, n, "", f"one-sided t-interval over {n} runs", definition)
+    return OneSided(estimate, constant, alternative, p, "shown" if shown else "not shown")
+
+
+def pooled_spread(
+    table: pd.DataFrame, value: str, *, cells: Sequence[str] | None = None, level: float = LEVEL
+) -> Estimate:
+    """Estimate the spread over seeds that the runs of all cells share.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run.
+    value : str
+        Column that spreads; runs whose value is infinite or missing are left out, and counted in
+        the note.
+    cells : sequence of str, optional
+        Columns that tell cells apart; of `group`, `target_loss`, `global_batch_size` and
+        `learning_rate` those that there are if not given.
+    level : float
+        Coverage of the interval.
+
+    Returns
+    -------
+    Estimate
+        Standard deviation within a cell, with n runs behind it; not identified where no cell has
+        two runs.
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing or a value is no number.
+
+    Notes
+    -----
+    The root of the variances' mean, weighted by their degrees of freedom; the interval is that of
+    chi-square with their sum, and takes cells to spread alike. Source: NIST/SEMATECH e-Handbook of
+    Statistical Methods, section 1.3.5.8.
+    """
+    names = [n for n in _CELL if n in table] if cells is None else list(cells)
+    refuse_missing(table, [value, *names], "a pooled spread")
+    numbers = _numbers(table, value)
+    known = table[names].assign(value=numbers)[np.isfinite(numbers)]
+    own = (
+        known.groupby(names, dropna=False)["value"]
+        if names
+        else known.groupby(lambda _: 0)["value"]
+    )
+    found = own.agg(["var", "count"]).query("count > 1")
+    freedom, lost = int((found["count"] - 1).sum()), len(table) - len(known)
+    definition = f"standard deviation of {value} over runs that differ in their seed alone"
+    note = f"{lost} runs without a finite value are left out" if lost else None
+    if not freedom:
+        missing = math.nan
+        why = f"{NOT_IDENTIFIED}: no cell has two runs with a finite value"
+        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
+    squares = float((found["var"] * (found["count"] - 1)).sum())
+    ends = stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], freedom)
+    low, high = (math.sqrt(squares / float(end)) for end in ends)
+    method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
+    value_ = math.sqrt(squares / freedom)
+    return Estimate(value_, low, high, int(found["count"].sum()), "", method, definition, note)
+
+
+def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
+    """Estimate the share of runs that diverge.
+
+    Parameters
+    ----------
+    table : DataFrame
+        One row a run, with `outcome`, `status`, or `final_eval_loss`: a run diverged where one of
+        them says so, the loss by not being finite.
+    level : float
+        Least coverage of the interval.
+
+    Returns
+    -------
+    Estimate
+        With the interval of Clopper and Pearson, which holds the share at least as often as
+        `level` says, at any number of runs.
+
+    Raises
+    ------
+    AnalysisError
+        If the table is empty or has none of these columns.
+
+    Notes
+    -----
+    Source: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
+    """
+    diverged = _diverged(table)
+    count, n = int(diverged.sum()), len(diverged)
+    ends = stats.binomtest(count, n).proportion_ci(level, method="exact")
+    return Estimate(
+        value=count / n,
+        low=float(ends.low),
+        high=float(ends.high),
+        n=n,
+        unit="",
+        method=f"Clopper-Pearson over {n} runs",
+        definition="share of runs that diverged",
+        note=f"{count} of {n}",
+    )
+
+
+def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+    """Estimate the share of runs that diverge, cell by cell.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As for `divergence_rate`; cells are told apart by `group`, `global_batch_size` and
+        `learning_rate`, as far as it has them. Of a run with several targets one row counts.
+    level : float
+        Least coverage of the intervals.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell: the columns above, `n`, `diverged`, `rate`, `low` and `high`.
+
+    Raises
+    ------
+    AnalysisError
+        As `divergence_rate` does.
+    """
+    _diverged(table)
+    names = [name for name in _CELL if name in table and name != "target_loss"]
+    runs = table
+    if "target_loss" in table:
+        target = table["target_loss"].fillna(0.0).to_numpy()
+        group = table["group"].to_numpy() if "group" in table else np.zeros(len(table))
+        runs = table[target == pd.Series(target).groupby(group).transform("max").to_numpy()]
+    rows = []
+    for key, own in runs.groupby(names, dropna=False) if names else [((), runs)]:
+        found = divergence_rate(own, level=level)
+        count = round(found.value * found.n)
+        numbers = {"n": found.n, "diverged": count, "rate": found.value}
+        ends = {"low": found.low, "high": found.high}
+        rows.append({**dict(zip(names, key, strict=True)), **numbers, **ends})
+    return pd.DataFrame(rows)
+
+
+def _two_samples(
+    reference: tuple[str, NDArray[np.float64]],
+    other: tuple[str, NDArray[np.float64]],
+    value: str,
+    margin: float | None,
+    level: float,
+) -> TwoSamples:
+    (first, base), (second, own) = reference, other
+    equivalence = None if margin is None else tost_unpaired(own, base, margin)
+    definition = f"mean {value} of {second} minus that of {first}"
+    both = np.concatenate([base, own])
+    p = math.nan
+    if min(len(base), len(own)) < 2 or not np.isfinite(both).all():
+        estimate = _open(both, definition)
+        if np.isfinite(both).all():
+            difference = float(own.mean() - base.mean())
+            counts = f"{len(base)} and {len(own)} runs; an interval needs 2 of each"
+            estimate = replace(estimate, value=difference, note=counts)
+    else:
+        mean, error, freedom = welch(own, base)
+        half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+        p = 2 * float(stats.t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+        method = f"Welch's t with {freedom:.3g} degrees of freedom"
+        estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)
+    return TwoSamples(first, second, len(base), len(own), estimate, p, math.nan, equivalence)
+
+
+def _open(values: NDArray[np.float64], definition: str) -> Estimate:
+    """Return an estimate without an interval, and why it has none."""
+    missing, n, infinite = math.nan, len(values), int(np.isinf(values).sum())
+    if infinite:
+        why = f"{NOT_IDENTIFIED}: {infinite} of {n} runs have no finite value"
+        return Estimate(missing, missing, missing, n, "", "none", definition, why)
+    mean = float(values.mean())
+    why = f"{n} {'run' if n == 1 else 'runs'}; an interval needs 2"
+    return Estimate(mean, missing, missing, n, "", "none", definition, why)
+
+
+def _values(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    numbers = _numbers(table, name)
+    if np.isnan(numbers).any():
+        msg = (
+            f"{name} is missing in {int(np.isnan(numbers).sum())} of {len(numbers)} rows; leave "
+            "out runs without a value, and give those that diverged an infinite one"
+        )
+        raise AnalysisError(msg)
+    return numbers
+
+
+def _numbers(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    try:
+        column = pd.to_numeric(table[name])
+    except (TypeError, ValueError) as error:
+        msg = f"{name} must be a number: {error}"
+        raise AnalysisError(msg) from None
+    numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return numbers
+
+
+def _diverged(table: pd.DataFrame) -> NDArray[np.bool_]:
+    known = [n for n in ("outcome", "status", "final_eval_loss") if n in table]
+    if table.empty or not known:
+        msg = (
+            "a rate of divergence needs runs with outcome, status or final_eval_loss; the table "
+            f"has {len(table)} rows and {', '.join(map(str, table.columns)) or 'no columns'}"
+        )
+        raise AnalysisError(msg)
+    found = np.zeros(len(table), dtype=bool)
+    for name in known:
+        if name == "final_eval_loss":
+            found |= ~np.isfinite(_numbers(table, name))
+        else:
+            found |= table[name].eq("diverged").to_numpy(dtype=bool)
+    return found

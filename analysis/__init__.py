@@ -12,6 +12,15 @@ from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.comparing.power import smallest_detectable_effect
+from batchscape.analysis.comparing.samples import (
+    OneSided,
+    TwoSamples,
+    compare_samples,
+    divergence_rate,
+    divergence_rates,
+    one_sided_test,
+    pooled_spread,
+)
 from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.comparison import QUANTITIES, compare, throughput_ratios, valid_figures
 from batchscape.analysis.cost.memory import MemoryModel, fit_memory
@@ -29,7 +38,7 @@ from batchscape.analysis.equivalence.decompositions import (
 )
 from batchscape.analysis.equivalence.gradients import gradient_errors
 from batchscape.analysis.equivalence.paired import judge_equivalence, paired_differences
-from batchscape.analysis.equivalence.tost import tost
+from batchscape.analysis.equivalence.tost import Tost, tost, tost_unpaired
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
@@ -67,11 +76,14 @@ __all__ = [
     "Evidence",
     "MemoryModel",
     "Needs",
+    "OneSided",
     "Recommendation",
     "Report",
     "StepTimeModel",
     "Tables",
+    "Tost",
     "TradeoffFit",
+    "TwoSamples",
     "analyze",
     "as_table",
     "at_best_learning_rate",
@@ -82,11 +94,14 @@ __all__ = [
     "choose_targets",
     "compare",
     "compare_decompositions",
+    "compare_samples",
     "compare_sweeps",
     "cost_table",
     "critical_batch_curve",
     "curve_groups",
     "curves_of",
+    "divergence_rate",
+    "divergence_rates",
     "find_cells",
     "fit_memory",
     "fit_step_time",
@@ -102,9 +117,11 @@ __all__ = [
     "mean_curves",
     "median_with_infinity",
     "noise_scale_curves",
+    "one_sided_test",
     "paired_differences",
     "pareto_front",
     "performance_profile",
+    "pooled_spread",
     "reaches_table",
     "read_table",
     "recommend",
@@ -119,6 +136,7 @@ __all__ = [
     "throughput_ratios",
     "time_to_target",
     "tost",
+    "tost_unpaired",
     "tuning_warning",
     "valid_figures",
     "with_spread",

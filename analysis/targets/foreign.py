@@ -345,8 +345,10 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     found = {}
     for name in (name for name in names if name in table):
         column = table[name]
-        numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
-        none = column.isna() | column.astype(str).str.strip().str.lower().isin(_MISSING | _NAN)
+        # As objects, for Arrow's NaN is no missing value.
+        objects = column.astype(object)
+        numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
+        none = objects.isna() | objects.astype(str).str.strip().str.lower().isin(_MISSING | _NAN)
         _refuse(numbers.isna() & ~none, name, column, "is a number in every row")
         if name not in _MAY_BE_MISSING:
             _refuse(numbers.isna(), name, column, "is there in every row")
@@ -389,8 +391,8 @@ def _measured(
         )
     if (none & ~out).any():
         said.append(
-            f"{(none & ~out).sum()} of {len(found)} losses are NaN, taken as logged: they meet no target, and a "
-            "run that ends with one diverged; --nan missing leaves them out"
+            f"{(none & ~out).sum()} of {len(found)} losses are NaN, taken as logged: they meet no "
+            "target, and a run that ends with one diverged; --nan missing leaves them out"
         )
     if out.all():
         msg = f"loss has a number in one row at least; all {len(found)} have none"

@@ -25,6 +25,8 @@ __all__ = ["samples_section"]
 
 _BATCH, _RATE = "global_batch_size", "learning_rate"
 _LOSS, _STEPS = "final_eval_loss", "log steps to target"
+_FEWEST = 3
+"""Runs on either side below which no interval is shown: it would say nothing."""
 
 
 def samples_section(
@@ -238,7 +240,8 @@ def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
         difference = significant(row["difference"], 3)
         pair = f"{row['other']} against {row['reference']}"
         counts = f"{row['n_other']} and {row['n_reference']}"
-        known = difference + (ends if np.isfinite(row["low"]) else "")
+        shown = np.isfinite(row["low"]) and min(row["n_reference"], row["n_other"]) >= _FEWEST
+        known = difference + (ends if shown else "")
         cells = [*texts(row), pair, counts, known, significant(row["p_adjusted"], 2)]
         rows.append([*cells, *([row["equivalence"] or MISSING] if has_margin else [])])
     headers = [*place, "groups", "runs", f"difference, {LEVEL:.0%} interval", "p (Holm)"]

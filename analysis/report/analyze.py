@@ -12,11 +12,13 @@ from rich.text import Text
 
 from batchscape.analysis.comparing.samples_view import samples_section
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     tied_warning,
     tuning_warning,
 )
+from batchscape.analysis.learning_rate.linear_laws import linear_laws_section
 from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.place import check_place
@@ -150,6 +152,7 @@ def analyze(
                 warnings=[text for text in warnings if text is not None],
             ),
             learning_rate_section(reaches, groups=read.groups),
+            _linear(reaches, None, read.groups),
             samples_section(reaches, groups=read.groups, margin=margin),
         ]
     found = tuple(section for section in sections if section is not None)
@@ -183,7 +186,26 @@ def _of_final_losses(
         samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
     said = [text for text in warnings if text is not None]
     first = replace(samples, warnings=[*said, *samples.warnings])
-    return (first,) if rates is None else (first, rates)
+    sections = (first, rates, _linear(pd.DataFrame(), runs, read.groups))
+    return tuple(section for section in sections if section is not None)
+
+
+def _linear(
+    reaches: pd.DataFrame, finals: pd.DataFrame | None, groups: Mapping[int, str]
+) -> Section | None:
+    """Fit the laws on the linear scale too, where there are optima to fit."""
+    try:
+        optima = find_optima(reaches, finals)
+    except AnalysisError:
+        # The section on learning rates says so.
+        return None
+    if optima is None or optima.best["learning_rate"].notna().sum() < _FEWEST_OPTIMA:
+        return None
+    return linear_laws_section(optima, groups)
+
+
+_FEWEST_OPTIMA = 3
+"""With fewer no law of two parameters has a scatter."""
 
 
 def _unequal(runs: pd.DataFrame) -> str | None:

@@ -1,0 +1,274 @@
+"""Laws of the learning rate on the linear scale, and how far their noise batch is known.
+
+`laws.py` fits the logarithms of the optima, so that each counts by its relative error. Published
+fits often take the learning rates themselves, so that the largest count most: here both can be set
+side by side. Each scale has an AICc of its own, which says nothing of the other's.
+
+The noise batch of a saturating or surge law, B_noise, has the interval of its profile: all values
+at which the sum of squares exceeds the least one by no more than the F quantile with 1 and n - 2
+degrees of freedom allows. Where the batches do not reach to one side of it, it has no end there.
+
+Source: Bates and Watts 1988, Nonlinear Regression Analysis and Its Applications, section 6.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.learning_rate.aim import Optima
+from batchscape.analysis.learning_rate.exponent import is_bounded
+from batchscape.analysis.learning_rate.laws import LAWS
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.tradeoff.forms import aicc
+from batchscape.errors import AnalysisError
+
+__all__ = ["Scale", "linear_laws", "linear_laws_section", "noise_batch"]
+
+Scale = Literal["log", "linear"]
+"""What is squared: differences of log learning rates, or of learning rates."""
+
+_Array = NDArray[np.float64]
+_FAR = math.log(1e4)
+"""How far outside the batches a noise batch is looked for, as a logarithm."""
+_NEAR = math.log(10)
+"""How far outside the batches it still counts as found there."""
+_EXPONENTS = (-3.0, 3.0)
+_POINTS = 801
+
+
+def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+    """Fit the laws of `learning_rate_laws` by least squares of the learning rates themselves.
+
+    Parameters
+    ----------
+    best : DataFrame
+        One row a global batch: `global_batch_size` and `learning_rate`; where there are any, `low`
+        and `high`. As for `learning_rate_laws`, and the same optima count.
+    level : float
+        Coverage of the intervals of the noise batch.
+
+    Returns
+    -------
+    DataFrame
+        One row a law: `law`, `parameters`, `coefficient`, `exponent` (of the power law),
+        `noise_scale`, `noise_scale_low`, `noise_scale_high` (samples; of saturating and surge),
+        `rms` (of residuals, in learning rate), `aicc` and `delta_aicc`; NaN where there are too few
+        batches.
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing, or a number is not above 0.
+
+    Notes
+    -----
+    Source: as `learning_rate_laws` for the laws; Hurvich and Tsai 1989 for AICc; Bates and Watts
+    1988, section 6.1, for the intervals.
+    """
+    batch, rate = _optima(best)
+    rows = []
+    for law in LAWS:
+        scales = law in {"saturating", "surge"}
+        parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
+        row: dict[str, object] = {"law": law, "parameters": parameters}
+        empty = ("coefficient", "exponent", "noise_scale", "rms", "aicc")
+        row |= dict.fromkeys((*empty, "noise_scale_low", "noise_scale_high"), math.nan)
+        rows.append(row)
+        if len(batch) <= parameters:
+            continue
+        squares = _squares(law, batch, rate, "linear")
+        second = 0.0
+        if law == "power":
+            second = _least(squares, np.linspace(*_EXPONENTS, _POINTS))
+            row["exponent"] = second
+        elif scales:
+            second = _least(squares, _grid(batch))
+            found = noise_batch(best, law, scale="linear", level=level)
+            names = ("noise_scale", "noise_scale_low", "noise_scale_high")
+            row |= zip(names, (found.value, found.low, found.high), strict=True)
+        shape = np.exp(LAWS[law](batch, second))
+        least = float(squares(np.array([second]))[0])
+        row["coefficient"] = float(shape @ np.exp(rate) / (shape @ shape))
+        row["rms"] = math.sqrt(least / len(batch))
+        # Relative to the rates' own size, for AICc takes what is below rounding for nothing.
+        criterion = aicc(least / float(np.exp(2 * rate).mean()), len(batch), parameters)
+        row["aicc"] = criterion if math.isfinite(criterion) else math.nan
+    table = pd.DataFrame(rows)
+    return table.assign(delta_aicc=table["aicc"] - table["aicc"].min())
+
+
+def noise_batch(
+    best: pd.DataFrame, law: str = "saturating", *, scale: Scale = "log", level: float = LEVEL
+) -> Estimate:
+    """Estimate the noise batch of a law of the learning rate, with its interval.
+
+    Parameters
+    ----------
+    best : DataFrame
+        As for `linear_laws`.
+    law : {"saturating", "surge"}
+        eps_max / (1 + B_noise/B), or 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)).
+    scale : {"log", "linear"}
+        What is fitted: log learning rates, or learning rates.
+    level : float
+        Coverage of the interval.
+
+    Returns
+    -------
+    Estimate
+        In samples; not identified where it lies more than a factor of 10 outside the batches, or
+        there are fewer than 3. An end of 0 or infinity is none.
+
+    Raises
+    ------
+    AnalysisError
+        If the law has no noise batch, columns are missing, or a number is not above 0.
+
+    Notes
+    -----
+    Source: Bates and Watts 1988, Nonlinear Regression Analysis, section 6.1 (profile); for the laws
+    McCandlish et al. 2018, arXiv:1812.06162, equation 2.6, and Li et al. 2024, arXiv:2405.14578.
+    """
+    if law not in {"saturating", "surge"} or scale not in {"log", "linear"}:
+        msg = (
+            "the laws with a noise batch are saturating and surge, fitted on the scale 'log' or "
+            f"'linear'; got {law=}, {scale=}"
+        )
+        raise AnalysisError(msg)
+    batch, rate = _optima(best)
+    n, missing = len(batch), math.nan
+    definition = f"B_noise of the {law} law, by least squares on the {scale} scale"
+    if n < 3:
+        why = f"{NOT_IDENTIFIED}: {n} global batches have a bounded optimum, 3 needed"
+        return Estimate(missing, missing, missing, n, "samples", "none", definition, why)
+    squares, grid = _squares(law, batch, rate, scale), _grid(batch)
+    value = _least(squares, grid)
+    least = float(squares(np.array([value]))[0])
+    limit = least * (1 + float(stats.f.ppf(level, 1, n - 2)) / (n - 2))
+
+    def excess(point: float) -> float:
+        return float(squares(np.array([point]))[0]) - limit
+
+    inside = np.append(grid[squares(grid) <= limit], value)
+    ends = []
+    for end, edge, none in ((inside.min(), grid[0], 0.0), (inside.max(), grid[-1], math.inf)):
+        step = math.copysign(grid[1] - grid[0], edge - end)
+        beyond = float(end + step)
+        if end == edge or excess(beyond) <= 0:
+            ends.append(none)
+        else:
+            ends.append(math.exp(optimize.brentq(excess, float(end), beyond)))
+    held = batch.min() - _NEAR < value < batch.max() + _NEAR
+    note = None if held else f"{NOT_IDENTIFIED}: the batches do not reach it"
+    method = f"profile of the sum of squares, F with 1 and {n - 2} degrees of freedom"
+    number = math.exp(value) if held else missing
+    return Estimate(number, ends[0], ends[1], n, "samples", method, definition, note)
+
+
+def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
+    """Show the laws on the linear scale, and the noise batches of both scales.
+
+    Parameters
+    ----------
+    optima : Optima
+        As `find_optima` returns them.
+    groups : mapping of int to str
+        Labels of the groups.
+
+    Returns
+    -------
+    Section
+    """
+    best, answer, parts, rows = optima.best, [], [], []
+    several = best["group"].nunique() > 1
+    for number, own in best.groupby("group"):
+        label = groups.get(int(str(number)), f"group {number}")
+        table = linear_laws(own)
+        parts.append(table.assign(group=number))
+        for law in ("saturating", "surge"):
+            by = {scale: noise_batch(own, law, scale=scale) for scale in ("log", "linear")}
+            texts = " and ".join(f"{one.text(2)} on the {name} scale" for name, one in by.items())
+            answer.append(
+                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}."
+            )
+        for row in table.to_dict("records"):
+            second = significant(row["exponent"], 3) if row["law"] == "power" else MISSING
+            if not math.isnan(row["noise_scale"]):
+                ends = (significant(row[f"noise_scale_{end}"], 2) for end in ("low", "high"))
+                second = f"{significant(row['noise_scale'], 3)} [{', '.join(ends)}]"
+            numbers = [significant(row[name], 3) for name in ("coefficient", "rms", "delta_aicc")]
+            texts_ = [str(row["law"]), numbers[0], second, *numbers[1:]]
+            rows.append([*([label] if several else []), *texts_])
+    headers = ["law", "coefficient", "exponent or B_noise", "residual", "ΔAICc"]
+    grid = Grid(
+        headers=[*(["group"] if several else []), *headers],
+        rows=rows,
+        short_first="group" if several else "law",
+        n_left=2 if several else 1,
+        notes=[
+            "Least squares of the learning rates themselves, which the largest decide; ΔAICc "
+            "compares these fits with one another, not with those of logarithms. In brackets the "
+            f"{LEVEL:.0%} interval of B_noise (profile, F).",
+        ],
+    )
+    view = TableView(
+        "learning_rate_laws_linear", "Laws on the linear scale", pd.concat(parts), grid
+    )
+    return Section("Laws of the learning rate on the linear scale", answer, [view])
+
+
+def _optima(best: pd.DataFrame) -> tuple[_Array, _Array]:
+    """Return the logarithms of batches and learning rates of the optima that count."""
+    missing = [name for name in ("global_batch_size", "learning_rate") if name not in best]
+    if missing:
+        msg = f"laws need the columns global_batch_size and learning_rate; missing: {missing}"
+        raise AnalysisError(msg)
+    used = best[is_bounded(best)].sort_values("global_batch_size")
+    numbers = used[["global_batch_size", "learning_rate"]].to_numpy(dtype=float)
+    if not (np.isfinite(numbers) & (numbers > 0)).all():
+        msg = "global_batch_size and learning_rate must be finite and above 0"
+        raise AnalysisError(msg)
+    batch, rate = np.log(numbers).T
+    return batch, rate
+
+
+def _squares(law: str, batch: _Array, rate: _Array, scale: Scale) -> Callable[[_Array], _Array]:
+    """Return the least sum of squares over the coefficient, at second parameters of shape (m,)."""
+
+    def squares(second: _Array) -> _Array:
+        shape = np.stack([LAWS[law](batch, float(point)) for point in second])
+        if scale == "log":
+            away = rate - shape
+            return np.asarray(((away - away.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))
+        curve, wanted = np.exp(shape), np.exp(rate)
+        coefficient = curve @ wanted / (curve**2).sum(axis=1)
+        return np.asarray(((wanted - coefficient[:, None] * curve) ** 2).sum(axis=1))
+
+    return squares
+
+
+def _grid(batch: _Array) -> _Array:
+    return np.linspace(batch.min() - _FAR, batch.max() + _FAR, _POINTS)
+
+
+def _least(squares: Callable[[_Array], _Array], grid: _Array) -> float:
+    """Find the lowest point on a grid, and between its neighbours."""
+    at = int(np.argmin(squares(grid)))
+    around = float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])
+    found = optimize.minimize_scalar(
+        lambda point: float(squares(np.array([point]))[0]),
+        bounds=around,
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return float(found.x)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.from_table import judge_table
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparing.samples import (
     OneSided,
@@ -111,6 +112,7 @@ __all__ = [
     "gradient_errors",
     "judge_claims",
     "judge_equivalence",
+    "judge_table",
     "kaplan_meier",
     "learning_rate_laws",
     "linear_laws",

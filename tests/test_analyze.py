@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from batchscape.analysis.report.analyze import analyze
+from batchscape.analysis.report.analyze import Analysis, analyze
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
 
@@ -239,3 +240,117 @@ def test_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
 def test_two_thousand_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
     found = [outcome_of(number, tmp_path) for number in range(2000)]
     assert 100 < found.count("analysed") < 1900
+
+
+def tables_of(found: Analysis) -> dict[str, pd.DataFrame]:
+    return {view.name: view.table for section in found.sections for view in section.tables}
+
+
+def texts_of(found: Analysis) -> str:
+    return " ".join(text for s in found.sections for text in [*s.answer, *s.warnings])
+
+
+def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
+    """A log whose last rows have no held-out loss gives what it gives without these rows."""
+    curves = simulated()
+    last = curves.groupby(["bs", "seed"]).tail(1)
+    ended = pd.concat([curves, last.assign(step=1200, val_loss=np.nan)])
+    curves.to_csv(tmp_path / "without.csv", index=False)
+    ended.to_csv(tmp_path / "with.csv", index=False)
+    ended.to_csv(tmp_path / "logged.csv", index=False, na_rep="nan")
+    plain, holed, logged = (
+        analyze(tmp_path / f"{name}.csv", targets=[3.0]) for name in ("without", "with", "logged")
+    )
+    fits = [tables_of(found)["critical_batch"]["critical_batch_size"] for found in (plain, holed)]
+    assert fits[0].tolist() == fits[1].tolist()
+    assert fits[0].iloc[0] == pytest.approx(64, rel=0.05)
+    assert holed.runs["outcome"].eq("reached").all()
+    assert any("24 of 5784 rows have no loss" in note for note in holed.notes)
+    assert logged.runs["outcome"].eq("diverged").all()
+    assert "Of 24 runs 24 diverged: a share of 1" in texts_of(logged)
+
+
+def test_a_column_of_groups_is_never_pooled(tmp_path: Path) -> None:
+    rows = [
+        {"group": f"at {critical}", "batch": 2**k, "seed": seed + 3 * (critical > 100),
+         "steps": 1000 * (1 + critical / 2**k) * (1 + 0.01 * ((seed + k) % 3 - 1))}
+        for critical in (50, 800) for k in range(3, 13) for seed in range(3)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    found = analyze(tmp_path / "t.csv")
+    sizes = tables_of(found)["critical_batch"]["critical_batch_size"].tolist()
+    assert sizes == pytest.approx([50, 800], rel=0.03)
+    assert any("2 groups, never pooled: at 50, at 800" in note for note in found.notes)
+    pairs = tables_of(found)["group_comparisons"]
+    assert pairs["global_batch_size"].tolist() == [2**k for k in range(3, 13)]
+    apart = [np.log((1 + 800 / 2**k) / (1 + 50 / 2**k)) for k in range(3, 13)]
+    assert pairs["difference"].tolist() == pytest.approx(apart)
+
+
+def final_losses(tie: bool = False) -> pd.DataFrame:
+    """Final losses of a learning-rate study: parabolas whose optimum grows as B^0.5."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for batch in (16, 32, 64, 128, 256):
+        for rate in 0.001 * 2.0 ** np.arange(-1, 7):
+            for seed in range(3):
+                away = np.log(rate / (0.001 * batch**0.5))
+                noise = 0.003 * rng.normal()
+                loss = 2 + 0.05 * away**2 + noise
+                rows.append({"batch": batch, "lr": rate, "seed": seed, "steps": 8192 // batch,
+                             "val_loss": round(loss, 1) if tie else loss})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_final_losses_are_minimised_and_no_target_is_made_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    final_losses().to_csv(tmp_path / "t.csv", index=False)
+    found = analyze(tmp_path / "t.csv", below=2.01)
+    views = tables_of(found)
+    assert {"final_losses", "learning_rates", "learning_rate_laws_linear", "below"} <= set(views)
+    assert not {"targets", "critical_batch"} & set(views)
+    best = views["learning_rates"]
+    wanted = 0.001 * best["global_batch_size"] ** 0.5
+    assert best["learning_rate"].to_numpy() == pytest.approx(wanted, rel=0.1)
+    assert "target" not in texts_of(found)
+    assert len(views["final_losses"]) == 40
+    own = final_losses().query("batch == 16 and lr == 0.004")["val_loss"]
+    row = views["below"].query("global_batch_size == 16 and learning_rate == 0.004").iloc[0]
+    assert row["p"] == pytest.approx(stats.ttest_1samp(own, 2.01, alternative="less").pvalue)
+    spread = next(
+        s.headlines["seed_spread"] for s in found.sections if "seed_spread" in s.headlines
+    )
+    assert spread.low < 0.003 < spread.high
+    explicit = ["analyze", str(tmp_path / "t.csv"), "--minimise", "loss", "--out"]
+    assert main([*explicit, str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "Final losses" in said
+    assert "steps to target" not in said.lower()
+    assert (tmp_path / "out" / "tables" / "runs.csv").exists()
+    for wrong, message in ((["--target", "2"], "leave --target out"),
+                           (["--crossing", "first"], "one of final losses")):  # fmt: skip
+        assert main(["analyze", str(tmp_path / "t.csv"), *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_ties_and_unequal_lengths_are_said(tmp_path: Path) -> None:
+    final_losses(tie=True).assign(steps=100).to_csv(tmp_path / "t.csv", index=False)
+    said = texts_of(analyze(tmp_path / "t.csv"))
+    assert re.search(r"TIES: .* B = 16: 0\.00\d+.* and 0\.00\d+", said)
+    assert "runs ended after 1600 to 25600 samples" in said
+
+
+def test_claims_are_judged_by_a_table_of_times_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"data_parallel_size": 1, "micro_batch_size": micro, "batch": 32, "seed": seed,
+         "gradient_accumulation_steps": 32 // micro, "step_time_s": 1 / micro + seed / 1000}
+        for micro in (4, 8, 32) for seed in range(3)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    assert main(["analyze", str(tmp_path / "t.csv"), "--claims"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"micro-before-accumulation +supported", said)
+    assert "The table lacks peak_allocated_gib" in said

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Verdict
+from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.contrasts import CONTRADICTED, OPEN, SUPPORTED
-from batchscape.analysis.claims.declared import judge_claims
+from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.picture import draw_claims
 from batchscape.analysis.estimates import LEVEL
@@ -21,7 +21,7 @@ __all__ = ["claims_section", "claims_table", "shown_verdicts"]
 _LEVEL_OF_A_CLAIM = 0.05
 
 
-def claims_section(evidence: Evidence) -> Section | None:
+def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Section | None:
     """Say which of the practitioners' claims the runs support.
 
     Call it inside `paper_style`.
@@ -29,6 +29,7 @@ def claims_section(evidence: Evidence) -> Section | None:
     Parameters
     ----------
     evidence : Evidence
+    claims : sequence of Claim
 
     Returns
     -------
@@ -37,7 +38,7 @@ def claims_section(evidence: Evidence) -> Section | None:
     """
     if not evidence.cells.runs["status"].eq("completed").any():
         return None
-    verdicts = judge_claims(evidence)
+    verdicts = judge_claims(evidence, claims)
     shown = shown_verdicts(verdicts)
     settled = [verdict for verdict in shown if verdict.verdict != OPEN]
     view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown))

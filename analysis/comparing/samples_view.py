@@ -20,6 +20,7 @@ from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.targets.tidy import distinct_trajectories
 
 __all__ = ["samples_section"]
 
@@ -56,6 +57,7 @@ def samples_section(
     Section
     """
     names = groups or {}
+    runs = distinct_trajectories(runs)
     own, value, unit = _runs_of(runs)
     spread = pooled_spread(own, value)
     rate = divergence_rate(runs)

@@ -10,6 +10,8 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from batchscape.analysis.claims.from_table import claims_from_table
+from batchscape.analysis.claims.section import claims_section
 from batchscape.analysis.comparing.samples_view import samples_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import find_optima
@@ -25,8 +27,15 @@ from batchscape.analysis.report.place import check_place
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines, show_section, write_sections
 from batchscape.analysis.targets.choice import choose_targets
+from batchscape.analysis.targets.columns import recognise
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
-from batchscape.analysis.targets.foreign import ForeignTable, Minimised, NotANumber, read_table
+from batchscape.analysis.targets.foreign import (
+    ForeignTable,
+    Minimised,
+    NotANumber,
+    as_table,
+    read_file,
+)
 from batchscape.analysis.targets.section import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.view import tradeoff_section
@@ -104,6 +113,7 @@ def analyze(
     crossing: Crossing = "sustained",
     margin: float | None = None,
     below: float | None = None,
+    claims: bool = False,
 ) -> Analysis:
     """Analyse a table of curves, of steps to target or of final losses, whoever made it.
 
@@ -123,6 +133,9 @@ def analyze(
         Within which groups count as equal: nats of final losses, else a difference of log steps.
     below : float, optional
         What the mean final loss of each cell is tested to lie below.
+    claims : bool
+        Whether to judge the claims too, as `judge_table` does. The table may then have times or
+        memory alone.
 
     Returns
     -------
@@ -133,10 +146,20 @@ def analyze(
     AnalysisError
         If the table is refused, a target is not in it, or an option asks for what it has not.
     """
-    read = read_table(path, group=group, columns=columns, minimise=minimise, nan=nan)
+    table = read_file(path)
+    judged: list[Section | None] = []
+    if claims:
+        found = claims_from_table(table, group=group, columns=columns, targets=targets, nan=nan)
+        with paper_style():
+            judged = [claims_section(found.evidence, found.claims)]
+        if not {"loss", "steps_to_target"} & set(recognise(table, columns)[0]):
+            return Analysis(path, found.evidence.cells.runs, _there(judged), ())
+        table = found.table
+    read = as_table(table, group=group, columns=columns, minimise=minimise, nan=nan)
     _refuse_unfit(read, targets, crossing, below)
     if read.kind == "final losses":
-        return Analysis(path, read.table, _of_final_losses(read, margin, below), read.notes)
+        sections = _of_final_losses(read, margin, below)
+        return Analysis(path, read.table, _there([*sections, *judged]), read.notes)
     reaches, notes = _reaches(read, targets, crossing)
     best = at_best_learning_rate(reaches)
     warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]
@@ -155,8 +178,11 @@ def analyze(
             _linear(reaches, None, read.groups),
             samples_section(reaches, groups=read.groups, margin=margin),
         ]
-    found = tuple(section for section in sections if section is not None)
-    return Analysis(path, reaches, found, read.notes)
+    return Analysis(path, reaches, _there([*sections, *judged]), read.notes)
+
+
+def _there(sections: Sequence[Section | None]) -> tuple[Section, ...]:
+    return tuple(section for section in sections if section is not None)
 
 
 def _refuse_unfit(
@@ -186,8 +212,7 @@ def _of_final_losses(
         samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
     said = [text for text in warnings if text is not None]
     first = replace(samples, warnings=[*said, *samples.warnings])
-    sections = (first, rates, _linear(pd.DataFrame(), runs, read.groups))
-    return tuple(section for section in sections if section is not None)
+    return _there([first, rates, _linear(pd.DataFrame(), runs, read.groups)])
 
 
 def _linear(

@@ -33,7 +33,7 @@ from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
 
-__all__ = ["ForeignTable", "Minimised", "NotANumber", "as_table", "read_table"]
+__all__ = ["ForeignTable", "Minimised", "NotANumber", "as_table", "read_file", "read_table"]
 
 Minimised = Literal["loss", "steps"]
 """What a learning rate is chosen by: the final loss of a run, or its steps to a target loss."""

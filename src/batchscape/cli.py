@@ -333,6 +333,11 @@ def _analyze(arguments: list[str]) -> int:
         type=float,
         help="test, one-sided, whether mean final losses lie below LOSS",
     )
+    parser.add_argument(
+        "--claims",
+        action="store_true",
+        help="judge practitioners' claims by the table too, and say which columns each lacks",
+    )
     parser.add_argument("--form", choices=("two_term", "free_exponent"), default="two_term")
     parser.add_argument(
         "--overhead",
@@ -364,6 +369,7 @@ def _analyze(arguments: list[str]) -> int:
         crossing=parsed.crossing,
         margin=parsed.margin,
         below=parsed.below,
+        claims=parsed.claims,
     )
     analysis.render(_console())
     if parsed.out is None:

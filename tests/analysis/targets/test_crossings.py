@@ -198,3 +198,23 @@ def test_steps_follow_from_samples_where_only_those_are_known() -> None:
     both = steps_to_target(curve([6.0, 3.0, 1.0]), [2.0])
     alone = steps_to_target(curve([6.0, 3.0, 1.0]).drop(columns="optimizer_step"), [2.0])
     assert both["steps_to_target"].tolist() == alone["steps_to_target"].tolist()
+
+
+def test_the_first_evaluation_scores_as_algoperf_does() -> None:
+    """`get_index_that_reaches_target`: the first index at or below, whatever comes after."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        losses = [5.0, *rng.uniform(1, 4, 12)]
+        if rng.random() < 0.5:
+            losses[-1] = math.nan
+        target = float(rng.uniform(1, 3))
+        met = np.asarray(losses) <= target
+        found = reach(losses, target, crossing="first_evaluation")
+        if not met.any():
+            assert found["outcome"] == ("diverged" if math.isnan(losses[-1]) else "censored")
+            continue
+        at = int(np.argmax(met))
+        assert found["outcome"] == "reached"
+        assert found["steps_to_target"] == 10 * at
+        assert found["time_to_target_s"] == 5.0 * at
+        assert (found["steps_low"], found["steps_high"]) == (10 * (at - 1), 10 * at)

@@ -36,7 +36,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "microstep-time-follows-micro": (*_CUT, "seed", "forward_backward_s"),
     "micro-before-accumulation": (*_CUT, "seed", "step_time_s"),
     "global-batch-is-free-per-iteration": (*_CUT, "seed", "step_time_s"),
-    "fewer-updates-slower-convergence": ("seed", _STEPS),
+    "fewer-updates-slower-convergence": ("seed", _STEPS, "target_loss"),
     "decompositions-are-equivalent": (*_CUT, "seed", _LOSS),
     "accumulation-equals-large-batch": (*_CUT, "seed", _LOSS),
     "learning-rate-grows-with-batch": ("learning_rate", "seed", _OUTCOME),
@@ -137,6 +137,7 @@ def claims_from_table(
             reaches = steps_to_target(read.table, targets)
         reaches = reaches.assign(sweep_dir=_TABLE)
         have |= {_STEPS, _OUTCOME}
+        have |= set() if reaches["target_loss"].isna().any() else {"target_loss"}
     evidence = Evidence(find_cells(runs), reaches=reaches)
     return TableClaims(evidence, tuple(_withheld(claim, have) for claim in CLAIMS), given)
 

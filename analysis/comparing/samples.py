@@ -115,7 +115,9 @@ def compare_samples(
     Schuirmann 1987, doi:10.1007/BF01068419, for the equivalence.
     """
     refuse_missing(table, [value, by], "a comparison of samples")
-    samples = {name: _values(own, value) for name, own in table.groupby(by, sort=False)}
+    samples: dict[object, NDArray[np.float64]] = {
+        name: _values(own, value) for name, own in table.groupby(by, sort=False)
+    }
     first = next(iter(samples)) if reference is None else reference
     if first not in samples or len(samples) < 2:
         found = ", ".join(map(str, samples))
@@ -251,8 +253,10 @@ def pooled_spread(
         why = f"{NOT_IDENTIFIED}: no cell has two runs with a finite value"
         return Estimate(missing, missing, missing, 0, "", "none", definition, why)
     squares = float((found["var"] * (found["count"] - 1)).sum())
-    ends = stats.chi2.ppf([(1 + level) / 2, (1 - level) / 2], freedom)
-    low, high = (math.sqrt(squares / float(end)) for end in ends)
+    low, high = (
+        math.sqrt(squares / float(stats.chi2.ppf(share, freedom)))
+        for share in ((1 + level) / 2, (1 - level) / 2)
+    )
     method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
     value_ = math.sqrt(squares / freedom)
     return Estimate(value_, low, high, int(found["count"].sum()), "", method, definition, note)

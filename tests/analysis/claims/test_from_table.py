@@ -89,7 +89,10 @@ def test_learning_rates_of_final_losses_and_steps_settle_their_claims() -> None:
          "time_to_target_s": 10.0 * batch**0.5 * (1 + seed / 40)}
         for batch in (16, 64, 256) for seed in range(4)
     ]  # fmt: skip
-    slower = by_id(judge_table(pd.DataFrame(steps)))["fewer-updates-slower-convergence"]
+    bare = by_id(judge_table(pd.DataFrame(steps)))["fewer-updates-slower-convergence"]
+    assert "The table lacks target_loss" in bare.explanation
+    named = pd.DataFrame(steps).assign(target_loss=2.5)
+    slower = by_id(judge_table(named))["fewer-updates-slower-convergence"]
     assert slower.verdict == "supported"
     assert slower.effect.value == pytest.approx(4.0)
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
+from batchscape.analysis.estimates import FEWEST
 
 __all__ = ["CONFIDENCE", "QUANTITIES", "Quantity", "compare", "throughput_ratios", "valid_figures"]
 
@@ -77,9 +78,9 @@ def compare(cells: Cells) -> pd.DataFrame:
         did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for
         each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
-        of the t-interval of the mean) and `_n`; the columns of `throughput_ratios` and of
-        `best.mark_best`; `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from
-        completed runs only.
+        of the t-interval of the mean, from 3 values on) and `_n`; the columns of
+        `throughput_ratios` and of `best.mark_best`; `run_ids` and `sweep_dirs`, joined by
+        semicolons. Figures come from completed runs only.
     """
     done = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
@@ -176,8 +177,8 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 
 
 def _half_width(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
-    """Half-width of the t-interval of a mean; missing below two values."""
-    degrees = (n - 1).where(n > 1)
+    """Half-width of the t-interval of a mean; missing where there are too few values."""
+    degrees = (n - 1).where(n >= FEWEST)
     quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)
     return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
 

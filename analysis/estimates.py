@@ -1,4 +1,9 @@
-"""An estimate: a number with its interval, its n, its method, or the reason why it has none."""
+"""An estimate: a number with its interval, its n, its method, or the reason why it has none.
+
+Below three units (seeds, or pairs of them) no interval is shown, in any table or text: the value
+stands alone, with its n. Student's t with one degree of freedom makes two seeds 13 standard errors
+wide, and its logarithmic intervals end at 0 and in the millions.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,13 @@ from dataclasses import dataclass
 
 from batchscape.analysis.numbers import significant
 
-__all__ = ["LEVEL", "NOT_IDENTIFIED", "Estimate"]
+__all__ = ["FEWEST", "LEVEL", "NOT_IDENTIFIED", "Estimate", "interval_text"]
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
+
+FEWEST = 3
+"""Units, such as seeds, below which no interval is shown."""
 
 NOT_IDENTIFIED = "not identified"
 """Stands where the data do not determine a quantity."""
@@ -53,12 +61,37 @@ class Estimate:
         Returns
         -------
         str
-            As in `120 [95, 160]`, `120 [95, ∞]`, `120`, or `not identified (≥ 80)`.
+            As in `120 [95, 160]`, `120 [95, ∞]`, `120`, `120 (n = 2)`, or
+            `not identified (≥ 80)`.
         """
         if not self.is_identified:
             least = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
             return NOT_IDENTIFIED + least
-        if math.isnan(self.low) or math.isnan(self.high):
-            return significant(self.value, digits)
-        ends = f"{significant(self.low, digits)}, {significant(self.high, digits)}"
-        return f"{significant(self.value, digits)} [{ends}]"
+        return interval_text(self.value, self.low, self.high, self.n, digits)
+
+
+def interval_text(value: float, low: float, high: float, n: int, digits: int = 3) -> str:
+    """Write a value with its interval, or with its n where that is below `FEWEST`.
+
+    Parameters
+    ----------
+    value, low, high : float
+        NaN where there is none.
+    n : int
+        Units behind the interval.
+    digits : int
+        Significant digits.
+
+    Returns
+    -------
+    str
+        As in `120 [95, 160]`, `120`, `120 (n = 2)`, or `MISSING`.
+    """
+    text = significant(value, digits)
+    if math.isnan(value):
+        return text
+    if n < FEWEST:
+        return f"{text} (n = {n})"
+    if math.isnan(low) or math.isnan(high):
+        return text
+    return f"{text} [{significant(low, digits)}, {significant(high, digits)}]"

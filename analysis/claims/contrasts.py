@@ -24,8 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.numbers import significant
+from batchscape.analysis.estimates import LEVEL, Estimate, interval_text
 
 __all__ = [
     "CONTRADICTED",
@@ -251,10 +250,9 @@ def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
 def said(contrast: Contrast, kind: Literal["ratio", "difference", "exponent", "share"]) -> str:
     """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
     numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
-    mean, *ends = (
-        significant(float(x), 4) for x in (np.exp(numbers) if kind == "ratio" else numbers)
-    )
-    return f"{kind} {mean} [{', '.join(ends)}] for {contrast.name}"
+    mean, low, high = map(float, np.exp(numbers) if kind == "ratio" else numbers)
+    text = interval_text(mean, low, high, len(contrast.values), digits=4)
+    return f"{kind} {text} for {contrast.name}"
 
 
 def _usable(contrasts: Sequence[Contrast]) -> list[Contrast]:

@@ -50,8 +50,8 @@ def learning_rate_grows_with_batch(context: Context) -> Finding | None:
     if not exponent.is_identified:
         return Finding(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
     n_seeds = int(used["n"].max())
-    if n_seeds < 2:
-        return nothing("the optima rest on one seed", exponent.definition, ids)
+    if np.isnan(exponent.low):
+        return nothing(str(exponent.note), exponent.definition, ids)
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > _LEAST else CONTRADICTED if high < _LEAST else OPEN
     linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))

@@ -10,7 +10,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
 from batchscape.analysis.comparing.power import ALPHA, POWER, detectable_effects
 from batchscape.analysis.comparing.sides import Sides, compare_sweeps
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import LEVEL, interval_text
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.section import Section, TableView
@@ -97,24 +97,30 @@ def _of_sides(sides: Sides) -> Iterator[str]:
 
 
 def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
-    for quantity, own in detectable.groupby("quantity", sort=False):
+    for (quantity, paired), own in detectable.groupby(["quantity", "paired"], sort=False):
         effects = [_size(row) for row in own.sort_values("detectable").to_dict("records")]
         span = effects[0] if len(own) == 1 else f"{effects[0]} to {effects[-1]}"
         seeds = sorted(own["n"].unique())
         several = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        yield (
-            f"With n = {several}, a difference in {_WORDS[str(quantity)]} between two cells is "
-            f"found with {POWER:.0%} chance (at {ALPHA:.0%}, two-sided) only from {span} on; "
-            "smaller ones may well be there and not show."
-        )
+        what = _WORDS[str(quantity)]
+        chance = f"is found with {POWER:.0%} chance (at {ALPHA:.0%}, two-sided) only from {span} on"
+        if paired:
+            yield (
+                f"Paired, with n = {several} of equal seed, a difference in {what} between two "
+                f"cells {chance}; smaller ones may well be there and not show."
+            )
+        else:
+            yield (
+                f"Unpaired, with n = {several} runs on each of two sides that share no seeds, a "
+                f"difference in {what} {chance}. These runs hold one cell of it to compare. Pairs "
+                "of equal seed, such as cuts of one global batch, show far smaller ones."
+            )
 
 
 def _sides_grid(sides: Sides) -> Grid:
     rows = []
     for row in sides.table.to_dict("records"):
-        effect = significant(row["effect"], 3)
-        if row["n"] > 1:
-            effect += f" [{significant(row['low'], 3)}, {significant(row['high'], 3)}]"
+        effect = interval_text(row["effect"], row["low"], row["high"], row["n"])
         rows.append(
             [
                 TIMES.join(str(row[name]) for name in GEOMETRY[:3]),

@@ -13,7 +13,7 @@ from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm, values_of
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import FEWEST, LEVEL
 
 __all__ = ["COMPARED", "Sides", "compare_sweeps", "find_axis"]
 
@@ -178,7 +178,9 @@ def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, objec
     n = len(differences)
     mean = float(differences.mean())
     sd = float(differences.std(ddof=1)) if n > 1 else np.nan
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * sd / np.sqrt(n) if n > 1 else np.nan
+    half = np.nan
+    if n >= FEWEST:
+        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * sd / np.sqrt(n)
     least = smallest_detectable_effect(sd, n)
     numbers = np.array([mean, mean - half, mean + half])
     effect, low, high = np.exp(numbers) if is_ratio else numbers

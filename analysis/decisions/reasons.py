@@ -17,6 +17,7 @@ from batchscape.analysis.decisions.candidates import (
 )
 from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import significant
 
 __all__ = ["known_without_times", "missing_evidence", "reasons_for"]
@@ -303,7 +304,8 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
     ends = ""
-    if not math.isnan(chosen["time_low_s"]) and not math.isnan(chosen["time_high_s"]):
+    unknown = math.isnan(chosen["time_low_s"]) or math.isnan(chosen["time_high_s"])
+    if not unknown and chosen["degrees"] >= FEWEST - 1:
         low, high = show_duration(chosen["time_low_s"]), show_duration(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
     return (

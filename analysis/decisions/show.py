@@ -12,6 +12,7 @@ from rich.console import Console
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.recommend import Recommendation
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.report.grids import Grid, show
 
@@ -97,9 +98,14 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
                 f"{cut} = {int(row['global_batch_size'])}",
                 "beyond the range" if row["beyond"] else str(row["source"]),
                 f"{int(row['n_reached'])} of {int(row['n_seeds'])}",
-                _interval(row["time_s"], row["time_low_s"], row["time_high_s"]),
+                _interval(row["time_s"], row["time_low_s"], row["time_high_s"], row["degrees"]),
                 significant(row["device_hours"], 3),
-                _ratio(row["times_slower"], row["times_slower_low"], row["times_slower_high"]),
+                _ratio(
+                    row["times_slower"],
+                    row["times_slower_low"],
+                    row["times_slower_high"],
+                    row["degrees"],
+                ),
                 significant(row["probability_faster"], 2),
                 "yes" if row["on_front"] else "",
             ]
@@ -127,15 +133,15 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     )
 
 
-def _interval(value: float, low: float, high: float) -> str:
-    if math.isnan(low) or math.isnan(high):
+def _interval(value: float, low: float, high: float, degrees: float) -> str:
+    if math.isnan(low) or math.isnan(high) or degrees < FEWEST - 1:
         return show_duration(value)
     return f"{show_duration(value)} [{show_duration(low)}, {show_duration(high)}]"
 
 
-def _ratio(value: float, low: float, high: float) -> str:
+def _ratio(value: float, low: float, high: float, degrees: float) -> str:
     if math.isnan(value):
         return MISSING
-    if math.isnan(low) or math.isnan(high):
+    if math.isnan(low) or math.isnan(high) or degrees < FEWEST - 1:
         return significant(value, 3)
     return f"{significant(value, 3)} [{significant(low, 3)}, {significant(high, 3)}]"

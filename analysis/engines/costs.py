@@ -11,6 +11,7 @@ from scipy import stats
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import CONFIDENCE, valid_figures
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
+from batchscape.analysis.estimates import FEWEST
 
 __all__ = ["FIGURES", "engine_costs", "exchanges"]
 
@@ -35,9 +36,9 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         A row a cell with completed runs, of all engines but programs of others: `cell`, geometry,
         the settings that vary and are not the engine's own, `engine`, `n`; for each of `FIGURES`
-        its `_mean`, `_ci95` (half-width of the t-interval over runs) and `_n`, times only where
-        they are valid; `step_time_s_note` (where no time is: why); `exchanged_bytes` (median over
-        runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where no run has
+        its `_mean`, `_ci95` (half-width of the t-interval over runs, from 3 on) and `_n`, times
+        only where they are valid; `step_time_s_note` (where no time is: why); `exchanged_bytes`
+        (median over runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where no run has
         recorded it), `compared` (whether another engine trained the same) and `run_ids`. Ordered
         so that engines of one geometry lie together.
     """
@@ -49,7 +50,7 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, pd.Series[Any]] = {"n": groups.size()}
     for name in FIGURES:
         n = groups[name].count()
-        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, (n - 1).where(n > 1))
+        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, (n - 1).where(n >= FEWEST))
         columns[f"{name}_mean"] = groups[name].mean()
         columns[f"{name}_ci95"] = groups[name].std() * quantile / np.sqrt(n)
         columns[f"{name}_n"] = n

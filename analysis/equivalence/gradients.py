@@ -19,7 +19,7 @@ from scipy.stats import t
 
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.errors import AnalysisError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
@@ -150,15 +150,15 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         Indexed by `cell`: `precision`; for `relative_error` and `relative_difference` each the
-        mean over runs of different seeds, `_low` and `_high` (95 % t-interval, missing for one
-        seed), `_max` and `_n`; `buckets`, `run_ids` and `reference_run_ids`.
+        mean over runs of different seeds, `_low` and `_high` (95 % t-interval, missing below
+        three seeds), `_max` and `_n`; `buckets`, `run_ids` and `reference_run_ids`.
     """
     groups = errors.groupby("cell")
     table = pd.DataFrame({"precision": groups["precision"].first()})
     for name in ("relative_error", "relative_difference"):
         group = errors[name].astype(float).groupby(errors["cell"])
         n, sd = group.count(), group.std()
-        half = sd / n**0.5 * t.ppf((1 + LEVEL) / 2, (n - 1).clip(lower=1))
+        half = sd / n**0.5 * t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
         table[name] = group.mean()
         # Not below zero, where a distance ends.
         table[f"{name}_low"] = (table[name] - half).clip(lower=0)

@@ -76,7 +76,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     -------
     str or None
         None where the best learning rate of every global batch lies inside its grid, with rates on
-        both sides that are worse beyond the noise (or there is one seed, which tells no noise).
+        both sides that are worse beyond the noise (or there are too few seeds to tell the noise).
 
     Raises
     ------

@@ -8,7 +8,9 @@ are all too high shifts the line and leaves its slope alone.
 Only optima count whose interval has two ends: rates on both sides are worse, beyond the noise. The
 others are known to lie in their grid by chance alone, which pulls all of them to its middle and the
 exponent to zero, with little scatter. Which batches stay then depends on the grid, so that where
-some are left out the interval is no narrower than what the optima's own intervals make of it.
+some are left out the interval is no narrower than what the optima's own intervals make of it. With
+fewer than three seeds no optimum has ends: those inside their grid give an exponent, and no
+interval.
 
 Notes
 -----
@@ -41,7 +43,7 @@ __all__ = ["exponent_of", "is_bounded", "left_out_reason", "power_law"]
 _Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""
-_UNBOUNDED = "one seed: that the optima lie inside their grids is not shown"
+_UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
 _DEFINITION = "slope of log best learning rate on log global batch, by least squares"
 
 
@@ -65,12 +67,12 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
     exponent = power_law(batch, rate, None if known.all() else reach)
     if exponent.is_identified and "low" in best and np.isnan(ends).any():
-        return replace(exponent, note=_UNBOUNDED)
+        return replace(exponent, low=math.nan, high=math.nan, method="none", note=_UNBOUNDED)
     return exponent
 
 
 def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
-    """Tell which batches have an optimum with two ends; of one seed ends are not known."""
+    """Tell which batches have an optimum with two ends, or one of too few seeds to have ends."""
     return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
 
 
@@ -83,7 +85,8 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
         One optimum a global batch.
     reach : array, shape (n,), optional
         Longer side of each optimum's own interval, as a logarithm: the exponent's is no narrower
-        than follows from them, independent as they are. NaN where it has none.
+        than follows from them, independent as they are. NaN where it has none: nor has the
+        exponent's then.
 
     Returns
     -------
@@ -95,8 +98,6 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
         return _nothing(
             n, f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
         )
-    if reach is not None and np.isnan(reach).any():
-        return _nothing(n, "with one seed nothing shows where the optima left out may lie")
     centred = log_batch - log_batch.mean()
     slope = float(centred @ log_rate / (centred @ centred))
     residuals = log_rate - log_rate.mean() - slope * centred
@@ -116,7 +117,7 @@ def _nothing(n: int, reason: str) -> Estimate:
 
 
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
-    """Tell which optima have no end on a side; of one seed ends are not known."""
+    """Tell which optima have no end on a side."""
     none = {"low": 0.0, "high": math.inf}[side]
     return best[side].eq(none) if side in best else pd.Series(False, best.index)
 

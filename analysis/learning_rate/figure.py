@@ -146,7 +146,7 @@ def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None
 
 def _draw_laws(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:
     """Draw the laws that describe the optima best."""
-    fitted = laws.table.dropna(subset=["aicc"]).nsmallest(_MOST_LAWS, "aicc")
+    fitted = laws.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
     sizes = best["global_batch_size"]
     batches = np.geomspace(sizes.min(), sizes.max(), 100)
     for _, law in fitted.iterrows():

@@ -8,6 +8,12 @@ equation 2.6), and surge, 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)), which
 B_noise (Li et al. 2024, arXiv:2405.14578). With five batches AICc asks twenty more of a law of two
 parameters than of one of one; below five it has no value for them.
 
+AICc knows few laws, and with few batches it prefers the nearest of them to the power law whatever
+the exponent. So a law is compared only where its own slope over these batches lies inside the
+exponent's interval, and none where there is no interval. Compared without that rule, in simulated
+sweeps of four and five batches (exponents of 0.28 and 0.75, scatter of 5 to 20 %) a law outside the
+interval was preferred in up to 47 % of 60 a case; with seven batches in none.
+
 Source: AICc for small samples: Hurvich and Tsai 1989, Biometrika 76, p. 297.
 """
 
@@ -62,8 +68,9 @@ class LearningRateLaws:
     table: pd.DataFrame
     """One row a law, in the order of `LAWS`: `law`, `parameters`, `coefficient` (`eps_max` of
     saturating and surge), `exponent` (of the power law) or `noise_scale` (samples; NaN where the
-    data do not hold it), `rms` (of residuals, in log learning rate), `aicc`, `delta_aicc` and
-    `weight` (Akaike's); NaN where there are too few batches."""
+    data do not hold it), `slope` (over these batches), `rms` (of residuals, in log learning rate),
+    `aicc` (NaN where there are too few batches), `delta_aicc` and `weight` (Akaike's; of the laws
+    whose slope lies inside the exponent's interval)."""
     used: pd.DataFrame
     """Rows of the optima behind it."""
     left_out: tuple[str, ...]
@@ -81,7 +88,7 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
         One row a global batch, of one group and one target: `global_batch_size` and
         `learning_rate`; where there are any, `low`, `high` and `note`. As `best_learning_rates`
         returns it. Batches whose optimum is not bounded on both sides are left out, and named;
-        of one seed (no ends are known) all optima inside their grid count.
+        of too few seeds to have ends all optima inside their grid count.
 
     Returns
     -------
@@ -99,12 +106,12 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     rate = np.log(used["learning_rate"].to_numpy(dtype=float))
     fits = [_fit(law, batch, rate) for law in LAWS]
     table = pd.DataFrame(fits)
-    least = table["aicc"].min()
-    table["delta_aicc"] = table["aicc"] - least
+    exponent = exponent_of(best)
+    table["delta_aicc"] = _deltas(table, exponent)
     likelihood = np.exp(-table["delta_aicc"] / 2)
-    table["weight"] = likelihood / likelihood.sum() if np.isfinite(least) else np.nan
+    table["weight"] = likelihood / likelihood.sum() if likelihood.notna().any() else np.nan
     left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
-    return LearningRateLaws(exponent_of(best), table, used, left_out, _verdict(table))
+    return LearningRateLaws(exponent, table, used, left_out, _verdict(table, exponent))
 
 
 def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Array:
@@ -131,7 +138,7 @@ def _fit(law: str, batch: _Array, rate: _Array) -> dict[str, object]:
     scales = law in {"saturating", "surge"}
     parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
     row: dict[str, object] = {"law": law, "parameters": parameters}
-    nothing = ("coefficient", "exponent", "noise_scale", "second", "rms", "aicc")
+    nothing = ("coefficient", "exponent", "noise_scale", "second", "slope", "rms", "aicc")
     row |= dict.fromkeys(nothing, math.nan)
     if len(batch) <= parameters:
         return row
@@ -147,7 +154,9 @@ def _fit(law: str, batch: _Array, rate: _Array) -> dict[str, object]:
         second, held = _noise_scale(squares, batch)
         row["noise_scale"] = math.exp(second) if held else math.nan
     shape = LAWS[law](batch, second)
+    centred = batch - batch.mean()
     row |= {"coefficient": math.exp(float(np.mean(rate - shape))), "second": second}
+    row["slope"] = float(centred @ shape / (centred @ centred))
     # Optima that follow a law exactly have no scatter, whose logarithm would have no value.
     variance = max(squares(second) / len(batch), 1e-20)
     return row | {"rms": math.sqrt(variance), "aicc": _aicc(variance, len(batch), parameters + 1)}
@@ -172,18 +181,33 @@ def _aicc(variance: float, n: int, parameters: int) -> float:
     return n * math.log(variance) + 2 * parameters + correction
 
 
-def _verdict(table: pd.DataFrame) -> str:
+def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
+    """Return how far each law that the exponent's interval holds lies above the lowest AICc."""
+    # Optima that lie on a law exactly have an interval without width.
+    rounding = 1e-9
+    held = table["slope"].between(exponent.low - rounding, exponent.high + rounding)
+    criteria = table["aicc"].where(held)
+    return criteria - criteria.min()
+
+
+def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:
     known = table.dropna(subset=["aicc"])
     if known.empty:
         return f"Laws are {NOT_IDENTIFIED}: AICc needs optima of at least four global batches."
-    order = known.sort_values("aicc", kind="stable")
+    if math.isnan(exponent.low):
+        return f"Laws are {NOT_IDENTIFIED}: the exponent has no interval to hold them against."
+    order = known.dropna(subset=["delta_aicc"]).sort_values("aicc", kind="stable")
     near = order[order["delta_aicc"] < _SAME]["law"].tolist()
+    outside = known.loc[known["delta_aicc"].isna(), "law"].tolist()
     absent = table.loc[table["aicc"].isna(), "law"].tolist()
-    rest = f" Too few batches for {', '.join(absent)}." if absent else ""
+    rest = f" Outside the exponent's interval: {', '.join(outside)}." if outside else ""
+    rest += f" Too few batches for {', '.join(absent)}." if absent else ""
+    if not near:
+        return f"The exponent's interval holds none of the laws that could be compared.{rest}"
     if len(near) > 1:
         return f"AICc does not tell {' and '.join(near)} apart.{rest}"
     if len(order) == 1:
-        return f"Only {near[0]} could be fitted.{rest}"
+        return f"The exponent's interval holds {near[0]} alone of the laws compared.{rest}"
     margin = significant(float(order["delta_aicc"].iloc[1]), 2)
     return f"AICc prefers {near[0]}, by {margin} before {order['law'].iloc[1]}.{rest}"
 

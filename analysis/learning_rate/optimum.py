@@ -17,8 +17,8 @@ __all__ = ["best_learning_rates", "optimum_estimate", "tried_often"]
 _FARTHEST = 700.0
 """Logarithm beyond which an end is none: its exponential has no floating-point number."""
 _DEFINITION = (
-    "lowest point of a parabola in log learning rate through the best rate of the grid and its "
-    "neighbours, the cost averaged over seeds"
+    "lowest point of a parabola in that power of the learning rate which fits best, through the "
+    "best rate of the grid and its neighbours, the cost averaged over seeds"
 )
 
 
@@ -38,9 +38,9 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     -------
     DataFrame
         One row for each `group`, `target_loss` and `global_batch_size`: `learning_rate` (NaN: not
-        identified), `low`, `high` (its interval; 0 and infinity are no ends), `n` (seeds),
-        `method`, `note`, `grid_learning_rate` (the best of those tried; NaN: none worked),
-        `tuned` (the optimum lies inside the grid), `edge` (`lowest` or `highest`: the optimum lies
+        identified), `low`, `high` (its interval; 0 and infinity are no ends, NaN: there is none),
+        `n` (seeds), `method`, `note`, `grid_learning_rate` (the best of those tried; NaN: none
+        worked), `tuned` (the optimum lies inside the grid), `edge` (`lowest` or `highest`: it lies
         at most, at least there; `single`: one rate was tried; empty otherwise), `value_at_best`
         (mean cost at `grid_learning_rate`; the logarithm of steps for `steps_to_target`) and
         `n_learning_rates`.
@@ -139,7 +139,7 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
         "learning_rate": math.exp(found.value),
         "low": math.exp(found.low),
         # Fieller's ends run off without limit where the curvature is hardly there.
-        "high": math.exp(found.high) if found.high < _FARTHEST else math.inf,
+        "high": math.inf if found.high >= _FARTHEST else math.exp(found.high),
         **known,
         "method": found.method,
         "note": _and(note, found.note),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
@@ -123,7 +123,8 @@ def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
     ]
     exponent = laws.exponent
     grows = f"exponent of the global batch {exponent.text(2)}" if exponent.is_identified else ""
-    grows = grows or f"exponent {exponent.note}"
+    doubt = f" ({exponent.note})" if grows and exponent.note else ""
+    grows = f"{grows}{doubt}" or f"exponent {exponent.note}"
     return f"The best learning rate {aim} is {', and '.join(parts)}; {grows}. {laws.verdict}"
 
 
@@ -170,9 +171,10 @@ def _grid(best: pd.DataFrame, groups: Mapping[int, str] | None, value: str) -> G
         marks=marks,
         footnotes=footnotes,
         notes=[
-            f"Lowest point of a parabola of {what} in log learning rate through the best rate "
-            f"tried and its neighbours, averaged over n seeds; in brackets its {LEVEL:.0%} "
-            "interval (Fieller over seeds, widened by what other shapes of the curve say).",
+            f"Lowest point of a parabola of {what} in that power of the learning rate which fits "
+            "best through the best rate tried and its neighbours, averaged over n seeds; in "
+            f"brackets its {LEVEL:.0%} interval (Fieller over seeds, widened by what the grid "
+            f"leaves open), from {FEWEST} seeds on.",
         ],
     )
 
@@ -196,13 +198,15 @@ def _laws_grid(laws: Mapping[int, LearningRateLaws], groups: Mapping[int, str] |
                 str(law["law"]),
                 significant(law["coefficient"], 3),
                 significant(second, 3),
+                significant(law["slope"], 2),
                 significant(law["rms"], 2),
                 significant(law["delta_aicc"], 2),
                 significant(law["weight"], 2),
             ]
             label = [] if groups is None else [groups.get(group, str(group))]
             rows.append([*label, *texts])
-    headers = ["law", "coefficient", "exponent or B_noise", "residual (log)", "ΔAICc", "weight"]
+    headers = ["law", "coefficient", "exponent or B_noise", "slope", "residual (log)", "ΔAICc"]
+    headers += ["weight"]
     headers = headers if groups is None else ["group", *headers]
     return Grid(
         headers=headers,
@@ -213,7 +217,8 @@ def _laws_grid(laws: Mapping[int, LearningRateLaws], groups: Mapping[int, str] |
             "Learning rate over coefficient: fixed 1, sqrt B^(1/2), linear B, power B^exponent, "
             "saturating 1/(1 + B_noise/B), surge 2/(sqrt(B_noise/B) + sqrt(B/B_noise)). Least "
             "squares in logarithms; AICc counts the scatter as a parameter, and laws within 2 of "
-            "the lowest are not told apart.",
+            "the lowest are not told apart. Compared are laws whose slope over these batches lies "
+            "inside the exponent's interval.",
         ],
     )
 

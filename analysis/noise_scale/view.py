@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.estimates import interval_text
 from batchscape.analysis.figures.panels import context_title, lay_out
 from batchscape.analysis.figures.style import Look
 from batchscape.analysis.noise_scale.estimate import LEVEL, NOT_IDENTIFIED
@@ -160,17 +161,13 @@ def _draw_curve(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
 
 def _with_interval(table: pd.DataFrame, unit: str) -> pd.Series[str]:
     texts = []
-    for found, low, high in zip(
-        *(table[f"{name}{unit}"] for name in ("estimate", "low", "high")), strict=True
-    ):
+    parts = (table[f"{name}{unit}"] for name in ("estimate", "low", "high"))
+    for found, low, high, n in zip(*parts, table["n"], strict=True):
         if math.isinf(high) or math.isnan(found):
             least = f" (≥ {significant(low, 3)})" if low > 0 else ""
             texts.append(NOT_IDENTIFIED + least)
         else:
-            interval = (
-                "" if math.isnan(low) else f" [{significant(low, 3)}, {significant(high, 3)}]"
-            )
-            texts.append(significant(found, 3) + interval)
+            texts.append(interval_text(found, low, high, int(n)))
     return pd.Series(texts, index=table.index, dtype=str)
 
 

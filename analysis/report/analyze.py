@@ -103,7 +103,7 @@ def analyze(
     path: Path,
     *,
     targets: Sequence[float] | None = None,
-    form: Form = "two_term",
+    form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
     group: Sequence[str] = (),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
@@ -130,6 +130,8 @@ def _texts(estimate: Estimate) -> dict[str, str]:
     known = estimate.is_identified
     without = _NO_INTERVAL if known else NOT_IDENTIFIED
     unit = escape_latex(estimate.unit)
+    few = known and estimate.n < FEWEST
+    low, high = (math.nan, math.nan) if few else (estimate.low, estimate.high)
     text = _robust(escape_latex(estimate.text(_DIGITS)))
     if unit and known:
         text += f"~{unit}"
@@ -137,8 +139,8 @@ def _texts(estimate: Estimate) -> dict[str, str]:
         text = f"{text[:-1]}~{unit})"
     return {
         "": _number(estimate.value if known else math.nan, NOT_IDENTIFIED),
-        "Low": _number(estimate.low, without),
-        "High": _number(estimate.high, without),
+        "Low": _number(low, without),
+        "High": _number(high, without),
         "N": str(estimate.n),
         "Unit": unit,
         "Text": text,

@@ -49,7 +49,7 @@ from batchscape.analysis.tradeoff.forms import REACH, Data, Floats, Form, Path, 
 from batchscape.analysis.tradeoff.forms import solve as refit
 from batchscape.analysis.tradeoff.noise import Noise, Rows
 
-__all__ = ["PATHS", "band", "intervals"]
+__all__ = ["PATHS", "band", "influence", "intervals"]
 
 _FIRST_STEP = 1e-9
 _GROWTH = 1.6
@@ -125,14 +125,32 @@ def band(
     tuple of array, shape (data sets, places)
         By linear propagation of the errors of cell means.
     """
-    slope = jacobian(data.x, theta)[..., :parameters]
-    weighted = slope * data.weight[..., None]
-    normal = np.einsum("nbi,nbj->nij", weighted, slope)
-    inverse = np.linalg.pinv(normal, hermitian=True)
-    influence = jacobian(at, theta)[..., :parameters] @ inverse @ np.swapaxes(weighted, 1, 2)
-    found = [noise.variance(influence[:, place]) for place in range(len(at))]
+    weights = influence(data, theta, jacobian(at, theta)[..., :parameters])
+    found = [noise.variance(weights[:, place]) for place in range(len(at))]
     errors, degrees = (np.stack(values, axis=1) for values in zip(*found, strict=True))
     return np.sqrt(errors), degrees
+
+
+def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
+    """Return how quantities move with each cell mean.
+
+    Parameters
+    ----------
+    data : Data
+    theta : array, shape (data sets, 3)
+    slopes : array, shape (data sets, quantities, parameters)
+        Derivatives of the quantities by the parameters fitted, of (p, c, log q) the first.
+
+    Returns
+    -------
+    array, shape (data sets, quantities, batches)
+    """
+    own = jacobian(data.x, theta)[..., : slopes.shape[-1]]
+    weighted = own * data.weight[..., None]
+    normal = np.einsum("nbi,nbj->nij", weighted, own)
+    inverse = np.linalg.pinv(normal, hermitian=True)
+    moved: Floats = slopes @ inverse @ np.swapaxes(weighted, 1, 2)
+    return moved
 
 
 @dataclass(frozen=True)

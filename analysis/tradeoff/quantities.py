@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
+from scipy import optimize, stats
 
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import FEWEST, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
-from batchscape.analysis.tradeoff.intervals import PATHS, intervals
+from batchscape.analysis.tradeoff.intervals import PATHS, influence, intervals
 from batchscape.analysis.tradeoff.measurements import Measurements
 from batchscape.analysis.tradeoff.noise import Noise, noise_of
 
 __all__ = [
+    "LEAST_BATCHES",
     "Fitted",
     "critical_batch_size",
     "exponent",
@@ -27,7 +28,9 @@ __all__ = [
     "least_steps",
 ]
 
-_LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
+LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
+"""Batch sizes that a form is fitted to at least."""
+
 _NOTHING = "not identified: "
 
 
@@ -45,8 +48,8 @@ class Fitted:
     leave_one_out: pd.DataFrame
     forms: pd.DataFrame
     ends: dict[str, tuple[float, float]]
-    """How far, in logarithms, each quantity may lie below and above; infinite: no end. NaN for one
-    seed."""
+    """How far, in logarithms, each quantity may lie below and above; infinite: no end. NaN for
+    fewer than three seeds."""
 
     @property
     def log_critical(self) -> float:
@@ -80,7 +83,7 @@ def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
     Fitted or str
         The latter says why there is no fit.
     """
-    n, least = len(found.batches), _LEAST_BATCHES[form]
+    n, least = len(found.batches), LEAST_BATCHES[form]
     if n < least:
         return (
             f"{FORMULAS[form]} needs at least {least} batch sizes at which every run reached the "
@@ -89,7 +92,7 @@ def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
     means = np.nanmean(found.log_steps, axis=1)[None]
     data = Data(np.log(found.batches), means, np.ones_like(means))
     theta, _ = fit_form(data, form)
-    noise = noise_of(found.log_steps[None])
+    noise = noise_of(found.log_steps[None]) if found.n_seeds >= FEWEST else None
     ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
     if noise is not None:
         for name, path in PATHS[form].items():
@@ -159,7 +162,7 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     """Return the largest batch size within an overhead of samples over a reference batch size.
 
     For the two-term form (1 + overhead) reference + overhead b/a, whose interval is that of b/a
-    moved along. With a free exponent there is no interval.
+    moved along. With a free exponent the interval is that of its logarithm by linear propagation.
     """
     definition = (
         f"overhead{overhead * 100:g}: largest batch size at which samples to target are at most "
@@ -167,19 +170,16 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     )
     base = (1 + overhead) * reference
     if fit.form == "free_exponent":
-        value = _overhead_root(fit, reference, 1 + overhead)
-        estimate = replace(
-            _none(fit.found, "samples", definition, "no interval with a free exponent"),
-            value=value,
-            method="least squares on log steps; no interval",
-        )
+        value = _overhead_root(fit.theta[0], reference, 1 + overhead)
+        reach = _overhead_reach(fit, reference, 1 + overhead)
+        low, high = value * math.exp(-reach), value * math.exp(reach)
+        method = fit.method.replace("score interval", "linear propagation")
     else:
         low, high = (
             base + overhead * math.exp(fit.log_critical + end) for end in fit.ends["critical"]
         )
-        value = base + overhead * math.exp(fit.log_critical)
-        n = fit.found.n_seeds
-        estimate = Estimate(value, low, high, n, "samples", fit.method, definition)
+        value, method = base + overhead * math.exp(fit.log_critical), fit.method
+    estimate = Estimate(value, low, high, fit.found.n_seeds, "samples", method, definition)
     reason = _undecided(fit, "critical", upper_only=True)
     if reason is not None:
         return _weakened(estimate, reason)
@@ -188,7 +188,7 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
         return _weakened(replace(estimate, high=math.inf), reason)
     if fit.noise is None and fit.form == "two_term":
         sizes = base + overhead * fit.leave_one_out["critical_batch_size"]
-        return replace(estimate, note=_range_note(sizes))
+        return replace(estimate, note=_range_note(fit, sizes))
     return estimate
 
 
@@ -205,7 +205,7 @@ def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definitio
     if reason is not None:
         return _weakened(estimate, reason)
     if fit.noise is None:
-        return replace(estimate, note=_range_note(fit.leave_one_out[_COLUMNS[quantity]]))
+        return replace(estimate, note=_range_note(fit, fit.leave_one_out[_COLUMNS[quantity]]))
     return estimate
 
 
@@ -240,12 +240,13 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
 
 
 def _not_preferred(fit: Fitted) -> str | None:
-    """Say why one seed does not do, by AICc."""
+    """Say why few seeds do not do, by AICc."""
     criteria = fit.forms["aicc"]
     own = float(criteria[fit.form])
+    few = seeds_text(fit.found.n_seeds)
     if not math.isfinite(own):
         return (
-            f"one seed, and {len(fit.found.batches)} batch sizes are too few to prefer "
+            f"{few}, and {len(fit.found.batches)} batch sizes are too few to prefer "
             f"{FORMULAS[fit.form]} to simpler forms by AICc: add seeds or batch sizes"
         )
     nulls = {name: float(criteria[name]) for name in ("perfect_scaling", "constant")}
@@ -253,7 +254,7 @@ def _not_preferred(fit: Fitted) -> str | None:
     if own >= nulls[best]:
         wanted = "larger" if best == "perfect_scaling" else "smaller"
         name = best.replace("_", " ")
-        return f"one seed, and AICc prefers {name}: add {wanted} batch sizes, or seeds"
+        return f"{few}, and AICc prefers {name}: add {wanted} batch sizes, or seeds"
     return None
 
 
@@ -274,22 +275,43 @@ def _extrapolated(what: str, value: float, which: str, size: float) -> str:
     )
 
 
-def _range_note(values: pd.Series[float]) -> str:
+def _range_note(fit: Fitted, values: pd.Series[float]) -> str:
     least, most = significant(values.min(), 3), significant(values.max(), 3)
-    return f"one seed: no interval; leaving out one batch size gives {least} to {most}"
+    few = seeds_text(fit.found.n_seeds)
+    return f"{few}: no interval; leaving out one batch size gives {least} to {most}"
 
 
-def _overhead_root(fit: Fitted, reference: float, factor: float) -> float:
+def seeds_text(n: int) -> str:
+    """Write how many seeds there are."""
+    return "one seed" if n == 1 else f"{n} seeds"
+
+
+def _overhead_reach(fit: Fitted, reference: float, factor: float) -> float:
+    """Return how far the logarithm of the overhead batch size may lie from its estimate."""
+    if fit.noise is None:
+        return math.nan
+    theta, step = fit.theta[0], 1e-5
+    roots = [
+        math.log(_overhead_root(theta + sign * step * way, reference, factor))
+        for way in np.eye(3)
+        for sign in (1, -1)
+    ]
+    slope = -np.diff(np.reshape(roots, (3, 2)))[:, 0] / (2 * step)
+    variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
+    return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
+
+
+def _overhead_root(theta: Floats, reference: float, factor: float) -> float:
     """Solve samples(B) = factor x samples(reference) for the larger B."""
-    q = math.exp(fit.theta[0, 2])
+    critical, q = float(theta[1]), math.exp(theta[2])
 
     def log_samples(log_size: float) -> float:
-        return log_size + float(np.logaddexp(0.0, q * (fit.log_critical - log_size)))
+        return log_size + float(np.logaddexp(0.0, q * (critical - log_size)))
 
     start = math.log(reference)
     wanted = log_samples(start) + math.log(factor)
     # With an exponent above 1 samples fall first; they rise from this batch size on.
-    turn = fit.log_critical + math.log(q - 1) / q if q > 1 else start
+    turn = critical + math.log(q - 1) / q if q > 1 else start
     # log samples is never below the log batch size.
     root = optimize.brentq(lambda x: log_samples(x) - wanted, max(start, turn), wanted + 1)
     return math.exp(root)

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from batchscape.analysis.estimates import interval_text
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.section import TableView
 from batchscape.analysis.tradeoff.fit import TradeoffFit
+from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 
 __all__ = ["GroupFits", "tradeoff_tables"]
+
+_OF_FORMS = ("critical_batch_size", "exponent", "s_min", "e_min")
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,24 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
         ),
         _view(
             found,
-            lambda fit: fit.forms.reset_index(),
-            ["form", "rms residual (%)", "AICc", "above the best"],
+            _forms,
+            [
+                "form",
+                "critical batch (samples)",
+                "exponent",
+                "fewest steps",
+                "fewest samples",
+                "rms residual (%)",
+                "AICc",
+                "above the best",
+            ],
             _form_row,
             name="tradeoff_forms",
             title="Forms of the trade-off",
-            note="AICc over batch sizes, whose mean log steps are fitted with equal weights; "
-            "infinite where there are too few.",
+            note="Trusted from four batch sizes on: the free exponent, for its interval holds "
+            "whether or not the exponent is 1; that of S = a + b/B holds only if it is. AICc over "
+            "batch sizes, whose mean log steps are fitted with equal weights; infinite where there "
+            "are too few.",
         ),
         _view(
             identified,
@@ -104,9 +119,10 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
                 *(["group"] if several else []),
                 "target loss",
                 "critical batch (samples)",
+                "exponent",
+                "if the exponent is 1",
                 "overhead batch (samples)",
                 "fewest steps",
-                "fewest samples",
                 "batch sizes",
                 "seeds",
                 "left out",
@@ -122,7 +138,7 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
                 f"Critical batch, {first.critical_batch_size.definition}.",
                 f"Overhead batch, {first.overhead_batch_size.definition}.",
                 f"Fewest steps: {first.s_min.definition}.",
-                f"Fewest samples: {first.e_min.definition}.",
+                "If the exponent is 1: the critical batch of S = a + b/B.",
                 f"In brackets: {first.critical_batch_size.method}.",
                 "Left out: batch sizes of which a run did not reach the target, or with a "
                 "small-batch penalty.",
@@ -132,12 +148,14 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
 
 
 def _critical_row(target: float, fit: TradeoffFit) -> list[str]:
+    two = fit.of_form("two_term")
     return [
         MISSING if math.isinf(target) else f"{target:g}",
         fit.critical_batch_size.text(),
+        fit.exponent.text(),
+        MISSING if two is None else two.critical_batch_size.text(),
         fit.overhead_batch_size.text(),
         fit.s_min.text(),
-        MISSING if fit.form == "free_exponent" else fit.e_min.text(),
         str(len(fit.batches)),
         str(fit.n_seeds),
         ", ".join(f"{size:g}" for size in fit.excluded["global_batch_size"]) or "none",
@@ -185,9 +203,27 @@ def _fitted_row(row: dict[str, float]) -> list[str]:
     ]
 
 
+def _forms(fit: TradeoffFit) -> pd.DataFrame:
+    """Put what each form gives behind how well it fits."""
+    table = fit.forms.reset_index()
+    fits = [fit.of_form(name) if name in FORMULAS else None for name in table["form"]]
+    for name in _OF_FORMS:
+        estimates = [None if own is None else getattr(own, name) for own in fits]
+        for part in ("value", "low", "high"):
+            column = name if part == "value" else f"{name}_{part}"
+            table[column] = [
+                math.nan if estimate is None else getattr(estimate, part) for estimate in estimates
+            ]
+    return table.assign(n_seeds=fit.n_seeds)
+
+
 def _form_row(row: dict[str, float]) -> list[str]:
     return [
         str(row["formula"]),
+        *(
+            interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"], int(row["n_seeds"]))
+            for name in _OF_FORMS
+        ),
         significant(100 * row["rms_residual"], 2),
         significant(row["aicc"], 3),
         significant(row["delta"], 2),

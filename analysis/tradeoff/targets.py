@@ -17,7 +17,7 @@ _ESTIMATES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min", "e
 def fit_targets(
     reaches: pd.DataFrame,
     *,
-    form: Form = "two_term",
+    form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
     level: float = LEVEL,
@@ -60,7 +60,7 @@ def fit_targets(
 def critical_batch_curve(
     reaches: pd.DataFrame,
     *,
-    form: Form = "two_term",
+    form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
     level: float = LEVEL,
@@ -100,15 +100,19 @@ def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
     DataFrame
         One row a target: `target_loss`, `form`, for each of `critical_batch_size`,
         `overhead_batch_size`, `s_min`, `e_min` and `exponent` its value (missing where it is not
-        identified), `_low` and `_high`; `n_seeds`, `n_batches`, `batches_left_out`,
+        identified), `_low` and `_high`; the same of the critical batch size by the `other_form`
+        as `other_critical_batch_size`; `n_seeds`, `n_batches`, `batches_left_out`,
         `lack_of_fit_p`, `aicc`, `aicc_delta` (from the best form), `identified`, `note`, `runs`
         (their ids, where the table has them).
     """
     rows = []
     for target, fit in fits.items():
         row: dict[str, object] = {"target_loss": target, "form": fit.form}
-        for name in _ESTIMATES:
-            estimate = getattr(fit, name)
+        estimates = {name: getattr(fit, name) for name in _ESTIMATES}
+        other = fit.fit_other()
+        row["other_form"] = other.form
+        estimates["other_critical_batch_size"] = other.critical_batch_size
+        for name, estimate in estimates.items():
             row[name] = estimate.value
             row[f"{name}_low"], row[f"{name}_high"] = estimate.low, estimate.high
         row |= {

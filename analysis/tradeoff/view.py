@@ -22,14 +22,14 @@ from batchscape.errors import AnalysisError
 __all__ = ["noise_scale_sentence", "tradeoff_section"]
 
 _TITLE = "Update frequency against convergence"
-_HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min")
+_HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "exponent")
 
 
 def tradeoff_section(
     reaches: pd.DataFrame,
     *,
     groups: Mapping[int, str] | None = None,
-    form: Form = "two_term",
+    form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
     level: float = LEVEL,
@@ -133,7 +133,7 @@ def noise_scale_sentence(
 
 
 def _fits(
-    own: pd.DataFrame, form: Form, overhead: float, reference: float | None, level: float
+    own: pd.DataFrame, form: Form | None, overhead: float, reference: float | None, level: float
 ) -> dict[float, TradeoffFit]:
     # A foreign table may have one target that it does not name.
     named = own.assign(target_loss=own["target_loss"].fillna(math.inf))
@@ -157,8 +157,8 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
         first = (
             f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
             f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, level)}): there the target takes "
-            "twice the fewest optimizer steps. Far below it, a batch twice as large nearly halves "
-            "the updates at no cost in samples; far above it, it saves hardly any."
+            "twice the fewest optimizer steps. Far below it, a batch twice as large "
+            f"{_saves(fit)}; far above it, it saves hardly any."
         )
     else:
         bound = (
@@ -170,17 +170,35 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
             f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted." if fit.fitted else ""
         )
         first = f"{group.prefix}The critical batch size{where} is {critical.note}.{bound}{span}"
-    answer = [first]
+    answer = [first, *_by_form(fit)]
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
         answer.append(f"{_upper(what)}: {largest.text()} samples.")
     if fit.s_min.is_identified or fit.e_min.is_identified:
-        answer.append(
-            f"Fewest optimizer steps: {fit.s_min.text()}; fewest samples: {fit.e_min.text()}."
-        )
+        samples = f"; fewest samples: {fit.e_min.text()}" if fit.form == "two_term" else ""
+        answer.append(f"Fewest optimizer steps: {fit.s_min.text()}{samples}.")
     own = _of_group(noise_scales, group)
     sentence = None if own is None else noise_scale_sentence(critical, own, len(fit.batches))
     return [text for text in (*answer, _chosen(fit), sentence) if text]
+
+
+def _saves(fit: TradeoffFit) -> str:
+    if fit.form == "two_term":
+        return "nearly halves the updates at no cost in samples"
+    return f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
+
+
+def _by_form(fit: TradeoffFit) -> list[str]:
+    """Set both forms side by side, and say which is trusted."""
+    free, two = fit.of_form("free_exponent"), fit.of_form("two_term")
+    if free is None or two is None:
+        return []
+    return [
+        f"With the exponent free, {FORMULAS['free_exponent']}, it is "
+        f"{free.critical_batch_size.text()} samples and the exponent {free.exponent.text()}; with "
+        f"the exponent taken for 1, {FORMULAS['two_term']}, {two.critical_batch_size.text()} "
+        f"samples. The first is {free.trust}; the second {two.trust}."
+    ]
 
 
 def _chosen(fit: TradeoffFit) -> str | None:
@@ -246,10 +264,19 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
 def _headlines(found: list[GroupFits]) -> dict[str, Estimate]:
     several = len(found) > 1
     return {
-        f"{name}_group_{group.number}" if several else name: getattr(group.fit, name)
+        f"{name}_group_{group.number}" if several else name: estimate
         for group in found
-        for name in _HEADLINES
+        for name, estimate in _estimates(group.fit).items()
     }
+
+
+def _estimates(fit: TradeoffFit) -> dict[str, Estimate]:
+    """Return what is trusted, and beside it the critical batch size if the exponent is 1."""
+    estimates = {name: getattr(fit, name) for name in _HEADLINES}
+    two = fit.of_form("two_term")
+    if two is not None:
+        estimates |= {"critical_batch_size_two_term": two.critical_batch_size, "e_min": two.e_min}
+    return estimates
 
 
 def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFrame | None:

@@ -338,7 +338,12 @@ def _analyze(arguments: list[str]) -> int:
         action="store_true",
         help="judge practitioners' claims by the table too, and say which columns each lacks",
     )
-    parser.add_argument("--form", choices=("two_term", "free_exponent"), default="two_term")
+    parser.add_argument(
+        "--form",
+        choices=("two_term", "free_exponent"),
+        help="form of the trade-off that the answer rests on; default: the one that is trusted, "
+        "with a free exponent from four batch sizes on",
+    )
     parser.add_argument(
         "--overhead",
         metavar="SHARE",

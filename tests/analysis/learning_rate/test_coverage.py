@@ -38,6 +38,16 @@ def quadratic(distance):
     return np.where(gain > 0, -np.log(np.maximum(gain, 1e-12)), np.inf)
 
 
+def linear(distance):
+    """A parabola in the rate itself."""
+    return (np.exp(distance) - 1) ** 2 / 2
+
+
+def steep(distance):
+    """A parabola with a wall: from 1.35 times the best rate on it rises 40 times as fast."""
+    return distance**2 / 2 + 20 * np.maximum(distance - 0.3, 0) ** 2
+
+
 def exponent_from(batches, found, shift):
     """Estimate an exponent from optima, each moved by a shift of its own."""
     table = pd.DataFrame(found, columns=["learning_rate", "low", "high"], dtype=float)
@@ -65,6 +75,37 @@ def covered(curve, *, n, noise, factor, correlated, sweeps=SWEEPS):
         exponent = exponent_from(BATCHES, optima, 0.5 * np.log(BATCHES) - places)
         exponents.append(exponent.low <= 0.5 <= exponent.high)
     return float(np.mean(held)), float(np.mean(exponents))
+
+
+def found_optima(curve, *, factor, noise, n, sweeps):
+    """Mean error of the logarithm of the optimum, and the share of intervals that hold it."""
+    rng = np.random.default_rng(13)
+    points = np.arange(-6, 7) * math.log(factor)
+    errors, held = [], []
+    for best in rng.uniform(-0.5, 0.5, sweeps) * math.log(factor):
+        costs = curve(points - best) + rng.standard_normal((n, 1))
+        found = optimum_of(points, costs + noise * rng.standard_normal(costs.shape))
+        errors.append(found.value - best)
+        held.append(found.low <= best <= found.high)
+    return float(np.mean(errors)), float(np.mean(held))
+
+
+def test_a_parabola_in_the_rate_has_no_bias():
+    error, held = found_optima(linear, factor=2, noise=0.05, n=3, sweeps=60)
+    assert abs(error) < 0.03
+    assert held > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "n"), [(0.001, 3), (0.05, 3), (0.05, 5), (0.2, 5)])
+@pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])
+@pytest.mark.parametrize("curve", [bowl, linear, slope, steep, quadratic])
+def test_bias_and_coverage_by_shape_and_grid(curve, factor, noise, n):
+    error, held = found_optima(curve, factor=factor, noise=noise, n=n, sweeps=150)
+    # On a coarse grid nothing tells where between two rates a wall stands.
+    walled = curve in {steep, quadratic} and factor > 3
+    assert abs(error) < (0.2 if walled else 0.08)
+    assert held >= 0.85
 
 
 def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):

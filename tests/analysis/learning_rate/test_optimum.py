@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from batchscape.analysis.learning_rate.lowest_point import optimum_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, optimum_estimate
@@ -73,42 +73,77 @@ def test_the_unit_of_the_learning_rate_does_not_matter(best, factor):
         assert again[name] == pytest.approx(factor * found[name], rel=1e-6)
 
 
+@pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])
+@pytest.mark.parametrize("place", [-0.4, 0.0, 0.4])
+@pytest.mark.parametrize("power", [0.5, 1, 2])
+def test_a_parabola_in_a_power_of_the_rate_is_found_exactly(factor, place, power):
+    """A parabola in the logarithm put the lowest point of (rate - 1)^2 at 0.84."""
+    rates = factor ** (np.arange(-6, 7) + place)
+    found = optimum_of(np.log(rates), np.tile((rates**power - 1) ** 2, (3, 1)))
+    assert math.exp(found.value) == pytest.approx(1, abs=1e-6)
+
+
 def test_a_fine_grid_is_fitted_by_least_squares():
-    """numpy's own weighted fit over all rates within a factor of 3.2, by the weights stated."""
+    """scipy's own search over power, level, depth and place, by the weights stated."""
     rates = np.geomspace(0.001, 0.016, 33)
-    table = sweep(bowl(0.005), rates=rates, noise=0.05)
+    table = sweep(lambda rate, _: 4 * (rate / 0.005 - 1) ** 2, rates=rates, noise=0.05)
     mean = table.groupby("learning_rate")["final_eval_loss"].mean()
-    centre = math.log(mean.idxmin())
-    near = np.log(rates)[np.abs(np.log(rates) - centre) <= math.log(3.2)] - centre
-    weights = np.sqrt(1 - 0.75 * (near / np.abs(near).max()) ** 2)
-    kept = mean[np.abs(np.log(rates) - centre) <= math.log(3.2)]
-    curvature, slope, _ = np.polyfit(near, kept.to_numpy(), 2, w=weights)
+    x = np.log(rates / mean.idxmin())
+    inside = np.flatnonzero(np.abs(x) <= math.log(3.2))
+    used = np.arange(max(inside[0] - 1, 0), min(inside[-1] + 2, len(x)))
+    reach = np.abs(x[inside]).max()
+    weights = np.sqrt(1 - 0.75 * np.clip(x[used] / reach, -1, 1) ** 2)
+    weights[~np.isin(used, inside)] = 0.3
+
+    def away(theta):
+        level, depth, place, power = theta
+        z = (np.exp(power * x[used]) - math.exp(power * place)) / power
+        return weights * (level + depth * z**2 - mean.to_numpy()[used])
+
+    place, power = optimize.least_squares(away, (1, 1, 0.01, 0.9)).x[2:]
+    assert power == pytest.approx(1, abs=0.5)
     found = only(table)
-    assert found["learning_rate"] == pytest.approx(math.exp(centre - slope / (2 * curvature)))
+    # Powers are tried in steps of an eighth.
+    assert found["learning_rate"] == pytest.approx(mean.idxmin() * math.exp(place), rel=0.01)
     assert found["n_learning_rates"] == 33
 
 
-def test_the_interval_holds_fiellers():
-    """All points where the seeds' slopes are compatible with zero, by scipy's t-test."""
-    from scipy import stats
+def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
+    """All points where the seeds' slopes are compatible with zero, by scipy's t-test.
 
+    With three rates the power is 1/2, and powers 0 and 1 widen the interval; here 1 and the
+    parabola of exp(-cost) lie above, and 0 below.
+    """
     rng = np.random.default_rng(3)
     points = np.log([0.001, 0.002, 0.004])
-    costs = (points - points[1]) ** 2 + 0.02 * rng.standard_normal((6, 3))
+    x = points - points[1]
+    costs = x**2 + 0.02 * rng.standard_normal((6, 3))
     found = optimum_of(points, costs)
-    assert found.note is not None
     assert "three" in found.note
-    bends = np.polynomial.polynomial.polyfit(points - points[1], costs.T, 2)
+    root = 2 * np.expm1(x / 2)
+    tops = []
+    for axis, values, back in (
+        (root, costs.mean(axis=0), lambda z: 2 * math.log1p(z / 2)),
+        (x, costs.mean(axis=0), float),
+        (np.expm1(x), costs.mean(axis=0), math.log1p),
+        (np.expm1(x), -np.exp(-costs.mean(axis=0)), math.log1p),
+    ):
+        top = np.polynomial.Polynomial.fit(axis, values, 2).deriv().roots()[0]
+        tops.append(back(float(top)))
+    value, straight, linear, gains = tops
+    assert found.value == pytest.approx(points[1] + value, abs=1e-9)
+    # Slope and curvature in the logarithm, at the lowest point.
+    bends = np.polynomial.polynomial.polyfit(root, costs.T, 2)
+    z, dz = 2 * math.expm1(value / 2), math.exp(value / 2)
+    slope = (bends[1] + 2 * bends[2] * z) * dz
+    bend = 2 * bends[2] * dz**2 + slope / 2
     tried = np.linspace(-0.6, 0.6, 20001)
-    slopes = bends[1][:, None] + 2 * bends[2][:, None] * tried
-    inside = tried[stats.ttest_1samp(slopes, 0).pvalue >= 0.05] + points[1]
-    # The other shape lies above the parabola's lowest point, and widens the interval there.
-    assert found.low == pytest.approx(inside[0], abs=1e-4)
-    gains = np.exp(-(costs.mean(axis=0) - costs.mean(axis=0)[1]))
-    other = np.polynomial.Polynomial.fit(np.exp(points), gains, 2).deriv().roots()[0]
-    doubt = 1.5 * (math.log(other) - found.value)
-    expected = found.value + math.hypot(inside[-1] - found.value, doubt)
-    assert found.high == pytest.approx(expected, abs=1e-4)
+    inside = tried[stats.ttest_1samp(slope[:, None] + bend[:, None] * tried, 0).pvalue >= 0.05]
+    moved = abs(value - straight)
+    below = max(moved, value - min(straight, linear, gains))
+    above = max(moved, max(straight, linear, gains) - value)
+    assert found.low == pytest.approx(found.value - math.hypot(inside[0], below), abs=2e-4)
+    assert found.high == pytest.approx(found.value + math.hypot(inside[-1], above), abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -246,20 +281,30 @@ def test_steps_that_are_not_above_zero_are_refused():
 
 def test_an_end_beyond_all_numbers_is_none():
     """A curvature that hardly differs from zero puts Fieller's end at any distance."""
-    share = (1 - 1e-10) / stats.t.ppf(0.975, 1)
+    spread = np.array([-1.0, 0, 1]) / stats.t.ppf(0.975, 2) * math.sqrt(3) * (1 - 1e-10)
+    root = {rate: 2 * (math.sqrt(rate) - 1) for rate in (0.5, 1.0, 2.0)}
     rows = [
         {
             "global_batch_size": 8,
             "learning_rate": rate,
             "seed": seed,
-            "loss": (1 + sign * share) * math.log(rate) ** 2 + 0.1 * sign * math.log(rate),
+            "loss": (1 + share) * z**2 + 0.1 * share * z,
         }
-        for seed, sign in enumerate([1, -1])
-        for rate in (0.5, 1.0, 2.0)
+        for seed, share in enumerate(spread)
+        for rate, z in root.items()
     ]
     row = best_learning_rates(pd.DataFrame(rows), "loss").iloc[0]
     assert row["learning_rate"] == pytest.approx(1)
-    assert row["high"] == math.inf
+    assert math.inf in (row["high"], 1 / row["low"] if row["low"] else math.inf)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_below_three_seeds_an_optimum_has_no_ends(seeds):
+    alone = only(sweep(bowl(0.003), seeds=seeds, noise=0.01))
+    assert alone["learning_rate"] == pytest.approx(0.003, rel=0.1)
+    assert math.isnan(alone["low"])
+    assert math.isnan(alone["high"])
+    assert optimum_estimate(alone).text().endswith(f"(n = {len(seeds)})")
 
 
 def test_a_rate_that_few_seeds_tried_does_not_cost_the_others():

@@ -36,7 +36,7 @@ def test_two_term_fit_is_that_of_another_optimiser():
     found, _ = optimize.curve_fit(
         lambda x, p, c: np.log(np.exp(p) + np.exp(c) / x), y.index, y, p0=(5, 9), xtol=1e-14
     )
-    fit = fit_tradeoff(table)
+    fit = fit_tradeoff(table, form="two_term")
     assert fit.s_min.value == pytest.approx(math.exp(found[0]), rel=1e-6)
     assert fit.e_min.value == pytest.approx(math.exp(found[1]), rel=1e-6)
     ratio = fit.e_min.value / fit.s_min.value
@@ -65,7 +65,7 @@ def test_free_exponent_fit_is_that_of_another_optimiser():
 def test_interval_ends_where_a_t_test_over_seeds_rejects():
     table = sweep(5, sd=0.1, correlation=0.5)
     logs = np.log(table.pivot_table(index="global_batch_size", columns="seed")["steps_to_target"])
-    fit = fit_tradeoff(table)
+    fit = fit_tradeoff(table, form="two_term")
     for end in (fit.critical_batch_size.low, fit.critical_batch_size.high):
         weights = end / BATCHES / (1 + end / BATCHES)
         weights = weights - weights.mean()
@@ -74,7 +74,7 @@ def test_interval_ends_where_a_t_test_over_seeds_rejects():
 
 
 def test_overhead_interval_is_that_of_the_ratio_moved():
-    fit = fit_tradeoff(sweep(5), overhead=0.5, reference_batch_size=10)
+    fit = fit_tradeoff(sweep(5), form="two_term", overhead=0.5, reference_batch_size=10)
     critical, largest = fit.critical_batch_size, fit.overhead_batch_size
     for name in ("value", "low", "high"):
         assert getattr(largest, name) == pytest.approx(15 + 0.5 * getattr(critical, name))
@@ -92,7 +92,7 @@ def test_units_of_steps_and_samples_do_not_matter(steps, samples, seed):
         steps_to_target=table["steps_to_target"] * steps,
         global_batch_size=table["global_batch_size"] * samples,
     ).sample(frac=1, random_state=seed)
-    fits = fit_tradeoff(table), fit_tradeoff(other)
+    fits = [fit_tradeoff(t, form="two_term") for t in (table, other)]
     factors = {"s_min": steps, "e_min": steps * samples, "critical_batch_size": samples}
     for name, factor in factors.items():
         before, after = (getattr(fit, name) for fit in fits)
@@ -104,7 +104,7 @@ def test_units_of_steps_and_samples_do_not_matter(steps, samples, seed):
 @given(a=st.floats(1, 1e5), critical=st.floats(10, 400))
 @settings(max_examples=15, deadline=None)
 def test_exact_curves_are_recovered(a, critical):
-    fit = fit_tradeoff(sweep(2, a=a, critical=critical, sd=0.0))
+    fit = fit_tradeoff(sweep(3, a=a, critical=critical, sd=0.0), form="two_term")
     assert fit.s_min.value == pytest.approx(a, rel=1e-5)
     assert fit.critical_batch_size.value == pytest.approx(critical, rel=1e-5)
     assert fit.e_min.value == pytest.approx(a * critical, rel=1e-5)
@@ -120,7 +120,7 @@ def test_exact_curves_are_recovered(a, critical):
     ],
 )
 def test_batches_of_one_regime_identify_no_critical_batch(critical, words, identified):
-    fit = fit_tradeoff(sweep(5, critical=critical, sd=0.03))
+    fit = fit_tradeoff(sweep(5, critical=critical, sd=0.03), form="two_term")
     assert not fit.identified
     assert words in fit.why
     names = ("s_min", "e_min", "overhead_batch_size")

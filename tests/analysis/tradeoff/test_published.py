@@ -40,12 +40,12 @@ NOISE_SCALES = {
 }
 
 
-def fits(**settings):
+def fits(form="two_term", **settings):
     tables = {
         size: pd.DataFrame({"global_batch_size": BATCHES, "seed": 0, "steps_to_target": steps})
         for size, steps in STEPS.items()
     }
-    return {size: fit_tradeoff(table, **settings) for size, table in tables.items()}
+    return {size: fit_tradeoff(table, form=form, **settings) for size, table in tables.items()}
 
 
 def test_critical_batch_sizes_of_zhang_et_al():
@@ -83,7 +83,7 @@ def test_dropping_large_batches_moves_the_critical_batch():
     for size, steps in STEPS.items():
         table = pd.DataFrame({"global_batch_size": BATCHES, "seed": 0, "steps_to_target": steps})
         parts = [
-            fit_tradeoff(part).parameters[1]
+            fit_tradeoff(part, form="two_term").parameters[1]
             for part in (table, table[table["global_batch_size"] <= 4096])
         ]
         changes.append(parts[1] / parts[0] - 1)

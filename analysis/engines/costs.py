@@ -38,9 +38,9 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
         the settings that vary and are not the engine's own, `engine`, `n`; for each of `FIGURES`
         its `_mean`, `_ci95` (half-width of the t-interval over runs, from 3 on) and `_n`, times
         only where they are valid; `step_time_s_note` (where no time is: why); `exchanged_bytes`
-        (median over runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where no run has
-        recorded it), `compared` (whether another engine trained the same) and `run_ids`. Ordered
-        so that engines of one geometry lie together.
+        (median over runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where
+        no run has recorded it), `compared` (whether another engine trained the same) and
+        `run_ids`. Ordered so that engines of one geometry lie together.
     """
     engine = engines_of(cells)
     order = {name: number for number, name in enumerate(in_order(engine))}

@@ -112,8 +112,8 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> TableView:
         notes=[
             "Means ± half-widths of 95 % t-intervals over runs, from 3 runs on. peak memory: "
             "allocated on the fullest device; process: resident memory without shared pages; "
-            f"exchange: the part of the step time that backward did not hide; {MISSING}: not measured, or the machine "
-            "was not free.",
+            "exchange: the part of the step time that backward did not hide; "
+            f"{MISSING}: not measured, or the machine was not free.",
             "bytes a step: gradient bytes that a rank gives to the exchange in an optimizer step. "
             f"exchanged: as the engine declares it; {MISSING}: one device, or a run that is "
             "older than the record of it.",

@@ -80,6 +80,39 @@ def test_overhead_interval_is_that_of_the_ratio_moved():
         assert getattr(largest, name) == pytest.approx(15 + 0.5 * getattr(critical, name))
 
 
+@pytest.mark.parametrize("form", ["two_term", "free_exponent"])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_band_is_students_t_over_seeds_of_refits(form, level):
+    """Each mean is moved a little and scipy fits anew; seeds then add up, and t has n - 1 degrees.
+
+    A band of another level, or one that takes seeds for independent at each batch size, is seen.
+    """
+    table = sweep(5, sd=0.1, correlation=0.6, seed=3)
+    logs = np.log(table.pivot_table(index="global_batch_size", columns="seed")["steps_to_target"])
+    logs = logs.to_numpy()
+    means, places = logs.mean(axis=1), np.array([5.0, 64, 700])
+
+    def curve(theta, sizes):
+        power = 1.0 if form == "two_term" else math.exp(theta[2])
+        return theta[0] + np.logaddexp(0, power * (theta[1] - np.log(sizes)))
+
+    def refitted(values):
+        start = (4.6, 4.2) if form == "two_term" else (4.6, 4.2, 0.0)
+        found = optimize.least_squares(
+            lambda theta: curve(theta, BATCHES) - values, start, xtol=1e-15, ftol=1e-15, gtol=1e-15
+        )
+        return curve(found.x, places)
+
+    step = 1e-4
+    moves = [refitted(means + way) - refitted(means - way) for way in step * np.eye(len(means))]
+    by_seed = np.array(moves).T / (2 * step) @ (logs - means[:, None])
+    half = stats.t.ppf((1 + level) / 2, 4) * by_seed.std(axis=1, ddof=1) / math.sqrt(5)
+    band = fit_tradeoff(table, form=form, level=level).predict(places)
+    # Linear propagation leaves out how the curve's slopes change with the residuals.
+    assert np.log(band["high"] / band["steps"]).to_numpy() == pytest.approx(half, rel=0.04)
+    assert np.log(band["steps"] / band["low"]).to_numpy() == pytest.approx(half, rel=0.04)
+
+
 @given(
     steps=st.floats(1e-3, 1e6),
     samples=st.floats(1e-2, 1e4),

@@ -1,0 +1,76 @@
+"""One rule for what is shown below three seeds: a value and its n, and no interval."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis import compare, find_cells, load
+from batchscape.analysis.claims.contrasts import Contrast, said
+from batchscape.analysis.comparing.section import comparing_section
+from batchscape.analysis.estimates import Estimate, interval_text
+from batchscape.analysis.report.macros import macros
+from batchscape.analysis.report.tables import comparison_grid
+
+
+def estimate(n, value=0.223, low=0.0, high=42235825.0):
+    return Estimate(value, low, high, n, "samples", "t", "what it is")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_below_three_units_a_value_stands_alone(n):
+    assert estimate(n).text() == f"0.223 (n = {n})"
+    assert interval_text(2.0, -12.0, 16.0, n) == f"2.00 (n = {n})"
+    lines = macros({"critical_batch_size": estimate(n)})
+    assert "42" not in lines
+    assert r"\newcommand{\bsCriticalBatchSizeHigh}{\mbox{" in lines
+    # What bounds a quantity without a value is no interval about one.
+    assert estimate(n, value=math.nan, low=80.0).text() == "not identified (≥ 80.0)"
+
+
+def test_from_three_units_on_the_interval_is_shown():
+    assert estimate(3, 120.0, 95.0, 160.0).text() == "120 [95.0, 160]"
+    assert interval_text(120.0, 95.0, math.inf, 3) == "120 [95.0, ∞]"
+    assert interval_text(math.nan, 1.0, 2.0, 3) == "—"
+
+
+@pytest.mark.parametrize(("seeds", "shown"), [(2, False), (3, True)])
+def test_tables_follow_the_rule(build, seeds, shown):
+    sweep = build()
+    for seed in range(seeds):
+        sweep.run((1, 32, 1), seed=seed)
+    cells = find_cells(load(sweep.path).runs)
+    comparison = compare(cells)
+    assert comparison["final_loss_n"].eq(seeds).all()
+    assert comparison["final_loss_sd"].notna().all()
+    assert comparison["final_loss_ci95"].notna().all() == shown
+    text = " ".join(" ".join(row) for row in comparison_grid(comparison, cells).rows)
+    assert ("±" in text) == shown
+
+
+def test_claims_follow_the_rule():
+    pairs = pd.Series([0.1, 0.3, 0.2]).to_numpy()
+    two, three = (Contrast("a against b", pairs[:n], ()) for n in (2, 3))
+    assert said(two, "difference") == "difference 0.2000 (n = 2) for a against b"
+    assert said(three, "difference").startswith("difference 0.2000 [-0.0")
+
+
+def test_smallest_effects_are_said_for_pairs_and_for_groups_apart(build):
+    """One training in several cuts has one loss: what its seeds tell apart is no paired figure."""
+    sweep = build()
+    for seed in range(3):
+        for geometry in ((1, 32, 1), (1, 8, 4)):
+            sweep.run(geometry, seed=seed)
+    (loss,) = [
+        text
+        for text in comparing_section(find_cells(load(sweep.path).runs)).answer
+        if "final held-out loss" in text
+    ]
+    assert loss.startswith("Unpaired, with n = 3 runs on each of two sides")
+    assert "Pairs of equal seed, such as cuts of one global batch" in loss
+    for seed in range(3):
+        sweep.run((1, 16, 1), seed=seed)
+    texts = comparing_section(find_cells(load(sweep.path).runs)).answer
+    assert any(text.startswith("Paired, with n = 3 of equal seed") for text in texts)

@@ -46,7 +46,7 @@ def errors_of(run: Any, precisions: dict[str, str]) -> Any:
 
 def test_errors_against_float64_and_between_decompositions(sketched: Any) -> None:
     precisions = {}
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         for precision, geometry, error in (
             ("float64", WHOLE, 0.0),
             ("float64", PARTS, 1e-15),
@@ -57,20 +57,20 @@ def test_errors_against_float64_and_between_decompositions(sketched: Any) -> Non
             folder = sketched(geometry, error, seed, engine__precision=precision)
             precisions[folder.path.name] = precision
     errors = errors_of(sketched, precisions)
-    assert len(errors) == 6, "the two that everything is held against have nothing themselves"
+    assert len(errors) == 9, "the two that everything is held against have nothing themselves"
     table = gradient_error_table(errors).set_index(["precision"], append=True)
     found = {
         (precision, row["relative_difference_n"]): row for (_, precision), row in table.iterrows()
     }
     assert found["float32", 0]["relative_error"] == pytest.approx(1e-7, rel=1e-6)
     assert math.isnan(found["float32", 0]["relative_difference"])
-    assert found["float32", 2]["relative_error"] == pytest.approx(3e-7, rel=1e-6)
-    assert found["float32", 2]["relative_difference"] == pytest.approx(2e-7, rel=1e-6)
-    assert found["float64", 2]["relative_error"] < 1e-14
-    row = found["float32", 2]
+    assert found["float32", 3]["relative_error"] == pytest.approx(3e-7, rel=1e-6)
+    assert found["float32", 3]["relative_difference"] == pytest.approx(2e-7, rel=1e-6)
+    assert found["float64", 3]["relative_error"] < 1e-14
+    row = found["float32", 3]
     assert row["relative_error_low"] <= row["relative_error"] <= row["relative_error_high"]
-    assert row["relative_error_n"] == 2
-    assert len(row["run_ids"].split()) == len(row["reference_run_ids"].split()) == 2
+    assert row["relative_error_n"] == 3
+    assert len(row["run_ids"].split()) == len(row["reference_run_ids"].split()) == 3
 
 
 def test_without_float64_decompositions_are_still_compared(sketched: Any) -> None:

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.engines.command.agreement import contradictions, observed_batch, unfinished
+from batchscape.engines.command.agreement import (
+    begins_late,
+    contradictions,
+    observed_batch,
+    unfinished,
+)
 from batchscape.engines.command.metrics import Log, Observed
 from batchscape.record.spec import RunSpec
 
@@ -78,3 +83,28 @@ def test_a_log_of_every_nth_step_tells_a_whole_training_from_a_cut_one(every, di
         assert "the plan says 9" in verdict
     if not logged or did + every <= 9:
         assert verdict is not None
+
+
+@given(
+    every=st.integers(1, 6),
+    begin=st.integers(1, 30),
+    count=st.integers(1, 12),
+    more=st.integers(0, 6),
+)
+def test_a_log_that_begins_late_says_so(every, begin, count, more):
+    """It logs each `every`-th step from `begin` on, and the last one, whichever that is."""
+    logged = [begin + every * number for number in range(count)]
+    logged += [logged[-1] + min(more, every)] if more else []
+    verdict = begins_late([{"optimizer_step": step} for step in logged])
+    if begin <= every or len(logged) < 3:
+        assert verdict is None
+    else:
+        assert f"begin with optimizer step {begin}: " in str(verdict)
+        missing = "step 1 is missing" if begin == 2 else f"steps 1 to {begin - 1} are missing"
+        assert missing in str(verdict)
+
+
+def test_a_log_of_ever_rarer_steps_begins_in_time():
+    logged = [{"optimizer_step": 2**power} for power in range(8)]
+    assert begins_late(logged) is None
+    assert begins_late(logged[3:]) is None, "its first gap is no longer than a later one"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +358,49 @@ def test_metrics_of_elsewhere_are_refused(kind: str, path: str) -> None:
     config = {"jsonl": JSONL, "regex": NANOGPT}.get(kind, {"kind": kind})
     with pytest.raises(ValidationError, match="below it"):
         ADAPTER.validate_json(json.dumps({**config, "path": path}))
+
+
+PLACES = {
+    "recorder": ({"kind": "recorder"}, "recorder/rank_0.jsonl"),
+    "jsonl": (JSONL, "train.jsonl"),
+    "printed": (NANOGPT, "log.txt"),
+    "regex": (NANOGPT | {"path": "out.txt"}, "out.txt"),
+    "trainer_state": ({"kind": "trainer_state", "path": "out"}, "out/trainer_state.json"),
+    "litgpt_csv": ({"kind": "litgpt_csv", "path": "out"}, "out/version_0/metrics.csv"),
+}
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [make_pipe, Path.mkdir, make_socket, make_device])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_refused_and_not_opened(place, make, tmp_path, monkeypatch) -> None:
+    config, name = PLACES[place]
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+    kind = {make_pipe: "pipe", make_socket: "socket", make_device: "device"}.get(make, "folder")
+
+    def blocks(*_: object) -> None:
+        pytest.fail("it waits for the other end of a pipe")
+
+    before = signal.signal(signal.SIGALRM, blocks)
+    signal.alarm(30)
+    try:
+        with pytest.raises(RecordError, match=rf"{path.name} is a {kind}: metrics are read"):
+            opened(config, Path()).read(final=True)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

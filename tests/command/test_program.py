@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -141,12 +142,87 @@ def traceback_of(words: str, mark: str = "") -> str:
             "my.Odd: 3",
         ),
         (traceback_of("KeyError: 1") + traceback_of("ValueError: 2"), 1, "ValueError: 2"),
-        ("step 1\n", 3, "rank 1 exited with code 3"),
+        ("step 1\n", 3, "step 1; then: rank 1 exited with code 3"),
         ("", -9, "rank 1 was killed by SIGKILL, which the launcher did not send"),
     ],
 )
 def test_of_a_failed_torchrun_the_words_are_those_of_the_first_rank(printed, code, words):
     assert last_words(printed + torchrun_footer(1, code)) == words
+
+
+REFUSED = "usage: t.py [-h] [--x X]\n          [--how HOW]\nt.py: error: unrecognized: --mikro=4\n"
+"""As argparse has it; both ranks print it."""
+CALLED = traceback_of(
+    "subprocess.CalledProcessError: Command '['t.py']' returned non-zero exit status 2."
+)
+"""The end of `accelerate launch` (1.15) after one process."""
+DEEPSPEED = (
+    "[2026-11-22 21:06:47,814] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 14850\n"
+    "[2026-11-22 21:06:47,835] [ERROR] [launch.py:259:sigkill_handler] ['python', '-u', 't.py'] "
+    "exits with return code = 7\n"
+)
+"""The end of DeepSpeed's launcher (0.19)."""
+OMP = "W1122 21:00:04.664000 11396 torch/distributed/run.py:874] ******\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (OMP + REFUSED + REFUSED + torchrun_footer(0, 2), "t.py: error: unrecognized: --mikro=4"),
+        (REFUSED + CALLED, "t.py: error: unrecognized: --mikro=4"),
+        (REFUSED + REFUSED + DEEPSPEED, "t.py: error: unrecognized: --mikro=4"),
+        (
+            "Usage: t.py [options]\n\nt.py: error: no such option: -x\n",
+            "t.py: error: no such option: -x",
+        ),
+        (REFUSED + "again\n" + traceback_of("ValueError: 3"), "ValueError: 3"),
+        # A loss of this name is none, whatever was explained above it.
+        ("usage: t.py\nstep 1\neval: error: 0.3\nbye\n", "bye"),
+        (
+            OMP + "no data in /nowhere\n" + torchrun_footer(1, 1),
+            "no data in /nowhere; then: rank 1 exited with code 1",
+        ),
+        (
+            "no data in /nowhere\n" + CALLED,
+            "no data in /nowhere; then: subprocess.CalledProcessError: Command '['t.py']' "
+            "returned non-zero exit status 2.",
+        ),
+        ("no data in /nowhere\n" + DEEPSPEED, "no data in /nowhere"),
+        (traceback_of("KeyError: 1") + DEEPSPEED, "KeyError: 1"),
+        (OMP + torchrun_footer(1, 1), "rank 1 exited with code 1"),
+        (
+            traceback_of("RuntimeError: Connection closed by peer", "[rank0]: ")
+            + torchrun_footer(1, -9),
+            "rank 1 was killed by SIGKILL, which the launcher did not send; of another rank: "
+            "RuntimeError: Connection closed by peer",
+        ),
+        (
+            traceback_of("RuntimeError: Connection closed by peer", "[rank0]: ")
+            + traceback_of("OSError: [Errno 28] No space left on device")
+            + torchrun_footer(1, 1),
+            "OSError: [Errno 28] No space left on device",
+        ),
+    ],
+)
+def test_the_line_that_tells_goes_before_what_a_launcher_says(log, words):
+    assert last_words(log) == words
+
+
+@pytest.mark.slow
+def test_a_real_torchrun_that_is_refused_an_argument_says_which(tmp_path: Path):
+    script = tmp_path / "t.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    with (tmp_path / "log.txt").open("w") as log:
+        code = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+             str(script), "--mikro=4"],
+            stdout=log, stderr=log, check=False,
+        ).returncode  # fmt: skip
+    found = ending(code, tmp_path / "log.txt", 0)
+    assert found is not None
+    assert str(found.reason).endswith(
+        "its log ends: t.py: error: unrecognized arguments: --mikro=4"
+    )
 
 
 HANDLED = traceback_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -201,6 +277,15 @@ HANDLED = traceback_of("torch.OutOfMemoryError: CUDA out of memory. Tried to all
             "oom",
             "out_of_memory",
             "ncclUnhandledCudaError",
+        ),
+        # Below a rank that the system's allocator ended there is the launcher's summary.
+        (
+            1,
+            "terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\n" + torchrun_footer(1, -6),
+            "oom",
+            "out_of_memory",
+            "rank 1 was killed by SIGABRT",
         ),
         # What was caught, or is only spoken of, is not what the program died of.
         (1, HANDLED + "smaller\n" + traceback_of("KeyError: 1"), "failed", "exception", "KeyError"),

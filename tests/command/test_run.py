@@ -44,6 +44,11 @@ def main():
         return
     last = steps - 1 if how == "short" else steps
     for step in range(1, last + 1):
+        if how == "late" and step == 1:
+            continue
+        if how == "pipe" and step == 2:
+            os.remove(lines.name)
+            os.mkfifo(lines.name)
         if how == "halved":
             log(step, 1 / step, accumulation=accumulation // 2)
         elif how == "nan" and step == 2:
@@ -162,6 +167,12 @@ def test_each_program_ends_by_itself(sweep):
             "the program hangs after optimizer step 2: neither its log nor its metrics grew",
         ),
         "orphan": (Status.COMPLETED, None, None),
+        "late": (
+            Status.COMPLETED,
+            None,
+            "begin with optimizer step 2: optimizer step 1 is missing",
+        ),
+        "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is a pipe"),
     }
     settings = {"launcher__retries": 0, "launcher__hang_outside_s": 8.0}
     settings["launcher__hang_least_s"] = 1.0

@@ -116,6 +116,14 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
     ]
 
 
+def test_what_the_metrics_of_a_program_lack_is_told(run: ActiveRun) -> None:
+    output = io.StringIO()
+    with Progress(Console(file=output, width=200), total=1, samples=72) as progress:
+        status = ended(Status.COMPLETED, summary={"final_loss": 1.5}, reason="they begin late")
+        progress.run_ended(run, status)
+    assert "completed: loss 1.5000, they begin late, 0 s" in output.getvalue()
+
+
 def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
     """And each reason once a launch, with what would help."""
     output = io.StringIO()

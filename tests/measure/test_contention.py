@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.measure.contention import CoreWaits
+from batchscape.measure import contention
+from batchscape.measure.contention import CoreWaits, TreeWaits
 
 BUSY = "import time\nwhile time.monotonic() < {end}: pass"
 
@@ -57,3 +59,107 @@ def test_sleeping_is_not_waiting():
     found = waits.since_last()
     waits.close()
     assert found.core_wait_s is None or found.core_wait_s < 0.1
+
+
+class Proc:
+    """A folder in place of /proc, and a clock; waits are in milliseconds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.now_s = 100.0
+        self.spent_s = 0.0
+        monkeypatch.setattr(contention, "_PROC", folder)
+        monkeypatch.setattr(contention.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(contention.time, "thread_time", self.thread_time)
+
+    def thread_time(self) -> float:
+        self.spent_s += 0.001
+        return self.spent_s
+
+    def process(self, pid: int, threads: dict[int, int], below: tuple[int, ...] = ()) -> None:
+        for number, (thread, waited_ms) in enumerate(threads.items()):
+            task = self.folder / str(pid) / "task" / str(thread)
+            task.mkdir(parents=True, exist_ok=True)
+            (task / "schedstat").write_text(f"123456789 {waited_ms * 1_000_000} 17\n")
+            # The children of a process are those of its threads; here all are of the last.
+            is_last = number == len(threads) - 1
+            (task / "children").write_text(" ".join(map(str, below)) + " " if is_last else "")
+        (self.folder / str(pid) / "schedstat").write_text("1 2 3\n")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self.folder / str(pid))
+
+
+def test_the_thread_that_waited_longest_counts_between_two_looks(tmp_path, monkeypatch):
+    proc = Proc(tmp_path, monkeypatch)
+    # The guard 1 above the program 10, whose second thread started 20, which started 30.
+    proc.process(1, {1: 50_000}, (10,))
+    proc.process(10, {10: 40, 11: 90}, (20,))
+    proc.process(20, {20: 0}, (30,))
+    proc.process(30, {30: 10})
+    waits = TreeWaits(1)
+    assert waits.share_since(0.0) is None, "nobody has looked"
+
+    proc.now_s = 101.0
+    waits.look()
+    assert waits.share_since(0.0) == pytest.approx(0.09)
+    assert waits.share_since(100.5) == pytest.approx(0.09), "between two looks it is even"
+
+    # 20 waits; a loader of data, 40, has slept; 50 began, and has waited more than anybody.
+    proc.now_s = 103.0
+    proc.process(20, {20: 400}, (30, 40, 50))
+    proc.process(40, {40: 1})
+    proc.process(50, {50: 600, 51: 2})
+    waits.look()
+    assert waits.share_since(101.0) == pytest.approx(0.6 / 2)
+    assert waits.share_since(0.0) == pytest.approx((0.09 + 0.6) / 3)
+
+    # 50 has ended, and its number is that of another process now, which has waited less.
+    proc.now_s = 104.0
+    proc.end(50)
+    proc.process(20, {20: 410}, (30, 40, 50))
+    proc.process(50, {50: 300})
+    waits.look()
+    assert waits.share_since(103.0) == pytest.approx(0.3)
+    assert waits.share_since(102.0) == pytest.approx((0.3 + 0.3) / 2)
+
+    # What is listed and has ended since is passed over; the guard's own wait is nobody's.
+    proc.now_s = 105.0
+    proc.end(50)
+    proc.process(1, {1: 90_000}, (10,))
+    waits.look()
+    assert waits.share_since(104.0) == 0.0
+    proc.now_s = 900.0
+    assert waits.share_since(899.0) == 0.0, "after the last look nothing is known: that one counts"
+
+    # A wait counts once it is over, and there is no more of it than time.
+    proc.now_s = 105.5
+    proc.process(10, {10: 40, 11: 5000}, (20,))
+    waits.look()
+    assert waits.share_since(105.0) == 1.0
+
+
+def test_looking_takes_a_hundredth_of_the_time_at_most(tmp_path, monkeypatch):
+    proc = Proc(tmp_path, monkeypatch)
+    proc.process(1, {1: 0}, (10,))
+    waits = TreeWaits(1)
+    looks = 0
+    for number in range(200):
+        proc.now_s += 0.05
+        proc.process(10, {10: number**2 // 8})
+        before = waits.share_since(0.0)
+        waits.look()
+        looks += waits.share_since(0.0) != before
+    # A look costs a millisecond of the clock above, and there are 10 s.
+    assert 60 < looks <= 100
+
+
+def test_a_system_that_tells_no_waits_is_not_taken_for_a_calm_one(tmp_path, monkeypatch):
+    proc = Proc(tmp_path, monkeypatch)
+    proc.process(1, {1: 0}, (10,))
+    proc.process(10, {10: 0})
+    (tmp_path / "1" / "schedstat").unlink()
+    waits = TreeWaits(1)
+    proc.now_s += 1
+    waits.look()
+    assert waits.share_since(0.0) is None

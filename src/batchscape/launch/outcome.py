@@ -169,7 +169,7 @@ def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
         listed = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items()))
         reason = f"the ranks stopped for different reasons ({listed})"
         return Verdict(Status.FAILED, reason=reason, cause=Cause.CONTRADICTION)
-    return Verdict(Status.COMPLETED, stop_reason=reasons[0])
+    return Verdict(Status.COMPLETED, stop_reason=reasons[0], reason=outcomes[0].reason)
 
 
 def _said(outcome: Outcome, rank: int) -> Verdict:

@@ -89,6 +89,8 @@ def ended_text(status: RunStatus, *, timed: bool) -> str:
         parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
     if status.stop_reason is StopReason.TARGET:
         parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
+    if status.reason is not None:
+        parts.append(status.reason)
     return ", ".join(parts) or "no steps"
 
 

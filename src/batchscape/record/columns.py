@@ -56,7 +56,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "power_w": Column("Float64", "power of rank 0's device, about once a second; CUDA only"),
         "clock_mhz": Column("Float64", "clock of rank 0's device, about once a second"),
         "involuntary_switches": Column("Int64", "times the system took the core away in the step"),
-        "core_wait_s": Column("Float64", "time in the step that rank 0 was ready and had no core"),
+        "core_wait_s": Column(
+            "Float64",
+            "time in the step that rank 0 was ready and had no core; of a program of your own, the "
+            "thread of all its processes that waited longest",
+        ),
         "warmup": Column("boolean", "whether the step stays out of step-time figures"),
     },
     "evals": {

@@ -57,7 +57,7 @@ class Attempt:
     status: str | None = None
     """How it ended; null while it runs."""
     reason: str | None = None
-    """The cause in words; null for a completed attempt."""
+    """The cause in words; of a completed attempt, what its metrics lack, mostly nothing."""
     cause: str | None = None
     """What ended it, a `Cause`; null for a completed attempt."""
 
@@ -70,7 +70,8 @@ class RunStatus:
     stop_reason: StopReason | None = None
     """Why a completed run stopped."""
     reason: str | None = None
-    """The cause in words, where a run was rejected or did not complete."""
+    """The cause in words, where a run was rejected or did not complete; of one that completed,
+    what the metrics of its program lack."""
     cause: Cause | None = None
     """What ended it, where it did not complete."""
     rank: int | None = None

@@ -46,6 +46,14 @@ def test_many_failures_are_counted(build: Any) -> None:
     assert "3 more runs are failed" in notes
 
 
+def test_what_the_metrics_of_a_program_lack_is_said(build: Any) -> None:
+    sweep = build()
+    for seed in range(3):
+        sweep.run(seed=seed, reason="its metrics begin late" if seed else None)
+    assert "Of 2 completed runs (" in notes_of(sweep)
+    assert "): its metrics begin late." in notes_of(sweep)
+
+
 def test_targets_labels_and_missing_losses(build: Any) -> None:
     sweep = build()
     label = {"not_invariant": "dropout 0.1"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from batchscape.engines.command.metrics import Log
 from batchscape.record.spec import RunSpec
 
-__all__ = ["contradictions", "observed_batch", "unfinished"]
+__all__ = ["begins_late", "contradictions", "observed_batch", "unfinished"]
 
 NOT_OBSERVED = "not observed"
 _NAMES = (
@@ -90,3 +91,21 @@ def unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:
     if done[-1] > planned or done[-1] + max(gaps) <= planned:
         return f"the program did {done[-1]} optimizer steps, the plan says {planned}"
     return None
+
+
+def begins_late(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say which optimizer steps are missing at the start of a log; None where none are.
+
+    A program that logs every n-th step begins with one of the first n. Fewer than three rows do
+    not tell how often it logs: the last one may come early, as the end of the training.
+    """
+    done = [int(row["optimizer_step"]) for row in steps]
+    gaps = [after - before for before, after in pairwise(done)]
+    if len(gaps) < 2 or done[0] <= max(gaps):
+        return None
+    first = done[0]
+    missing = "optimizer step 1 is" if first == 2 else f"optimizer steps 1 to {first - 1} are"
+    return (
+        f"its metrics begin with optimizer step {first}: {missing} missing, and a target that was "
+        "reached there counts as reached later"
+    )

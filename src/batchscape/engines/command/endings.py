@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,8 @@ C++. A program that only speaks of it, in the middle of a line, may have died of
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""
+_REFUSED = re.compile(r"(\S.*: error: \S.*)")
+"""How argparse refuses arguments, below a line of usage."""
 _HAS_WORDS = re.compile(r"\w")
 _OF_RANK = re.compile(r"\[rank(\d+)\]:\s?")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -50,6 +52,11 @@ _ROOT_CAUSE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """Which rank torchrun saw fail first, and its exit code."""
+_OF_LAUNCHER = re.compile(
+    r"[WEI]\d{4} .*torch/distributed/"
+    r"|\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[(?:launch|runner)\.py:"
+)
+"""How lines of torchrun and of DeepSpeed's launcher begin."""
 
 
 class Ending(NamedTuple):
@@ -99,7 +106,7 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
 
     What follows the error counts as well: NCCL gives its details below.
     """
-    lines = [_OF_RANK.sub("", line, count=1) for line in text.splitlines() if line.strip()]
+    lines = [_OF_RANK.sub("", line, count=1) for line in _own_lines(text) if line.strip()]
     last = lines[-_LAST_LINES:]
     if words is not None and _ERROR.match(words):
         said = [place for place, line in enumerate(lines) if words in line]
@@ -110,42 +117,93 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
 def last_words(text: str) -> str | None:
     """Return the line of a log that says most about its end: the last error, else the last line.
 
-    Launchers print a summary after the errors of their workers, which says less. Where the summary
-    of torchrun names the rank that failed first, the error is that of this rank: the others fail
-    because it is gone.
+    Launchers print a summary after the errors of their workers, which says less, and is added only
+    where no error is found. Where that of torchrun names the rank that failed first, the error is
+    that of this rank: the others fail because it is gone.
     """
-    lines = text.splitlines()
-    if root := list(_ROOT_CAUSE.finditer(text)):
-        rank, code = int(root[-1][1]), int(root[-1][2])
-        footer = _FOOTER.search(text)
-        before = lines if footer is None else text[: footer.start()].splitlines()
-        words = _last_error(before, rank) or _last_error(before) or _last_error(lines)
-        return words or _how(f"rank {rank}", code)
-    words = _last_error(lines)
-    said = [line.strip() for line in lines if _HAS_WORDS.search(line)]
-    return words or (said[-1] if said else None)
+    own = _own_lines(text)
+    summary = _summary(text)
+    found = None
+    if root := _root_cause(text):
+        rank, code = root
+        found = _last_error(own, {str(rank)}) or _last_error(own, {None})
+        summary = _how(f"rank {rank}", code)
+        if found is None and (other := _last_error(own)):
+            return f"{summary}; of another rank: {other}"
+    if found := found or _last_error(own):
+        return found
+    said = [line.strip() for line in own if _HAS_WORDS.search(line)]
+    return "; then: ".join([*said[-1:], *([] if summary is None else [summary])]) or None
 
 
-def _last_error(lines: Sequence[str], rank: int | None = None) -> str | None:
-    """Return the last line that names an error: of one rank, whose lines say so, or of any."""
+def _root_cause(text: str) -> tuple[int, int] | None:
+    """Return which rank torchrun saw fail first, and its exit code."""
+    found = list(_ROOT_CAUSE.finditer(text))
+    return (int(found[-1][1]), int(found[-1][2])) if found else None
+
+
+def _summary(text: str) -> str | None:
+    """Return the last line in which a launcher says how its child ended."""
+    said = [
+        line
+        for line in text.splitlines()
+        if (named := _ERROR.match(line)) and any(name in named[1] for name in _NO_CAUSE)
+    ]
+    return said[-1].strip() if said else None
+
+
+def _own_lines(text: str) -> list[str]:
+    """Return what a program printed itself: no lines, traceback or summary of its launcher."""
+    footer = _FOOTER.search(text)
+    if footer is not None and _root_cause(text):
+        text = text[: footer.start()]
+    kept: list[str] = []
+    begin: int | None = None
+    for line in text.splitlines():
+        if _OF_LAUNCHER.match(line):
+            continue
+        if line.startswith(_TRACEBACK):
+            begin = len(kept)
+        is_summary = _ERROR.match(line) and any(name in line for name in _NO_CAUSE)
+        if is_summary:
+            del kept[len(kept) if begin is None else begin :]
+        else:
+            kept.append(line)
+        if not line.startswith((" ", _TRACEBACK)):
+            begin = None
+    return kept
+
+
+def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = None) -> str | None:
+    """Return the last line that names an error.
+
+    Parameters
+    ----------
+    lines : sequence of str
+    marks : collection, optional
+        Ranks whose lines count, as the lines say it; None among them: those that say none.
+    """
     found = None
     # By rank, as ranks print at once: whether the frames of a traceback are being read.
     within: dict[str | None, bool] = {}
+    is_usage = False
     for line in lines:
         mark = _OF_RANK.match(line)
         own = None if mark is None else mark[1]
-        if rank is not None and own != str(rank):
+        if marks is not None and own not in marks:
             continue
         content = line if mark is None else line[mark.end() :]
-        named = _ERROR.match(line.strip())
+        named = _ERROR.match(content.strip())
+        if named is None and is_usage:
+            named = _REFUSED.match(content.strip())
+        if content[:1].strip() and named is None:
+            is_usage = content.lower().startswith("usage: ")
         ends = within.get(own, False) and content[:1].strip() != ""
         if content.startswith(_TRACEBACK):
             within[own] = True
         elif ends or named:
             within[own] = False
-            words = content.strip() if named is None else named[1]
-            if not any(name in words for name in _NO_CAUSE):
-                found = words
+            found = content.strip() if named is None else named[1]
     return found
 
 

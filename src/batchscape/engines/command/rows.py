@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchscape.engines.command.metrics import Log
 from batchscape.engines.command.tree import RankMemory
+from batchscape.measure.contention import TreeWaits
 from batchscape.record.files import JsonLines, json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -32,6 +34,10 @@ class RowWriter:
     """
 
     def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, *, goes_on: bool) -> None:
+        self.waits: TreeWaits | None = None
+        """What the program has waited for a core so far; None until it runs."""
+        self._waited: dict[int, float | None] = {}
+        self._came_s = time.monotonic()
         self._folder = folder
         self._global_batch_size = spec.geometry.global_batch_size
         self._warmup = spec.config.measure.warmup_optimizer_steps
@@ -48,6 +54,8 @@ class RowWriter:
     def write(self, log: Log) -> None:
         """Bring both tables up to date; rows that are there already are not written again."""
         begin = self._kept(log.steps)
+        if self.waits is not None:
+            self._note_waits(log, begin, self.waits)
         steps = [self._step(row, begin) for row in log.steps]
         evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
         for table, rows in (("steps", steps), ("evals", evals)):
@@ -66,6 +74,30 @@ class RowWriter:
         """Take everything back: the rows are of another batch than their columns say."""
         self.write(Log())
 
+    def _note_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:
+        """Give the steps that are new the share of the time that the program waited for a core.
+
+        The time is that since the last ones came, of which the last that they say they took: where
+        a log comes whole, at the end, the start of the program is not their time.
+        """
+        last = max(self._waited, default=kept)
+        new = [row for row in log.steps if row["optimizer_step"] > last]
+        if not new:
+            return
+        done = [last, *(int(row["optimizer_step"]) for row in new)]
+        # A row may be the only one of several steps, and may not say how long its own took.
+        took_s = sum(
+            row.get("step_time_s", math.inf) * (after - before)
+            for row, before, after in zip(new, done, done[1:], strict=False)
+        )
+        took_s += sum(
+            row.get("evaluation_s", 0.0) for row in log.evals if row["optimizer_step"] > last
+        )
+        now_s = time.monotonic()
+        share = waits.share_since(max(self._came_s, now_s - took_s))
+        self._waited |= {int(row["optimizer_step"]): share for row in new}
+        self._came_s = now_s
+
     def _kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
         """Return the last optimizer step whose row is the one of an earlier attempt."""
         last = 0
@@ -80,9 +112,16 @@ class RowWriter:
     def _step(self, row: Mapping[str, Any], kept: int) -> dict[str, Any]:
         attempt = self._attempt_of(row, kept)
         begin = kept if attempt == self._attempt else 0
+        step = int(row["optimizer_step"])
+        waited_s = None
+        if attempt != self._attempt:
+            waited_s = self._before[step].get("core_wait_s")
+        elif (share := self._waited.get(step)) is not None and "step_time_s" in row:
+            waited_s = share * row["step_time_s"]
         return {
             **dict.fromkeys(_SHOWN),
             **row,
+            "core_wait_s": waited_s,
             "attempt": attempt,
             "global_batch_size": self._global_batch_size,
             "warmup": row["optimizer_step"] - begin <= self._warmup,

@@ -17,7 +17,12 @@ from typing import Any
 
 from batchscape.config import Command
 from batchscape.credentials import redact
-from batchscape.engines.command.agreement import contradictions, observed_batch, unfinished
+from batchscape.engines.command.agreement import (
+    begins_late,
+    contradictions,
+    observed_batch,
+    unfinished,
+)
 from batchscape.engines.command.endings import Ending, ending
 from batchscape.engines.command.metrics import Log, Reader, open_reader
 from batchscape.engines.command.program import Ended, Program
@@ -25,6 +30,7 @@ from batchscape.engines.command.rows import RowWriter, diverged_at, rank_rows
 from batchscape.engines.command.start import CommandLine, command_line, prepare_folder
 from batchscape.engines.command.tree import TreeMemory, driver_memory
 from batchscape.errors import BatchscapeError, DiskError, RecordError
+from batchscape.measure.contention import TreeWaits
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.disk import explained
 from batchscape.record.files import JsonLines, read_json, write_json
@@ -156,8 +162,9 @@ class Supervision:
         program = Program(line.argv, line.folder, line.environment)
         driver = driver_memory() if self._launch["device_type"] == "cuda" else None
         memory = TreeMemory(program.guard_pid, driver)
+        rows.waits = waits = TreeWaits(program.guard_pid)
         try:
-            ended = self._watch(program, memory, reader, rows)
+            ended = self._watch(program, memory, waits, reader, rows)
         finally:
             program.close()
         if ended.left:
@@ -165,13 +172,19 @@ class Supervision:
         return self._conclude(ended, memory, reader, rows, line)
 
     def _watch(
-        self, program: Program, memory: TreeMemory, reader: Reader, rows: RowWriter
+        self,
+        program: Program,
+        memory: TreeMemory,
+        waits: TreeWaits,
+        reader: Reader,
+        rows: RowWriter,
     ) -> Ended:
         """Look at the program until it has ended."""
         asked = False
         while (ended := program.wait(_POLL_S)) is None:
             if self._spec.config.measure.memory:
                 memory.look()
+            waits.look()
             self._read(reader, rows)
             self._beat()
             nan = self._diverged is not None and self._command.stop_on_nan
@@ -265,7 +278,7 @@ class Supervision:
         if unread is not None:
             said = f"the program's metrics cannot be read: {unread}"
             return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
-        completed = Ending(Status.COMPLETED, None, None)
+        completed = Ending(Status.COMPLETED, None, begins_late(log.steps))
         return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
 
     def _described(self, line: CommandLine) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from batchscape.errors import RecordError
@@ -39,14 +40,15 @@ class Lines:
         Raises
         ------
         RecordError
-            If the file cannot be read.
+            If it is no file, or cannot be read.
         """
         try:
+            _refuse_others(self.path)
             with self.path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                identity = (stat.st_dev, stat.st_ino)
+                found = os.fstat(file.fileno())
+                identity = (found.st_dev, found.st_ino)
                 anew = self._identity is not None and (
-                    identity != self._identity or stat.st_size < self._offset
+                    identity != self._identity or found.st_size < self._offset
                 )
                 if anew:
                     self._offset = 0
@@ -71,12 +73,34 @@ def content_of(path: Path) -> bytes | None:
     Raises
     ------
     RecordError
-        If the file cannot be read.
+        If it is no file, or cannot be read.
     """
     try:
+        _refuse_others(path)
         return path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
+
+
+def _refuse_others(path: Path) -> None:
+    """Refuse what is no file: to open a pipe waits for its other end, and a device may not end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_one, name in _OTHERS if is_one(mode)), "no regular file")
+        msg = (
+            f"{path} is {kind}: metrics are read while the program writes them and once more at "
+            "its end, from a regular file"
+        )
+        raise RecordError(msg)
+
+
+_OTHERS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)

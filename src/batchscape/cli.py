@@ -467,7 +467,8 @@ def _doctor(arguments: list[str]) -> int:
 def _check_config(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="batchscape check-config",
-        usage="batchscape check-config [FILE ...] [--devices N] [--json] [-- COMMAND ...]",
+        usage="batchscape check-config [FILE ...] [--devices N] [--flag NAME=WORD] [--json] "
+        "[-- COMMAND ...]",
         description="Say whether files that are used together agree on devices, micro-batch, "
         "accumulation and global batch, what really runs, and how to mend what disagrees. FILE is "
         "a DeepSpeed JSON, an accelerate config, TrainingArguments or a LitGPT config (.json, "
@@ -480,13 +481,23 @@ def _check_config(arguments: list[str]) -> int:
     parser.add_argument(
         "--devices", metavar="N", type=int, help="processes in all, where no file tells"
     )
+    parser.add_argument(
+        "--flag",
+        metavar="NAME=WORD",
+        action="append",
+        default=[],
+        help="an argument of your own script, and what it stands for: micro_batch_size, "
+        "gradient_accumulation_steps or global_batch_size; once for each",
+    )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     # What follows -- is a command with options of its own.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     parsed = parser.parse_args(arguments[:end])
     from batchscape.interop.check import check_configs
 
-    checked = check_configs(parsed.files, arguments[end + 1 :], devices=parsed.devices)
+    checked = check_configs(
+        parsed.files, arguments[end + 1 :], devices=parsed.devices, flags=parsed.flag
+    )
     if parsed.json:
         sys.stdout.write(checked.as_json() + "\n")
     else:

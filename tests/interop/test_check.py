@@ -83,6 +83,13 @@ def test_a_faulty_set_is_found_and_nothing_else(name: str) -> None:
         assert words in found[rule]
 
 
+@pytest.mark.parametrize("name", FAULTY)
+def test_no_advice_lets_a_flag_decide(name: str) -> None:
+    """Behind "auto" in a DeepSpeed JSON stands whatever a command line says."""
+    for found in check_configs(given_files(HERE / "faulty" / name)).findings:
+        assert "auto" not in found.fix
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_set_passes_with_its_geometry(name: str) -> None:
     checked = check_configs(given_files(HERE / "good" / name))

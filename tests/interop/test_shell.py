@@ -21,7 +21,7 @@ needs_bash = pytest.mark.skipif(BASH is None, reason="the oracle is bash")
 def told_by_bash(script: str) -> list[str]:
     """Words that bash hands to `launch`, a function that prints them apart."""
     assert BASH is not None
-    text = "launch() { printf '%s\\0' \"$@\"; }\n" + script
+    text = "launch() { printf '%s\\0' \"$@\"; }\nexport -f launch\n" + script
     done = subprocess.run([BASH, "-c", text], capture_output=True, text=True, check=True, env={})
     return done.stdout.split("\0")[:-1]
 
@@ -54,6 +54,15 @@ SCRIPTS = [
     'launch "a \\"b\\" c" "d \\$e"',
     "launch a 2>/dev/null",
     "launch --x='1,2' --y=\"3\"4",
+    ": ${X:=4} ${X:=5} ${Y=6}\nlaunch $X ${X:=7} $Y",
+    "X=\nlaunch a ${X=4} ${X:=5} $X",
+    "declare -i -x X=4\ntypeset Y=5\nlaunch $X $Y",
+    "export A=1 B=2\nlaunch $A$B",
+    'X=3\nlaunch "\\$X" "\\\\$X" "$X\\$X"',
+    "export X=3\nbash -c 'launch $X \"a b\" $((X * 2))'",
+    'X=3\nCMD="launch --n $X"\nbash -c "$CMD --m \\$((4 / 2))"',
+    "export X=3\nbash -lc 'Y=$X; true && launch $Y'",
+    "bash -c \"bash -c 'launch a b'\"",
 ]
 
 
@@ -61,6 +70,24 @@ SCRIPTS = [
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_words_are_those_of_bash(script: str) -> None:
     assert read_by_us(script) == told_by_bash(script)
+
+
+def test_shells_within_shells_come_to_an_end():
+    script = 'X=\'bash -c "$X"\'\nbash -c "$X"\n'
+    assert all(command.words[0] == "bash" for command in commands_of("x.sh", script))
+
+
+def test_blanks_of_a_command_that_is_not_run_end_no_word():
+    script = 'A=$(hosts $X | head -n 1)\nB="--to $A:6000  --n 2"\nlaunch $B `id -u`/x\n'
+    (command,) = commands_of("x.sh", script)
+    assert command.words == (
+        "launch",
+        "--to",
+        "$(hosts $X | head -n 1):6000",
+        "--n",
+        "2",
+        "`id -u`/x",
+    )
 
 
 @needs_bash

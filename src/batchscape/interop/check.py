@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape.errors import ConfigError
+from batchscape.interop.command import read_flags
 from batchscape.interop.finding import Finding
 from batchscape.interop.gather import Setup, gather
 from batchscape.interop.resolve import Fact, Running, resolve
@@ -105,14 +106,24 @@ class Consistency:
             "accumulation": "accumulation",
         }
         names = [text for name, text in asked.items() if getattr(self.running, name) is None]
-        return f"nothing here tells {' and '.join(names)}"
+        told = f"nothing here tells {' and '.join(names)}"
+        launch = self.setup.launch
+        if launch is None or launch.launcher == "litgpt" or not launch.options:
+            return told
+        return (
+            f"{told}; where an argument of the script does, name it: --flag NAME=micro_batch_size"
+        )
 
 
 _NUMBERS = ("devices", "micro", "accumulation", "total")
 
 
 def check_configs(
-    files: Sequence[Path], command: Sequence[str] = (), *, devices: int | None = None
+    files: Sequence[Path],
+    command: Sequence[str] = (),
+    *,
+    devices: int | None = None,
+    flags: Sequence[str] = (),
 ) -> Consistency:
     """Check configurations that are used together.
 
@@ -125,6 +136,9 @@ def check_configs(
         A launch command, already split into words.
     devices : int, optional
         Processes in all, at least 1, where the files leave that to the machine.
+    flags : sequence of str
+        `NAME=WORD`: an argument of a script of the user's own, and what it stands for:
+        `micro_batch_size`, `gradient_accumulation_steps` or `global_batch_size`.
 
     Raises
     ------
@@ -137,7 +151,7 @@ def check_configs(
     if devices is not None and not 1 <= devices < 2**63:
         msg = f"devices must be an int from 1 to 2**63 - 1; given {devices}"
         raise ConfigError(msg)
-    setup = gather(files, command, devices)
+    setup = gather(files, command, devices, read_flags(flags))
     running = resolve(setup)
     return Consistency(setup, running, tuple(findings_of(setup, running)))
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchscape.errors import ConfigError
-from batchscape.interop.launchers import FLAGS, Launcher, launcher_of, read_launcher
+from batchscape.interop.launchers import FLAGS, Launcher, launcher_of, read_launcher, tasks_of
 from batchscape.interop.readers import read_litgpt, read_trainer
 from batchscape.interop.shell import Command, commands_of
+from batchscape.interop.slurm import Job, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
-__all__ = ["Launch", "read_command", "read_script"]
+__all__ = ["Launch", "read_command", "read_flags", "read_script"]
 
 _SCRIPT_MICRO = ("train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu")
 _SCRIPT_TOTAL = ("global_batch_size", "total_batch_size")
+_FLAG_WORDS = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
+"""What an argument of a script of the user's own may stand for."""
 _READ = frozenset(
     (
         *_SCRIPT_MICRO,
@@ -47,9 +50,46 @@ class Launch:
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the script, without the leading dashes."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """For some of the words, the argument that the user says stands for it."""
 
 
-def read_script(name: str, text: str) -> Launch:
+def read_flags(texts: Sequence[str]) -> dict[str, str]:
+    """Read what the user says of the arguments of their own script.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        `NAME=WORD`: the argument, dashes or not, and one of the words.
+
+    Returns
+    -------
+    dict of str to str
+        The argument by the word.
+
+    Raises
+    ------
+    ConfigError
+        One has another form, an unknown word, or comes twice.
+    """
+    flags: dict[str, str] = {}
+    for text in texts:
+        name, _, word = text.partition("=")
+        name = _key(name)
+        if not name or word not in _FLAG_WORDS:
+            msg = (
+                f"--flag is NAME=WORD, an argument of your script and one of "
+                f"{', '.join(_FLAG_WORDS)}, as in batch-size=micro_batch_size; given {text!r}"
+            )
+            raise ConfigError(msg)
+        if word in flags or name in flags.values():
+            msg = f"--flag names each argument and each word once; given again: {text!r}"
+            raise ConfigError(msg)
+        flags[word] = name
+    return flags
+
+
+def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) -> Launch:
     """Read the launch command of a shell script.
 
     Parameters
@@ -57,6 +97,8 @@ def read_script(name: str, text: str) -> Launch:
     name : str
         Of the file.
     text : str
+    flags : mapping of str to str, optional
+        As `read_flags` returns it.
 
     Raises
     ------
@@ -64,10 +106,17 @@ def read_script(name: str, text: str) -> Launch:
         The script has no launch command, or several, or one whose values cannot be known
         without running it.
     """
-    found = [(command, launcher_of(command.words)) for command in commands_of(name, text)]
+    job = read_directives(name, text)
+    found = [
+        (command, launcher_of(command.words)) for command in commands_of(name, text, job.variables)
+    ]
     commands = [(command, launcher) for command, launcher in found if launcher is not None]
     # Plain Python in such a script mostly prepares the data.
-    chosen = [pair for pair in commands if pair[1][0] != "python"] or commands
+    chosen = [
+        (command, launcher)
+        for command, launcher in commands
+        if launcher[0] != "python" or tasks_of(name, command.words[: launcher[1]], job)[0]
+    ] or commands
     if not chosen:
         msg = (
             f"{name}: no launch command found (torchrun, accelerate launch, deepspeed, litgpt, "
@@ -82,11 +131,17 @@ def read_script(name: str, text: str) -> Launch:
         )
         raise ConfigError(msg)
     ((command, launcher),) = chosen
-    return _read(f"{name}:{command.line}", command, *launcher)
+    return _read(f"{name}:{command.line}", command, *launcher, job=job, flags=flags or {})
 
 
-def read_command(words: Sequence[str]) -> Launch:
+def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -> Launch:
     """Read a launch command that is given as words.
+
+    Parameters
+    ----------
+    words : sequence of str
+    flags : mapping of str to str, optional
+        As `read_flags` returns it.
 
     Raises
     ------
@@ -106,10 +161,18 @@ def read_command(words: Sequence[str]) -> Launch:
             "launch, deepspeed, litgpt or python"
         )
         raise ConfigError(msg)
-    return _read("command line", command, *launcher)
+    return _read("command line", command, *launcher, job=Job(), flags=flags or {})
 
 
-def _read(name: str, command: Command, launcher: Launcher, start: int) -> Launch:
+def _read(
+    name: str,
+    command: Command,
+    launcher: Launcher,
+    start: int,
+    *,
+    job: Job,
+    flags: Mapping[str, str],
+) -> Launch:
     for word in command.words[start:]:
         if word.removeprefix("$") in command.undecided:
             msg = (
@@ -118,14 +181,15 @@ def _read(name: str, command: Command, launcher: Launcher, start: int) -> Launch
             )
             raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
-    script_options = options if launcher == "litgpt" else _options(rest[1:])
-    if launcher == "litgpt":
-        script_options = _options(rest)
+    script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
+    _check_flags(name, launcher, flags, script_options)
     for key, value in {**options, **script_options}.items():
-        if key in _READ or key.startswith("train."):
+        if key in _READ or key in flags.values() or key.startswith("train."):
             _refuse_unknown(name, key, value)
     visible = command.environment.get("CUDA_VISIBLE_DEVICES")
-    statement = read_launcher(launcher, Source(name, options, is_text=True), visible)
+    under, job = tasks_of(name, command.words[:start], job)
+    source = Source(name, options, is_text=True)
+    statement = read_launcher(launcher, source, visible, under, job)
     launch = Launch(
         name,
         launcher,
@@ -134,6 +198,7 @@ def _read(name: str, command: Command, launcher: Launcher, start: int) -> Launch
         files=_files(launcher, options, script_options, rest),
         floors=command.floors,
         options=script_options,
+        flags=flags,
     )
     return replace(launch, script=_script_statement(launch, rest))
 
@@ -152,24 +217,30 @@ def _script_statement(launch: Launch, rest: Sequence[str]) -> Statement | None:
         content: dict[str, object] = {**shared, "train": train, "subcommand": rest[0:1]}
         found = read_litgpt(Source(name, content, is_text=True))
         return replace(found, others={"subcommand": rest[0] if rest else ""})
+    flags = launch.flags
     is_trainer = any(key.startswith(("per_device_", "per_gpu_")) for key in options) or bool(
         {"do_train"} & options.keys() or options.get("deepspeed")
     )
     script = Path(rest[0]).name if rest else ""
-    if is_trainer and "no_trainer" not in script:
+    if is_trainer and "no_trainer" not in script and not flags:
         return read_trainer(Source(name, options, is_text=True))
     source = Source(name, options, is_text=True)
-    micro = next(
-        (key for key in ("per_device_train_batch_size", *_SCRIPT_MICRO) if key in options), None
-    )
-    total = next((key for key in _SCRIPT_TOTAL if key in options), None)
-    if micro is None and total is None and "gradient_accumulation_steps" not in options:
+    # What the user names stands for its word alone, whatever it is called.
+    names = [key for key in options if key not in flags.values()]
+
+    def one_of(word: str, *known: str) -> str | None:
+        return flags.get(word) or next((key for key in known if key in names), None)
+
+    micro = one_of("micro_batch_size", "per_device_train_batch_size", *_SCRIPT_MICRO)
+    total = one_of("global_batch_size", *_SCRIPT_TOTAL)
+    accumulation = one_of("gradient_accumulation_steps", "gradient_accumulation_steps")
+    if micro is None and total is None and accumulation is None:
         return None
     return Statement(
         "script",
         name,
         micro=source.count(micro) if micro else None,
-        accumulation=source.count("gradient_accumulation_steps"),
+        accumulation=source.count(accumulation) if accumulation else None,
         total=source.count(total) if total else None,
         precision=source.precision("mixed_precision"),
         clipping=source.number("max_grad_norm"),
@@ -215,24 +286,53 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
     return options, list(words[index:])
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
-    """Read the arguments of a script; the last of several wins, as argparse has it."""
+def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
+    """Read the arguments of a script; the last of several wins, as argparse has it.
+
+    What the user names may have one dash (`-b 8`) or, as Hydra has it, none (`batch=8`).
+    """
     options: dict[str, str] = {}
     for index, word in enumerate(words):
-        if not word.startswith("--"):
+        name, equals, value = word.partition("=")
+        key = _key(name)
+        is_named = key in flags.values() and (bool(equals) or word.startswith("-"))
+        if not word.startswith("--") and not is_named:
             continue
-        name, equals, value = word[2:].partition("=")
         following = words[index + 1] if index + 1 < len(words) else "--"
         if not equals and not following.startswith("--"):
             value = following
-        options[name.replace("-", "_")] = value
+        options[key] = value
     return options
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-+").replace("-", "_")
+
+
+def _check_flags(
+    name: str, launcher: Launcher, flags: Mapping[str, str], options: Mapping[str, str]
+) -> None:
+    """Refuse what names nothing, or an argument of somebody else's script."""
+    for key in flags.values():
+        if key not in options:
+            there = ", ".join(f"--{option}" for option in options) or "none"
+            msg = f"{name}: --flag names --{key}, and the command has no such; it has {there}"
+            raise ConfigError(msg)
+    known = ("per_device_", "train.") if launcher == "litgpt" else ("per_device_",)
+    theirs = [key for key in options if key.startswith(known)]
+    if flags and theirs:
+        msg = (
+            f"{name}: --flag is for a script of your own; --{theirs[0]} is known, and says what "
+            "the script is"
+        )
+        raise ConfigError(msg)
 
 
 def _refuse_unknown(name: str, key: str, value: str) -> None:
     if re.search(r"\$[\w({]|`", value):
+        by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
         msg = (
             f"{name}: --{key} is {value}, which only running the script would tell; set the "
-            "variable in the script, or give the command with its values after --"
+            f"variable in the script{by_slurm}, or give the command with its values after --"
         )
         raise ConfigError(msg)

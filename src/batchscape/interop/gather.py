@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,12 @@ class Setup:
         return tuple(statement for statement in found if statement is not None)
 
 
-def gather(files: Sequence[Path], command: Sequence[str], devices: int | None) -> Setup:
+def gather(
+    files: Sequence[Path],
+    command: Sequence[str],
+    devices: int | None,
+    flags: Mapping[str, str],
+) -> Setup:
     """Read files and a command, and the files that they name.
 
     Parameters
@@ -62,6 +67,8 @@ def gather(files: Sequence[Path], command: Sequence[str], devices: int | None) -
         A launch command; empty where there is none.
     devices : int or None
         Processes in all, where the files leave it to the machine.
+    flags : mapping of str to str
+        Arguments of a script of the user's own, by the word that they stand for.
 
     Raises
     ------
@@ -74,9 +81,12 @@ def gather(files: Sequence[Path], command: Sequence[str], devices: int | None) -
         raise ConfigError(msg)
     launch = None
     if scripts:
-        launch = read_script(str(scripts[0]), read_text(scripts[0]))
+        launch = read_script(str(scripts[0]), read_text(scripts[0]), flags)
     elif command:
-        launch = read_command(command)
+        launch = read_command(command, flags)
+    elif flags:
+        msg = "--flag names arguments of a script: give its launch command, or the file with it"
+        raise ConfigError(msg)
     shelf = _Shelf([path for path in files if not is_script(path)])
     base = scripts[0].parent if scripts else Path()
     for name, kind in launch.files if launch is not None else ():

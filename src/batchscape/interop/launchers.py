@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Literal
 
 from batchscape.errors import ConfigError
+from batchscape.interop.slurm import Job, read_options
 from batchscape.interop.statements import Source, Statement, Value
 
-__all__ = ["FLAGS", "Launcher", "launcher_of", "read_launcher"]
+__all__ = ["FLAGS", "Launcher", "launcher_of", "read_launcher", "tasks_of"]
 
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "litgpt", "python"]
 
@@ -50,7 +52,7 @@ _PROGRAMS: dict[str, Launcher] = {
     "litgpt": "litgpt",
 }
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
-_TASKS = frozenset({"srun", "mpirun", "mpiexec"})
+_MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 
 
 def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
@@ -86,12 +88,46 @@ def _of_python(words: Sequence[str], index: int) -> tuple[Launcher, int] | None:
     if following[:1] == ["-m"] and len(following) == 2:
         return "python", at + 1
     if following and following[0].endswith(".py"):
-        # Under srun or mpirun there is one process per task, and the task count is elsewhere.
-        return None if _TASKS & set(words[:index]) else ("python", at)
+        return "python", at
     return None
 
 
-def read_launcher(launcher: Launcher, source: Source, visible: str | None) -> Statement:
+def tasks_of(name: str, words: Sequence[str], job: Job) -> tuple[str | None, Job]:
+    """Return what starts a command several times, and the job as its own options leave it.
+
+    Parameters
+    ----------
+    name : str
+        Begins a message.
+    words : sequence of str
+        What stands before the launcher.
+    job : Job
+        Of the `#SBATCH` lines.
+
+    Returns
+    -------
+    tuple
+        `srun`, `mpirun` or `mpiexec`, or None; and the job.
+
+    Raises
+    ------
+    ConfigError
+        A number of nodes, tasks or GPUs is none.
+    """
+    for index, word in enumerate(words):
+        program, options = PurePath(word).name, words[index + 1 :]
+        if program == "srun":
+            return program, read_options(f"{name} (srun)", options, job)
+        if program in {"mpirun", "mpiexec"}:
+            given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
+            tasks = [f"--ntasks={count}" for count in given]
+            return program, read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
+    return None, job
+
+
+def read_launcher(
+    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: Job
+) -> Statement:
     """Read the options of a launcher.
 
     Parameters
@@ -101,6 +137,10 @@ def read_launcher(launcher: Launcher, source: Source, visible: str | None) -> St
         Its options, dashes as underscores.
     visible : str or None
         CUDA_VISIBLE_DEVICES in front of the command.
+    under : str or None
+        What starts it once for each task.
+    job : Job
+        Nodes, tasks and GPUs that it has.
 
     Returns
     -------
@@ -112,10 +152,15 @@ def read_launcher(launcher: Launcher, source: Source, visible: str | None) -> St
     ConfigError
         A value breaks a rule.
     """
-    others: dict[str, object] = {"launcher": launcher, "visible": _ids(visible)}
+    others: dict[str, object] = {
+        "launcher": launcher,
+        "visible": _ids(visible),
+        "under": under,
+        "job": job,
+    }
     devices = nodes = accumulation = clipping = precision = None
     if launcher == "torchrun":
-        nodes, per_node = _fixed_nodes(source), _per_node(source)
+        nodes, per_node = _fixed_nodes(source), _per_node(source, job)
         if per_node is not None and per_node.value and nodes and nodes.value:
             key = per_node.key if nodes.value == 1 else "nproc_per_node x nnodes"
             devices = Value(per_node.value * nodes.value, key, is_default=per_node.is_default)
@@ -137,6 +182,9 @@ def read_launcher(launcher: Launcher, source: Source, visible: str | None) -> St
                 f"{source.name}: --use_megatron_lm cuts the model; only data parallelism is covered"
             )
             raise ConfigError(msg)
+    elif launcher == "python" and under is not None:
+        nodes = None if job.nodes is None else Value(job.nodes, "nodes")
+        devices = None if job.all_tasks is None else Value(job.all_tasks, f"tasks of {under}")
     elif launcher == "python":
         devices = Value(1, "python", is_default=True)
     return Statement(
@@ -175,12 +223,15 @@ def _fixed_nodes(source: Source) -> Value[int] | None:
     return Source(source.name, {"nnodes": least}, is_text=True).count("nnodes")
 
 
-def _per_node(source: Source) -> Value[int] | None:
+def _per_node(source: Source, job: Job) -> Value[int] | None:
     given = source.content.get("nproc_per_node")
     if given is None:
         return Value(1, "nproc_per_node", is_default=True)
-    # Counted on the machine when it starts.
-    return None if given in {"auto", "cpu", "gpu", "xpu"} else source.count("nproc_per_node")
+    if given in {"auto", "cpu", "gpu", "xpu"}:
+        # Counted on the machine when it starts.
+        count = None if given in {"cpu", "xpu"} else job.gpus_on_node
+        return None if count is None else Value(count, f"nproc_per_node {given}: GPUs of the job")
+    return source.count("nproc_per_node")
 
 
 def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | None]:

@@ -111,9 +111,7 @@ def _total(setup: Setup, running: Running) -> Iterator[Finding]:
                 f"{statement.name(total)} is not devices x micro-batch x accumulation = "
                 f"{running.devices} x {running.micro} x {running.accumulation} = {product}"
                 + _namesake(setup, statement),
-                f"set {total.key} to {product}"
-                + (', or to "auto"' if running.system in {"trainer", "accelerate"} else "")
-                + _alternatives(running, total.value),
+                f"set {total.key} to {product}" + _alternatives(running, total.value),
             )
         elif running.devices is None and running.micro and running.accumulation:
             inner = running.micro.value * running.accumulation.value

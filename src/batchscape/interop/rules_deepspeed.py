@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from batchscape.interop.finding import Finding
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running
-from batchscape.interop.statements import differ
+from batchscape.interop.statements import Value, differ
 
 __all__ = ["findings"]
-
-_AUTO = 'set it to "auto" in the DeepSpeed JSON'
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
@@ -80,7 +78,7 @@ def _against_trainer(setup: Setup) -> Iterator[Finding]:
                 rule,
                 "error",
                 f"{json.name(left)} is not {trainer.name(right)}; the Trainer refuses to start",
-                f"{_AUTO}, or make both equal",
+                _equal(left, right),
             )
     steps = trainer.accumulation
     if json.accumulation is None and steps is not None and (steps.value or 1) > 1:
@@ -89,7 +87,7 @@ def _against_trainer(setup: Setup) -> Iterator[Finding]:
             "error",
             f"{json.source}: has no gradient_accumulation_steps, which is then 1 for DeepSpeed: it "
             f"counts another global batch than the Trainer, {trainer.name(steps)}",
-            'add "gradient_accumulation_steps": "auto" to the DeepSpeed JSON',
+            f'add "gradient_accumulation_steps": {steps.value} to the DeepSpeed JSON',
         )
 
 
@@ -109,9 +107,7 @@ def _against_script(setup: Setup, running: Running) -> Iterator[Finding]:
                 rule,
                 "error",
                 f"{json.name(left)} is not {script.name(right)}; {what} goes by the JSON",
-                f"{_AUTO}, or make both equal"
-                if running.system == "accelerate"
-                else "make both equal",
+                _equal(left, right),
             )
     steps = script.accumulation
     missing = running.system == "accelerate" and json.accumulation is None
@@ -121,5 +117,15 @@ def _against_script(setup: Setup, running: Running) -> Iterator[Finding]:
             "error",
             f"{json.source}: has no gradient_accumulation_steps; accelerate then takes 1, and not "
             f"{script.name(steps)}",
-            'add "gradient_accumulation_steps": "auto" to the DeepSpeed JSON',
+            f'add "gradient_accumulation_steps": {steps.value} to the DeepSpeed JSON',
         )
+
+
+def _equal(json: Value[int] | None, other: Value[int] | None) -> str:
+    """Return how to make two numbers one; "auto" would let any flag of a command line decide."""
+    if json is None or other is None:
+        return "make both equal"
+    return (
+        f"make both equal: {json.key} {other.value} in the DeepSpeed JSON, or {other.key} "
+        f"{json.value}"
+    )

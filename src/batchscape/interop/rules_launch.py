@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from batchscape.interop.finding import Finding
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running, accelerate_mode
+from batchscape.interop.slurm import Job
 from batchscape.interop.statements import Statement, Value
 
 __all__ = ["findings"]
@@ -26,6 +27,7 @@ def findings(setup: Setup, running: Running) -> Iterator[Finding]:
     yield from _two_counts(setup)
     yield from _unread_config(setup)
     yield from _told(setup, running)
+    yield from _job(setup)
     for floor in setup.launch.floors if setup.launch is not None else ():
         yield Finding(
             "shell-floor",
@@ -106,6 +108,8 @@ def _visible(setup: Setup) -> Iterator[Finding]:
         count = len([part for part in str(ids).split(",") if part.strip()])
     elif launcher is not None and isinstance(launcher.others.get("visible"), int):
         count, origin = int(str(launcher.others["visible"])), "CUDA_VISIBLE_DEVICES"
+    elif (job := _job_of(launcher)) is not None:
+        count, origin = job.gpus_on_node, "the job"
     wanted = _wanted(setup)
     if count is None or wanted is None or not wanted[1].value:
         return
@@ -125,6 +129,38 @@ def _visible(setup: Setup) -> Iterator[Finding]:
             f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
             f"names {count} devices",
             "start one process per visible device, or make more visible",
+        )
+
+
+def _job_of(launcher: Statement | None) -> Job | None:
+    job = launcher.others.get("job") if launcher is not None else None
+    return job if isinstance(job, Job) else None
+
+
+def _job(setup: Setup) -> Iterator[Finding]:
+    """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
+    launcher, job = setup.launcher, _job_of(setup.launcher)
+    if launcher is None or job is None or launcher.others["launcher"] == "python":
+        return
+    under, nodes = launcher.others["under"], launcher.nodes
+    if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
+        # One launcher alone may be meant for one of the nodes; one on each node is not.
+        alone = under is None and (nodes.value or 1) < job.nodes
+        yield Finding(
+            "job-nodes",
+            "warning" if alone else "error",
+            f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
+            + ("; the others stay idle" if alone else ""),
+            f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
+        )
+    tasks = job.tasks_on_node
+    if under is not None and tasks is not None and tasks > 1:
+        yield Finding(
+            "job-tasks",
+            "error",
+            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
+            "launcher with all of its processes",
+            "start one task a node: --ntasks-per-node=1",
         )
 
 

@@ -55,7 +55,8 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
                 "error",
                 f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
                 f"says {ours or 'neither fp16 nor bf16'}; the Trainer refuses to start",
-                f'set {name}.enabled to "auto"',
+                f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
+                f"change the arguments",
             )
     first = next(
         (s for s in (setup.launcher, setup.accelerate) if s is not None and s.precision), None
@@ -138,9 +139,8 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
             "clipping",
             "error",
             f"{source.name(ours)} is not {script.name(theirs)}; {makes}",
-            'set it to "auto" in the DeepSpeed JSON, or make both equal'
-            if setup.trainer
-            else "make both equal",
+            f"make both equal: {ours.key} {theirs.value} in the DeepSpeed JSON, or {theirs.key} "
+            f"{ours.value}",
         )
     elif ours is None and source is json and theirs.value != 1.0:
         yield Finding(
@@ -148,7 +148,7 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
             "error",
             f"{source.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, "
             f"and {script.name(theirs)} has no effect",
-            'add "gradient_clipping": "auto" to the DeepSpeed JSON',
+            f'add "gradient_clipping": {theirs.value} to the DeepSpeed JSON',
         )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
@@ -35,11 +36,16 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_EXPANDED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\w+")
+_EXPANDED = re.compile(r"\\.|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\w+")
+_PIECE = re.compile(r"(?:\$\([^()]*\)|`[^`]*`|\S)+|\s+")
+"""Blanks, or what stands between them; those of a command that is not run belong to it."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SUM = re.compile(r"[\d\s+\-*/%()]{1,200}")
 _OPEN = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSE = frozenset({"fi", "done", "esac"})
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_DEEPEST = 3
+"""Shells within shells; a variable that names itself would go on for ever."""
 _WITHIN = frozenset({"then", "else", "elif", "do"})
 
 
@@ -90,13 +96,11 @@ class _Reader:
 
     def add_split(self, text: str) -> None:
         """Add the value of a variable outside quotes: blanks in it end words."""
-        parts = re.split(r"\s+", text)
-        for part in parts[:-1]:
-            if part or self.word:
-                self.add(part)
-            self.finish_word()
-        if parts[-1]:
-            self.add(parts[-1])
+        for piece in _PIECE.findall(text):
+            if piece.isspace():
+                self.finish_word()
+            else:
+                self.add(piece)
 
     def finish_word(self) -> None:
         if self.word is not None:
@@ -108,6 +112,8 @@ class _Reader:
         return _EXPANDED.sub(lambda found: self._value(found.group()), text)
 
     def _value(self, written: str) -> str:
+        if written.startswith("\\"):
+            return written
         if written.startswith("$(("):
             return self._sum(written)
         inner = written[2:-1] if written.startswith("${") else written[1:]
@@ -115,11 +121,13 @@ class _Reader:
         if array and array.group(1) in self.arrays:
             return " ".join(self.arrays[array.group(1)])
         name, marker, default = inner, "", ""
-        found = re.fullmatch(r"(\w+)(:?-)(.*)", inner, re.DOTALL)
+        found = re.fullmatch(r"(\w+)(:?[-=])(.*)", inner, re.DOTALL)
         if found:
             name, marker, default = found.groups()
-        if self.variables.get(name) or (name in self.variables and marker != ":-"):
+        if self.variables.get(name) or (name in self.variables and marker[:1] != ":"):
             return self.variables[name]
+        if marker.endswith("="):
+            self.assign(name, default)
         return default if marker else written
 
     def _sum(self, written: str) -> str:
@@ -136,14 +144,18 @@ class _Reader:
         return str(result)
 
 
-def commands_of(name: str, text: str) -> list[Command]:
+def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None) -> list[Command]:
     """Return the commands of a script, one after the other, whatever surrounds them.
+
+    Those in the text that `bash -c` is given are among them, each with the words before the bash.
 
     Parameters
     ----------
     name : str
         Of the script, for messages.
     text : str
+    variables : mapping of str to str, optional
+        Those that are set when it begins.
 
     Raises
     ------
@@ -151,7 +163,36 @@ def commands_of(name: str, text: str) -> list[Command]:
         A quote is not closed.
     """
     # Two, so that a last line that ends in a backslash is finished too.
-    return list(_commands(_Reader(name), text + "\n\n"))
+    return list(_all_commands(name, text, variables or {}, _DEEPEST))
+
+
+def _all_commands(
+    name: str, text: str, variables: Mapping[str, str], deepest: int
+) -> Iterator[Command]:
+    for command in _commands(_Reader(name, dict(variables)), text + "\n\n"):
+        yield from _within_shells(name, command, deepest)
+
+
+def _within_shells(name: str, command: Command, deepest: int) -> Iterator[Command]:
+    words = command.words
+    at = next((i for i, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
+    option = None if at is None else next((i for i in (at + 1, at + 2) if _is_text(words, i)), None)
+    if at is None or option is None or not deepest:
+        yield command
+        return
+    for inner in _all_commands(name, words[option + 1], command.environment, deepest - 1):
+        yield replace(
+            inner,
+            words=(*words[:at], *inner.words),
+            line=command.line,
+            floors=(*command.floors, *inner.floors),
+            undecided=command.undecided | inner.undecided,
+        )
+
+
+def _is_text(words: Sequence[str], index: int) -> bool:
+    """Say whether an option of a shell, perhaps among others (`-lc`), announces its commands."""
+    return index + 1 < len(words) and re.fullmatch(r"-[a-z]*c", words[index]) is not None
 
 
 def _commands(reader: _Reader, text: str) -> Iterator[Command]:
@@ -223,8 +264,10 @@ def _finish(reader: _Reader, line: int) -> Iterator[Command]:
             reader.variables[words[1]] = f"${words[1]}"
     elif words and words[0] in _CLOSE:
         reader.depth = max(reader.depth - 1, 0)
-    if words and words[0] in {"export", "local", "readonly", "declare"}:
+    if words and words[0] in {"export", "local", "readonly", "declare", "typeset"}:
         words = words[1:]
+        while words and words[0].startswith("-"):
+            words = words[1:]
     while words and (found := _ASSIGNMENT.fullmatch(words[0])):
         name, adds, value = found.groups()
         before = environment.get(name, reader.variables.get(name, ""))

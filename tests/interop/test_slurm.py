@@ -100,7 +100,7 @@ RUNS = {
         "GPUS=4\nNODES=$SLURM_JOB_NUM_NODES\n"
         "export HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
         'L="torchrun --nproc_per_node $GPUS --nnodes $NODES --rdzv_endpoint $HEAD:29500"\n'
-        f'srun --jobid $SLURM_JOBID bash -c "$L --node_rank \\$SLURM_PROCID {BATCH}" 2>&1 | tee x\n',
+        f'srun --jobid $SLURM_JOBID bash -c "$L --node_rank \\$SLURM_PROCID {BATCH}" | tee x\n',
         (2, 8),
     ),
     "GPUs counted by torchrun": (

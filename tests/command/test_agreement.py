@@ -20,16 +20,16 @@ from batchscape.record.spec import RunSpec
 
 @pytest.fixture
 def spec(settings, plan) -> RunSpec:
-    """2 ranks x 2 samples x 2 micro-steps = 8, four steps, 16 tokens a sample."""
-    batch = {"data_parallel_size": 2, "micro_batch_size": 2, "global_batch_size": 8}
+    """2 ranks x 1 sample x 4 micro-steps = 8, four steps, 16 tokens a sample: no two are alike."""
+    batch = {"data_parallel_size": 2, "micro_batch_size": 1, "global_batch_size": 8}
     (found,) = plan(settings(batch=batch, data__sequence_length=16)).specs
     return found
 
 
 PLANNED = {
     "world_size": 2,
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 2,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 4,
     "global_batch_size": 8,
     "tokens_per_optimizer_step": 128,
 }

@@ -149,8 +149,12 @@ def test_a_torn_row_waits(run_dir: Path) -> None:
 
 
 def test_the_last_version_counts(run_dir: Path) -> None:
-    shutil.copytree(file_of(run_dir).parent, run_dir / "out" / "logs" / "csv" / "version_10")
-    file_of(run_dir).write_text("loss,iter,step\n")
+    """By its number: as text, version_2 would come after version_10."""
+    versions = file_of(run_dir).parents[1]
+    for name in ("version_10", "version_2"):
+        shutil.copytree(file_of(run_dir).parent, versions / name)
+    for path in (file_of(run_dir), versions / "version_2" / "metrics.csv"):
+        path.write_text("loss,iter,step\n")
     assert len(read(run_dir).steps) == 6
 
 

@@ -181,6 +181,26 @@ def test_the_filter_s_zero_is_no_loss(tmp_path: Path) -> None:
     assert "loss" not in third
 
 
+def test_a_checkpoint_is_in_no_time_of_a_step(tmp_path: Path) -> None:
+    """That of step 2 is written before the clock is read again, which is at step 3."""
+    entries = [{"step": n, "loss": 2.0, "train_runtime": float(n)} for n in range(1, 5)]
+    state(tmp_path, *entries, save_steps=2)
+    timed = [row.get("step_time_s") for row in read(STATE, tmp_path, 1, 4, 2).steps]
+    assert timed == [1.0, 1.0, None, None]
+    state(tmp_path, *entries)
+    timed = [row.get("step_time_s") for row in read(STATE, tmp_path, 1, 4, 2).steps]
+    assert timed == [1.0] * 4
+
+
+@pytest.mark.parametrize(("best", "evaluated"), [("out/checkpoint-2", [2]), (None, [2, 4])])
+def test_the_best_model_is_not_that_of_the_last_step(tmp_path: Path, best, evaluated) -> None:
+    end = {"step": 4, "train_loss": 1.0}
+    entries = ({"step": 2, "eval_loss": 1.0}, end, {"step": 4, "eval_loss": 0.5})
+    state(tmp_path, *entries, best_model_checkpoint=best)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["optimizer_step"] for row in log.evals] == evaluated
+
+
 def test_accumulation_that_is_no_whole_number_is_a_problem(tmp_path: Path) -> None:
     rates = {"train_loss": 1.0, "train_samples_per_second": 90.0, "train_steps_per_second": 5.0}
     state(tmp_path, {"step": 2, "loss": 2.0}, {"step": 2, **rates})

@@ -196,6 +196,22 @@ def test_a_trap_is_a_warning_and_no_failure(rule: str) -> None:
     assert check_configs([], without.split()).findings == ()
 
 
+@pytest.mark.parametrize("option", ["--lr_scheduler cosine", "--lr_warmup_steps 500"])
+def test_a_schedule_is_a_trap_with_either_of_its_parts(option: str) -> None:
+    command = f"accelerate launch --multi_gpu --num_processes 8 t.py --train_batch_size 4 {option}"
+    assert [found.rule for found in check_configs([], command.split()).findings] == [
+        "schedule-per-process"
+    ]
+
+
+def test_the_nearest_global_batches_of_litgpt_are_named() -> None:
+    command = "litgpt pretrain x --devices 3 --train.micro_batch_size 4 --train.global_batch_size"
+    (found,) = check_configs([], [*command.split(), "100"]).findings
+    assert found.fix == "set train.global_batch_size to 96 or 108"
+    (found,) = check_configs([], [*command.split(), "11"]).findings
+    assert found.fix == "set train.global_batch_size to 12"
+
+
 def test_split_batches_cuts_the_batch_of_the_arguments(tmp_path) -> None:
     path = tmp_path / "args.json"
     path.write_text(

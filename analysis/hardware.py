@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
-from batchscape.record.summary import BUSY, BUSY_PCT
+from batchscape.record.timing import VERDICT, why_untimed
 
 __all__ = ["known_where"]
 
-_NOT_MEASURED = "no optimizer step was measured: all were warm-up, or sampled the gradient's noise"
-_NO_LAUNCH = "no record of how it was launched"
-_NO_REASON = "marked as not valid, without a reason"
+_LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
+_WAITED = ("core_wait_pct", "measured_optimizer_steps")
 
 
 def known_where(runs: pd.DataFrame) -> pd.DataFrame:
@@ -30,29 +30,24 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The same rows with `hardware`, `device_type`, `precision`, `timing_valid` and
-        `timing_note` (why a launched run's times are not valid; missing where they are).
+        `timing_note` (why a launched run's times do not count, by `record.timing`; missing where
+        they do), in place of what `launch.json` alone says of times.
     """
     runs = runs.reset_index(drop=True)
-    valid = _column(runs, "launch.timing_valid").eq(True)
+    launches = _known(runs, _LAUNCH, drop="launch.")
+    figures = _known(runs, _WAITED)
+    notes = [why_untimed(*of_run) for of_run in zip(launches, figures, strict=True)]
+    note = pd.Series(notes, index=runs.index, dtype=object)
     launched = _column(runs, "launch.world_size").notna()
     ended = ~runs["status"].isin(["rejected", "pending"])
-    waited = pd.to_numeric(_column(runs, "core_wait_pct")).astype(float)
-    busy = valid & waited.gt(BUSY_PCT)
-    note = _column(runs, "launch.timing_invalid_reason").fillna(_NO_REASON)
-    note = note.where(~busy, BUSY)
-    valid &= ~busy
-    unmeasured = valid & pd.to_numeric(_column(runs, "measured_optimizer_steps")).eq(0)
-    note = note.where(~unmeasured, _NOT_MEASURED)
-    valid &= ~unmeasured
-    note = note.where(launched, _NO_LAUNCH).where(~valid & (launched | ended))
     where = {
         "hardware": _hardware(runs),
         "device_type": _column(runs, "device_type"),
         "precision": _precision(runs),
     }
-    return runs.assign(
-        timing_valid=valid,
-        timing_note=note,
+    return runs.drop(columns=[f"launch.{name}" for name in VERDICT], errors="ignore").assign(
+        timing_valid=note.isna(),
+        timing_note=note.where(launched | ended),
         **{name: _fill(column, runs["sweep_dir"]) for name, column in where.items()},
     )
 
@@ -61,6 +56,15 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
     if name in runs.columns:
         return runs[name].astype(object)
     return pd.Series(None, index=runs.index, dtype=object)
+
+
+def _known(
+    runs: pd.DataFrame, names: Sequence[str], drop: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each run under some names."""
+    for values in zip(*(_column(runs, name) for name in names), strict=True):
+        named = zip(names, values, strict=True)
+        yield {name.removeprefix(drop): value for name, value in named if pd.notna(value)}
 
 
 def _precision(runs: pd.DataFrame) -> pd.Series[Any]:

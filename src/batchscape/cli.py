@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import io
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
@@ -16,6 +17,7 @@ from batchscape.completion import SCRIPTS, candidates, options_of
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
+from batchscape.record.commands import command_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +176,7 @@ def _refuse_unknown_options(verb: str, arguments: list[str]) -> None:
 
 def _sweep(arguments: list[str]) -> int:
     grid = _compose(arguments, "sweep")
-    return 0 if grid is None else _launch(grid)
+    return 0 if grid is None else _launch(grid, arguments)
 
 
 def _run(arguments: list[str]) -> int:
@@ -182,13 +184,12 @@ def _run(arguments: list[str]) -> int:
     if grid is None:
         return 0
     if grid.sweep_file is not None or len(grid.cells) > 1 or {"--multirun", "-m"} & set(arguments):
-        given = " ".join(a for a in arguments if a not in {"--multirun", "-m"})
         msg = (
             f"`run` is for one run, and this asks for a sweep of {len(grid.cells)}; "
-            f"use: batchscape sweep {given}"
+            f"use: {command_of(arguments)}"
         )
         raise ConfigError(msg)
-    return _launch(grid)
+    return _launch(grid, arguments)
 
 
 def _plan(arguments: list[str]) -> int:
@@ -624,7 +625,7 @@ def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
     return make_plan(grid, machine, prepare), machine
 
 
-def _launch(grid: Grid) -> int:
+def _launch(grid: Grid, arguments: Sequence[str]) -> int:
     from batchscape.launch import run_sweep
     from batchscape.plan.disk_use import describe_disk_use, disk_use
     from batchscape.plan.table import plan_summary, write_plan
@@ -640,8 +641,12 @@ def _launch(grid: Grid) -> int:
     except OSError as error:
         msg = f"{plan.sweep_dir} cannot be used ({error}); give a sweep_dir that can be written to"
         raise LaunchError(msg) from None
-    result = run_sweep(plan.specs, SweepFolder(plan.sweep_dir), machine)
-    _console().print(f"Runs: {plan.sweep_dir}\nReport: batchscape report {plan.sweep_dir}")
+    sweep, command = SweepFolder(plan.sweep_dir), command_of(arguments)
+    result = run_sweep(plan.specs, sweep, machine, command=command)
+    report = shlex.join(["batchscape", "report", str(plan.sweep_dir)])
+    _console().print(f"Runs: {plan.sweep_dir}\nReport: {report}", soft_wrap=True)
+    if (untimed := result.untimed_text(sweep, command)) is not None:
+        _console().print(redact(untimed), style="yellow", soft_wrap=True)
     if result.interrupted:
         return 130
     return 1 if result.failed or result.stopped else 0

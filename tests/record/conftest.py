@@ -65,6 +65,7 @@ class FakeTraining:
     sweep: SweepFolder
     run_id: str
     config: RunConfig | None = None
+    core_wait_s: float = 0.001
 
     def __post_init__(self) -> None:
         self.folder = self.sweep.run(self.run_id)
@@ -152,7 +153,8 @@ class FakeTraining:
             "small_gradient_square": 3.0 if k % 3 == 0 else None,
             "global_batch_size": 32,
             "involuntary_switches": 0,
-            "core_wait_s": 0.001,
+            "core_wait_s": self.core_wait_s,
+            "processor_time_s": 0.03125,
             "warmup": k < 3,
         }
 
@@ -177,7 +179,9 @@ class Segment:
     def summary(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         for record in self.of("summary"):
-            merged |= record["update"]
+            merged |= record.get("update", {})
+            for item in record.get("remove", ()):
+                merged.pop(item.get("key") or item["nested_key"][0], None)
         return merged
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -19,14 +20,19 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from batchscape.config import WandbTracker
+from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record import mirror
 from batchscape.record.columns import COLUMNS
+from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
+from batchscape.record.sync import sync
+from batchscape.record.timing import BUSY, TIMES
 from batchscape.record.wandb_memory import memory_page
 from batchscape.record.wandb_names import (
     AXES,
@@ -34,6 +40,7 @@ from batchscape.record.wandb_names import (
     FIGURES,
     NOT_MIRRORED,
     SUMMARY_ONLY,
+    TIMES_OF_STEPS,
     axis_of,
     curve_points,
     figure_points,
@@ -183,13 +190,87 @@ def _check_identity(training, segment, settings) -> None:
         "data_seed": 3,
         "source_hash": None,
         "stages": [{"samples": 384, "geometry": geometry, "optimizer": settings["optimizer"]}],
-        "launch": {"attempt": 0, "timing_valid": True},
+        "launch": {"attempt": 0},
     }
     assert {name: value for name, value in config.items() if name != "_wandb"} == expected
     metrics = {metric["name"]: metric for metric in segment.of("metric")}
     assert set(AXES) <= set(metrics)
     for name in mirrored_names():
         assert metrics[name].get("step_metric") == axis_of(name)
+
+
+def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
+    sweep, fake_training, checked_segments
+) -> None:
+    waited, spoiled, valid = (
+        fake_training(name, core_wait_s=wait_s)
+        for name, wait_s in (("run-waited", 0.09), ("run-spoiled", 0.001), ("run-valid", 0.001))
+    )
+    for training in (waited, spoiled, valid):
+        training.begin()  # each as valid
+        training.train(range(1, 13))
+    write_json(
+        spoiled.folder.launch,
+        {"attempt": 0, "timing_valid": False, "timing_invalid_reason": OTHER_LAUNCHER},
+    )
+    for training in (waited, spoiled, valid):
+        training.end(Status.COMPLETED)
+    assert waited.status.summary["core_wait_pct"] == pytest.approx(72.0)
+
+    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+
+    panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
+    for training, reason in ((waited, BUSY), (spoiled, OTHER_LAUNCHER)):
+        (segment,) = checked_segments(training.folder)
+        assert not set(segment.summary) & (TIMES | panels | TIMES_OF_STEPS)
+        assert not any(set(row) & panels for row in segment.history)
+        assert segment.summary["timing_valid"] is False
+        assert segment.summary["timing_invalid_reason"] == reason
+        assert segment.tags == ["paper", "completed", "timing_invalid"]
+        # What is valid all the same, and what the disturbance was.
+        for name in ("final_loss", "core_wait_pct", "peak_allocated_gib", "processor_time_s"):
+            assert segment.summary[name] == training.status.summary[name] is not None
+        assert segment.of("run")[0]["config"]["update"]["launch"] == {"attempt": 0}
+    (segment,) = checked_segments(valid.folder)
+    known = {name: v for name, v in valid.status.summary.items() if name in TIMES}
+    assert {name: segment.summary[name] for name in known} == known
+    assert known["step_time_s"] == 0.125
+    assert segment.history[-1]["time/median_step_time_s"] == 0.125
+    assert segment.summary["timing_valid"] is True
+    assert segment.summary["timing_invalid_reason"] is None
+    assert segment.tags == ["paper", "completed"]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_disturbed_takes_its_times_back(
+    sweep, server, fake_training, rows_of
+) -> None:
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 9))
+    training.end(Status.INTERRUPTED, "stopped by SIGINT")
+    assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
+    found = server.run_of("run-a")
+    assert found.summary["step_time_s"] == found.summary["time/median_step_time_s"] == 0.125
+    assert "time/step_time_s" not in found.summary
+
+    training.begin(after=4)
+    training.core_wait_s = 0.09
+    training.train(range(5, 13))
+    training.end(Status.COMPLETED)
+    # By hand, as after a launch without a tracker.
+    console = Console(file=io.StringIO())
+    assert sync([sweep.path], console)
+    panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
+    assert not set(found.summary) & (TIMES | panels | TIMES_OF_STEPS)
+    assert found.summary["timing_invalid_reason"] == BUSY
+    assert found.settings["tags"] == ["paper", "completed", "timing_invalid"] or (
+        found.settings["tags"] == ["completed", "timing_invalid"]
+    )
+    assert found.summary["final_loss"] == training.status.summary["final_loss"]
+    before = found.lines_received
+    assert sync([sweep.path], console)
+    assert found.lines_received == before
 
 
 def test_memory_of_ranks_is_a_table_of_the_last_attempt() -> None:

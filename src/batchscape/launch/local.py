@@ -50,6 +50,7 @@ def run_sweep(
     target: str = WORKER,
     method: str | None = None,
     console: Console | None = None,
+    command: str | None = None,
 ) -> SweepResult:
     """Run everything that is missing; one run's failure leaves the others alone.
 
@@ -73,6 +74,9 @@ def run_sweep(
         `fork` or `spawn`; by default processes are forked where that is safe.
     console : Console, optional
         Where progress is shown; by default the standard output.
+    command : str, optional
+        As `record.commands.command_of` returns it; recorded with every run, and what is printed
+        about the runs is built from it.
 
     Returns
     -------
@@ -116,6 +120,7 @@ def run_sweep(
                 interrupts=interrupts,
                 target=target,
                 method=method,
+                command=command,
             )
         interrupted = interrupts.count > 0
         if not interrupted:
@@ -146,6 +151,7 @@ def _launched(
     interrupts: Interrupts,
     target: str,
     method: str | None,
+    command: str | None,
 ) -> _Launched:
     """Run what is missing, until it is done or a signal stops it."""
     missing = standing.missing
@@ -180,6 +186,7 @@ def _launched(
             target=target,
             scratch=stack.enter_context(scratch_folder()),
             max_failures=launcher.max_failures,
+            command=command,
         )
         with progress:
             return _Launched(session.run(deque(missing)), session.stopped)

@@ -106,10 +106,10 @@ class Mirroring:
             return self._process.finish(0.0)
 
     def _not_updated(self, why: str) -> str:
-        return (
-            f"Weights & Biases was not updated: {why}. `batchscape sync {self._sweep.path}` sends "
-            "what it lacks."
-        )
+        from batchscape.record.mirror_state import sync_command
+
+        command = sync_command(self._sweep.path)
+        return f"Weights & Biases was not updated: {why}. `{command}` sends what it lacks."
 
     def standing(self) -> str | None:
         """Say where W&B has the runs of the sweep; None where it has none."""

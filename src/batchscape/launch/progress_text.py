@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.checked import row_of
 from batchscape.record.progress import remaining_s
 from batchscape.record.status import RunStatus, Status, StopReason
-from batchscape.record.summary import BUSY, BUSY_PCT
+from batchscape.record.timing import why_untimed
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
@@ -76,7 +75,7 @@ def running_text(run: ActiveRun, row: dict[str, Any] | None) -> str:
 
 
 def ended_text(status: RunStatus, *, timed: bool) -> str:
-    """Say how a run ended: its figures, or its reason; speed only where its times are valid."""
+    """Say how a run ended: its figures, or its reason; speed only where its times count."""
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
@@ -87,6 +86,9 @@ def ended_text(status: RunStatus, *, timed: bool) -> str:
         parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
     if timed and figures.get("tokens_per_s") is not None:
         parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
+    if not timed and figures.get("processor_time_s") is not None:
+        spent_ms = 1000 * figures["processor_time_s"]
+        parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
     if status.stop_reason is StopReason.TARGET:
         parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
     if status.reason is not None:
@@ -95,14 +97,8 @@ def ended_text(status: RunStatus, *, timed: bool) -> str:
 
 
 def untimed_because(launch: dict[str, Any], status: RunStatus) -> str | None:
-    """Say why a completed run has no valid times, as the report will; None where it has."""
-    if status.status is not Status.COMPLETED:
-        return None
-    reason: str | None = launch.get("timing_invalid_reason")
-    if reason is None and (status.summary.get("core_wait_pct") or 0.0) > BUSY_PCT:
-        reason = BUSY
-    by_others = reason is not None and (OTHER_LAUNCHER in reason or reason == BUSY)
-    return f"{reason}; timing_repeat=1 measures again" if by_others else reason
+    """Say why the times of a completed run do not count; None where they do."""
+    return why_untimed(launch, status.summary) if status.status is Status.COMPLETED else None
 
 
 def runs_text(count: int) -> str:

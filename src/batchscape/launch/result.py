@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscape.record.folder import RunFolder
+from batchscape.errors import RecordError
+from batchscape.record.commands import Launched, time_again
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import next_timing_repeat
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.timing import why_run_untimed
 
 __all__ = ["FAULTS", "RunResult", "SweepResult"]
 
@@ -30,6 +35,8 @@ class RunResult:
     """Whether it had ended in an earlier launch, and was not launched again."""
     by_another: bool = False
     """Whether another launcher ended it while this one was at work."""
+    untimed: str | None = None
+    """Why the times of a completed run do not count."""
 
     @classmethod
     def of(
@@ -41,8 +48,14 @@ class RunResult:
         by_another: bool = False,
     ) -> RunResult:
         """Return how a run stands by its folder."""
-        name = folder.path.name
-        return cls(name, status.status, status.reason, folder.log, skipped, by_another)
+        untimed = None
+        if status.status is Status.COMPLETED:
+            with suppress(RecordError):
+                untimed = why_run_untimed(folder, status)
+        reason = status.reason
+        return cls(
+            folder.path.name, status.status, reason, folder.log, skipped, by_another, untimed
+        )
 
 
 @dataclass(frozen=True)
@@ -73,3 +86,30 @@ class SweepResult:
         """Number of runs of each status that occurs."""
         found = Counter(run.status for run in self.runs)
         return {status: found[status] for status in Status if found[status]}
+
+    def untimed_text(self, sweep: SweepFolder, command: str) -> str | None:
+        """Say how many completed runs have no times that count, why, and what measures them again.
+
+        Parameters
+        ----------
+        sweep : SweepFolder
+        command : str
+            That of this launch, as `record.commands.command_of` returns it.
+
+        Returns
+        -------
+        str or None
+            None where all have.
+        """
+        reasons = Counter(run.untimed for run in self.runs if run.untimed is not None)
+        if not reasons:
+            return None
+        completed = sum(run.status is Status.COMPLETED for run in self.runs)
+        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+        text = f"No times that count: {reasons.total()} of {completed} completed runs: {listed}."
+        folder = str(sweep.path)
+        measured = time_again(
+            (Launched(folder, command, reason) for reason in reasons),
+            {folder: next_timing_repeat(sweep)},
+        )
+        return f"{text} On a free machine, this measures them: {measured}" if measured else text

@@ -69,6 +69,8 @@ class Session:
         Empty folder on this machine for the meeting points of ranks.
     max_failures : int or None
         Once so many runs have ended by a fault, no more are started.
+    command : str, optional
+        What asked for these runs, recorded with each.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Session:
         target: str,
         scratch: Path,
         max_failures: int | None,
+        command: str | None = None,
     ) -> None:
         self._sweep = sweep
         self._machine = machine
@@ -97,6 +100,7 @@ class Session:
         self._target = target
         self._scratch = scratch
         self._stopping = Stopping(max_failures)
+        self._command = command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
         self._retries = Retries()
         self._again: list[RunSpec] = []
@@ -214,6 +218,7 @@ class Session:
             launch={
                 **launch_record(spec, lease, self._machine, others=others),
                 "start_method": self._processes.method,
+                "command": self._command,
                 "rendezvous": str(self._scratch / spec.run_id),
             },
             environment=self._environment,

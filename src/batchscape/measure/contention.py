@@ -1,4 +1,4 @@
-"""Whether the machine was free: how often, and for how long, a rank had to wait for a core."""
+"""Whether the machine was free: how long a rank was on a core, and how long it waited for one."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class Contention(NamedTuple):
     """Times the system took the core away."""
     core_wait_s: float | None
     """Time that the main thread was ready and had no core; None where the system does not tell."""
+    processor_time_s: float | None
+    """Time that the threads of this process were on a core, added up."""
 
 
 class CoreWaits:
@@ -40,6 +42,7 @@ class CoreWaits:
         except OSError:
             self._schedstat = None
         self._switches, self._waited_ns = self._read()
+        self._processor_s = time.process_time()
 
     def since_last(self) -> Contention:
         """Return what has happened since the last call, or since the start."""
@@ -47,8 +50,10 @@ class CoreWaits:
         lost = None
         if waited_ns is not None and self._waited_ns is not None:
             lost = (waited_ns - self._waited_ns) / 1e9
-        found = Contention(switches - self._switches, lost)
+        processor_s = time.process_time()
+        found = Contention(switches - self._switches, lost, processor_s - self._processor_s)
         self._switches, self._waited_ns = switches, waited_ns
+        self._processor_s = processor_s
         return found
 
     def _read(self) -> tuple[int, int | None]:

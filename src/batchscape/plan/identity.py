@@ -20,6 +20,7 @@ __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id
 
 _DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_name", "tracker"}
 """Groups and settings that change neither a loss curve nor a memory or time."""
+_REPEAT = "timing_repeat"
 _RUN = {"measure.memory", "measure.noise_scale_every"}
 """Settings of those groups that are part of a run: what was not measured never will be."""
 
@@ -210,7 +211,8 @@ def name_sweep(
 
     The name is that of the sweep file, else made of the swept settings, else `run`; settings that
     the command line fixes add a short hash. Values of swept settings do not count, so that added
-    seeds or cells extend the same folder; nor do settings of display scope.
+    seeds or cells extend the same folder; nor do settings of display scope, nor `timing_repeat`:
+    what is measured again belongs beside what it repeats.
 
     Parameters
     ----------
@@ -232,7 +234,8 @@ def name_sweep(
             msg = f"sweep_name={name!r}: a name has letters, digits and any of _ - . , only"
             raise ConfigError(msg)
     else:
-        name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in swept_keys}))
+        counted_keys = (key for key in swept_keys if key != _REPEAT)
+        name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in counted_keys}))
         # Never `..`, and never hidden.
         name = re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "run"
         counted = {key: value for key, value in fixed.items() if _names_a_sweep(key.lstrip("+~"))}
@@ -242,4 +245,4 @@ def name_sweep(
 
 
 def _names_a_sweep(key: str) -> bool:
-    return key in _RUN or re.split(r"[./@]", key)[0] not in _DISPLAY | {"sweeps"}
+    return key in _RUN or re.split(r"[./@]", key)[0] not in _DISPLAY | {"sweeps", _REPEAT}

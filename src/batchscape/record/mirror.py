@@ -29,6 +29,7 @@ from batchscape.record.mirror_state import (
     MIRRORED_STATUSES,
     MirrorState,
     progress_sign,
+    sync_command,
     wandb_folder,
 )
 from batchscape.record.status import RunStatus
@@ -234,5 +235,5 @@ def _what_is_missing(sweep_dir: Path, cause: str | None) -> str | None:
     why = cause or damage or problem or _last_words(sweep_dir) or "it could not go on there"
     return redact(
         f"Weights & Biases was not updated: {', and '.join(what)}, because {why}. "
-        f"`batchscape sync {sweep_dir}` sends what it lacks. Details: {mirror_log(sweep_dir)}"
+        f"`{sync_command(sweep_dir)}` sends what it lacks. Details: {mirror_log(sweep_dir)}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ __all__ = [
     "content_of",
     "describe_standing",
     "progress_sign",
+    "sync_command",
     "wandb_folder",
 ]
 
@@ -178,7 +180,12 @@ def describe_standing(sweep: SweepFolder) -> str | None:
     unsent = sum(state.is_only_offline(sweep.path) for state in states)
     projects = ", ".join(sorted({state.project for state in states}))
     said = f"Weights & Biases: {len(states)} runs in project {projects}"
-    return f"{said}; {unsent} offline, upload: batchscape sync {sweep.path}" if unsent else said
+    return f"{said}; {unsent} offline, upload: {sync_command(sweep.path)}" if unsent else said
+
+
+def sync_command(sweep_dir: Path) -> str:
+    """Return the command that sends what W&B lacks of a sweep."""
+    return shlex.join(["batchscape", "sync", str(sweep_dir)])
 
 
 def progress_sign(sweep_dir: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from batchscape.config import Command, Optimizer, RunConfig
-from batchscape.errors import DamageError
+from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, write_json
-from batchscape.record.folder import FORMAT_VERSION
+from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.placeholders import not_passed
 from batchscape.record.status import check_version
 
-__all__ = ["DataIdentity", "RunSpec", "Stage"]
+__all__ = ["DataIdentity", "RunSpec", "Stage", "next_timing_repeat"]
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,15 @@ class RunSpec:
             config=RunConfig.from_mapping(content["config"]),
             source_hash=resolved["source_hash"],
         )
+
+
+def next_timing_repeat(sweep: SweepFolder) -> int:
+    """Return the first `timing_repeat` above those of all runs of a sweep."""
+    highest = -1
+    for folder in sweep.run_folders():
+        with suppress(RecordError, KeyError, TypeError, ValueError):
+            highest = max(highest, int(read_json(folder.config)["config"]["timing_repeat"]))
+    return highest + 1
 
 
 _OPTIMIZER: TypeAdapter[Optimizer] = TypeAdapter(Optimizer)

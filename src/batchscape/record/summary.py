@@ -10,15 +10,10 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 
-__all__ = ["BUSY", "BUSY_PCT", "FINAL_FRACTION", "SUMMARY", "summarise"]
+__all__ = ["FINAL_FRACTION", "SUMMARY", "summarise"]
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
-
-BUSY_PCT = 10.0
-"""Share of the step time that a rank waited for a core beyond which its times are no times."""
-BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
-"""Why they are none then."""
 
 SUMMARY: dict[str, str] = {
     "optimizer_steps": "optimizer steps done",
@@ -52,6 +47,7 @@ SUMMARY: dict[str, str] = {
     "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
     "involuntary_switches": "times the system took the core away, all measured optimizer steps",
     "core_wait_pct": "share of the measured step time in which rank 0 was ready and had no core",
+    "processor_time_s": "median processor time of rank 0, a measured optimizer step; CPU only",
     "peak_allocated_gib": "peak of allocated memory, maximum over ranks",
     "peak_reserved_gib": "peak of reserved memory, maximum over ranks; CUDA only",
     "allocated_after_model_gib": "allocated memory after the model, maximum over ranks",
@@ -182,6 +178,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "exchanged_bytes": _number(last["exchanged_bytes"].median()),
         "involuntary_switches": _whole(measured["involuntary_switches"].sum(min_count=1)),
         "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
+        "processor_time_s": _number(last["processor_time_s"].median()),
     }
 
 

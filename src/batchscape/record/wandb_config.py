@@ -9,6 +9,7 @@ import wandb
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.summary import SUMMARY
+from batchscape.record.timing import VERDICT
 
 __all__ = ["run_config", "run_settings"]
 
@@ -34,7 +35,9 @@ def run_config(folder: RunFolder) -> dict[str, Any]:
     config["data_manifest_hash"] = content["data"]["manifest_hash"]
     if folder.launch.exists():
         launch = read_json(folder.launch)
-        launch.pop("rendezvous", None)  # a path that is gone when the run ends
+        # A path that is gone when the run ends, and what the summary says with the run's end.
+        for name in ("rendezvous", *VERDICT):
+            launch.pop(name, None)
         config["launch"] = launch
     return config
 

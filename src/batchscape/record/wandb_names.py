@@ -30,6 +30,7 @@ __all__ = [
     "NOT_MIRRORED",
     "RANK_MEMORY",
     "SUMMARY_ONLY",
+    "TIMES_OF_STEPS",
     "Row",
     "axis_of",
     "curve_points",
@@ -62,6 +63,7 @@ CURVES: dict[str, dict[str, str]] = {
         "clock_mhz": "system/clock_mhz",
         "involuntary_switches": "system/involuntary_switches",
         "core_wait_s": "system/core_wait_s",
+        "processor_time_s": "system/processor_time_s",
     },
     "evals": {
         "eval_loss": "loss/eval",
@@ -74,6 +76,14 @@ CURVES: dict[str, dict[str, str]] = {
 
 DERIVED = ("data/targets", "throughput/tokens_per_s", "throughput/samples_per_s")
 """Curves that are computed from more than one number of the rows."""
+
+TIMES_OF_STEPS = frozenset(
+    name
+    for table in CURVES.values()
+    for name in (*table.values(), *DERIVED)
+    if name.partition("/")[0] in {"time", "throughput"}
+)
+"""Curves of times: raw, one point a step, whether or not the times of their run count."""
 
 NOT_MIRRORED = frozenset({"attempt", "warmup", "eval_targets"})
 """Columns that mean nothing as a curve."""
@@ -107,6 +117,7 @@ FIGURES: dict[str, str] = {
     "throttled": "system/throttled",
     "power_capped": "system/power_capped",
     "core_wait_pct": "system/core_wait_pct",
+    "processor_time_s": "system/median_processor_time_s",
     "allocated_after_model_gib": "memory/allocated_after_model_gib",
     "peak_allocated_first_backward_gib": "memory/peak_allocated_first_backward_gib",
     "peak_allocated_first_optimizer_step_gib": "memory/peak_allocated_first_optimizer_step_gib",
@@ -174,7 +185,13 @@ def curve_points(table: str, row: Row, tokens_before: int | None) -> dict[str, A
 
 
 def figure_points(summary: Row) -> dict[str, Any]:
-    """Return the figures of a run that make panels, under their names in W&B."""
+    """Return the figures of a run that make panels, under their names in W&B.
+
+    Parameters
+    ----------
+    summary : mapping
+        Figures that count: times only where they are valid.
+    """
     return _plain({name: summary.get(figure) for figure, name in FIGURES.items()})
 
 

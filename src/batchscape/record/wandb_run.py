@@ -5,13 +5,14 @@ W&B             run folder
 ==============  =====================================================================
 name, group     `run_id`, `sweep_name`
 config          geometry, identity and resolved settings as columns; all settings,
-                nested; how the processes were launched (`launch.timing_valid`, ...)
+                nested; how the processes were launched (`launch.devices`, ...)
 history         one row an optimizer step, one an evaluation; every row carries all axes, the
                 last one also the figures of the run, each of which so makes a panel of bars
 axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
-summary         the summary of `status.json`, with status, stop reason and reason
-tags            those of the tracker, and the status
+summary         the summary of `status.json`, with status, stop reason and reason; times only
+                where they count, and `timing_valid` and `timing_invalid_reason` beside them
+tags            those of the tracker, the status, and `timing_invalid` where no time counts
 state           finished for a completed or pruned run, else failed
 ==============  =====================================================================
 
@@ -41,12 +42,15 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
+from batchscape.record.timing import TIMES, VERDICT, timed_figures, why_run_untimed
 from batchscape.record.wandb_config import run_config, run_settings
 from batchscape.record.wandb_memory import memory_page
 from batchscape.record.wandb_names import (
     AXES,
     CURVES,
+    FIGURES,
     RANK_MEMORY,
+    TIMES_OF_STEPS,
     Row,
     axis_of,
     curve_points,
@@ -54,7 +58,10 @@ from batchscape.record.wandb_names import (
     mirrored_names,
 )
 
-__all__ = ["WandbRun"]
+__all__ = ["UNTIMED", "WandbRun"]
+
+UNTIMED = "timing_invalid"
+"""Tag of a run whose times do not count."""
 
 
 class WandbRun:
@@ -173,20 +180,27 @@ class WandbRun:
         self._finish(self._status, {}, ok=False)
 
     def _end_points(self, status: RunStatus) -> dict[str, Any]:
-        points = figure_points(status.summary)
+        points = figure_points(timed_figures(status.summary, self._untimed(status)))
         page = memory_page(read_table(self._folder, "ranks"))
         return points if page is None else points | {RANK_MEMORY: wandb.Html(page, inject=False)}
 
     def _finish(self, status: RunStatus, figures: dict[str, Any], *, ok: bool) -> bool:
+        untimed = self._untimed(status)
         self._run.summary.update(
             {
-                **figures,
+                **timed_figures(figures, untimed),
+                **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
                 "reason": status.reason,
                 "attempts": len(status.attempts),
             }
         )
+        if untimed is not None:
+            # An attempt that ended before may have left them there.
+            for name in TIMES:
+                del self._run.summary[name]
+                del self._run.summary[FIGURES.get(name, name)]
         self._run.tags = self._tags(status)
         path = self._run.path
         self._run.finish(exit_code=0 if ok else 1)
@@ -236,7 +250,9 @@ class WandbRun:
             # Their last values belong to the summary of the run folder, not to the last row.
             self._run.define_metric(axis, hidden=True, summary="none")
         for name in mirrored_names():
-            self._run.define_metric(name, step_metric=axis_of(name), step_sync=False)
+            # Nor does the time of one step belong there, whether or not it counts.
+            last = "none" if name in TIMES_OF_STEPS else None
+            self._run.define_metric(name, step_metric=axis_of(name), step_sync=False, summary=last)
 
     def _discard_open_segment(self) -> None:
         """Remove an offline segment that was cut short; its rows are written again, once."""
@@ -251,7 +267,12 @@ class WandbRun:
             self._state.closed = True
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self._tracker.tags, str(status.status)]))
+        untimed = [UNTIMED] if self._untimed(status) is not None else []
+        return tuple(dict.fromkeys([*self._tracker.tags, str(status.status), *untimed]))
+
+    def _untimed(self, status: RunStatus) -> str | None:
+        """Say why its times do not count, by all that is known now; None where they do."""
+        return why_run_untimed(self._folder, status)
 
 
 def _wandb_step(table: str, optimizer_step: Any) -> Any:  # noqa: ANN401  (an int or a Series)

@@ -203,6 +203,10 @@ class StepRecorder:
         if skipped is not None:
             self._skipped.append(skipped.to(gradient_norm.dtype))
         self.tokens += targets
+        contention = self._core_waits.since_last()
+        if self._device.type == "cuda":
+            # The host spends it on waiting for the device as well.
+            contention = contention._replace(processor_time_s=None)
         self._rows.append(
             {
                 "optimizer_step": optimizer_step,
@@ -212,7 +216,7 @@ class StepRecorder:
                 "attempt": self._attempt,
                 "learning_rate": learning_rate,
                 "exchanged_bytes": exchanged_bytes,
-                **self._core_waits.since_last()._asdict(),
+                **contention._asdict(),
                 "warmup": self._warmup_left > 0,
             }
         )

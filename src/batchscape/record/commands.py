@@ -1,0 +1,138 @@
+"""Commands as they are recorded with runs, and what is printed is built from them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ONE_AT_A_TIME", "Launched", "again", "command_of", "more_seeds", "time_again"]
+
+ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
+_BESIDE_OTHERS = "runs share "
+"""In the reason why times do not count: runs of the same sweep were beside each other."""
+_TOO_MANY = re.compile(r"\brank.* share \d")
+"""In it: the processes of one run alone are more than there are devices or cores."""
+_FOLDER = ("sweep_dir", "hydra.sweep.dir")
+_LEFT_OUT = frozenset({"--multirun", "-m"})
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A run of which something is to be done again."""
+
+    sweep_dir: str
+    """Folder of its sweep, as the reader of the message knows it."""
+    command: str | None
+    """As `command_of` returns it; None where it was not launched by one."""
+    untimed: str | None = None
+    """Why its times do not count."""
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """Write the command that `launch.json` keeps with every run.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What follows the verb. A run is a sweep of one.
+
+    Returns
+    -------
+    str
+        For a shell; without what was to be repeated.
+    """
+    left, kept = list(arguments), []
+    while left:
+        argument = left.pop(0)
+        if argument == "--retry":
+            del left[:1]
+        elif argument not in _LEFT_OUT and not argument.startswith("--retry="):
+            kept.append(argument)
+    return shlex.join(["batchscape", "sweep", *kept])
+
+
+def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> str:
+    """Return a recorded command with other settings, for runs in the same folder.
+
+    Parameters
+    ----------
+    command : str
+    sweep_dir : str or Path
+    settings : mapping of str to str
+        Values in Hydra's grammar; they replace those that the command gives.
+    """
+    program, verb, *words = shlex.split(command)
+    replaced = {*settings, *_FOLDER, "launcher.retry"}
+    kept = [word for word in words if word.partition("=")[0].lstrip("+~") not in replaced]
+    added = [f"{key}={value}" for key, value in settings.items()]
+    return shlex.join([program, verb, *kept, *added, f"sweep_dir={_quoted(str(sweep_dir))}"])
+
+
+def time_again(untimed: Iterable[Launched], next_repeat: Mapping[str, int]) -> str | None:
+    """Return the command that measures times again which do not count.
+
+    Parameters
+    ----------
+    untimed : iterable of Launched
+    next_repeat : mapping of str to int
+        By sweep folder, the first `timing_repeat` that no run of it has.
+
+    Returns
+    -------
+    str or None
+        For a shell; several commands where several launched these runs. None where their commands
+        are not known, or none of them would help on this machine.
+    """
+    beside: dict[tuple[str, str], bool] = {}
+    for run in untimed:
+        if run.command is None or run.untimed is None or _TOO_MANY.search(run.untimed):
+            continue
+        key = run.sweep_dir, run.command
+        beside[key] = beside.get(key, False) or _BESIDE_OTHERS in run.untimed
+    found = [
+        again(
+            command,
+            sweep_dir,
+            {
+                **(ONE_AT_A_TIME if shared else {}),
+                "timing_repeat": str(next_repeat.get(sweep_dir, 1)),
+            },
+        )
+        for (sweep_dir, command), shared in beside.items()
+    ]
+    return " && ".join(dict.fromkeys(found)) or None
+
+
+def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
+    """Return the command that adds seeds to runs; as `time_again`.
+
+    Parameters
+    ----------
+    runs : iterable of Launched
+    seeds : sequence of int
+        Those that there are among them: they are skipped.
+    """
+    settings = {"seed": ",".join(map(str, seeds))}
+    known: dict[tuple[str, str], bool] = {}
+    for run in runs:
+        if run.command is not None:
+            key = run.sweep_dir, run.command
+            shared = run.untimed is not None and _BESIDE_OTHERS in run.untimed
+            known[key] = known.get(key, False) or shared
+    found = [
+        again(command, sweep_dir, {**(ONE_AT_A_TIME if shared else {}), **settings})
+        for (sweep_dir, command), shared in known.items()
+    ]
+    return " && ".join(dict.fromkeys(found)) or None
+
+
+def _quoted(path: str) -> str:
+    """Write a path as a text of Hydra's grammar, where `123` and `null` would be none."""
+    if "/" in path and _PLAIN.fullmatch(path):
+        return path
+    # Hydra reads a backslash before a quote as an escape, and elsewhere as itself.
+    return "'" + re.sub(r"(\\*)(')", r"\1\1\\\2", path) + "'"

@@ -1,0 +1,98 @@
+"""Whether the times of a run count: decided here, and asked by report, status, terminal and W&B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchscape.record.files import read_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.status import RunStatus
+
+__all__ = ["BUSY", "BUSY_PCT", "TIMES", "VERDICT", "timed_figures", "why_run_untimed", "why_untimed"]
+
+BUSY_PCT = 10.0
+"""Share of the step time that a rank waited for a core beyond which its times are no times."""
+BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
+"""Why they are none then."""
+_NOT_MEASURED = "no optimizer step was measured: all were warm-up, or sampled the gradient's noise"
+_NO_LAUNCH = "no record of how it was launched"
+_NO_REASON = "marked as not valid, without a reason"
+
+VERDICT = ("timing_valid", "timing_invalid_reason")
+"""Of `launch.json`: what was known of the machine while the run ran. Part of the answer only."""
+
+TIMES = frozenset(
+    {
+        "train_time_s",
+        "step_time_s",
+        "step_time_p10_s",
+        "step_time_p90_s",
+        "data_s",
+        "forward_backward_s",
+        "exchange_s",
+        "optimizer_s",
+        "exchange_span_s",
+        "tokens_per_s",
+        "samples_per_s",
+        "tokens_per_s_per_device",
+        "model_tflops_per_s_per_device",
+        "mfu_pct",
+        "power_w",
+        "energy_j_per_token",
+        "startup_s",
+        "memory_probe_s",
+        "compile_s",
+        "checkpoint_s",
+        "evaluation_s",
+    }
+)
+"""Figures of a summary that count only where the run had the machine to itself."""
+
+
+def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> str | None:
+    """Say why the times of a run do not count.
+
+    Parameters
+    ----------
+    launch : mapping or None
+        Content of `launch.json`; None or empty where the run was not launched.
+    summary : mapping
+        Figures of the run, those of `record.summary`; empty while it runs.
+
+    Returns
+    -------
+    str or None
+        None where they count.
+    """
+    if not launch:
+        return _NO_LAUNCH
+    if not launch.get("timing_valid"):
+        return launch.get("timing_invalid_reason") or _NO_REASON
+    if (summary.get("core_wait_pct") or 0.0) > BUSY_PCT:
+        return BUSY
+    return _NOT_MEASURED if summary.get("measured_optimizer_steps") == 0 else None
+
+
+def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
+    """Say the same of a run folder.
+
+    Raises
+    ------
+    RecordError
+        If its record of the launch is damaged.
+    """
+    launch = read_json(folder.launch) if folder.launch.exists() else None
+    return why_untimed(launch, status.summary)
+
+
+def timed_figures(summary: Mapping[str, Any], untimed: str | None) -> dict[str, Any]:
+    """Return the figures of a summary that count.
+
+    Parameters
+    ----------
+    summary : mapping
+    untimed : str or None
+        As `why_untimed` returns it.
+    """
+    return {name: v for name, v in summary.items() if untimed is None or name not in TIMES}

@@ -10,9 +10,22 @@ from scipy import stats
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
+from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import FEWEST
 
-__all__ = ["CONFIDENCE", "QUANTITIES", "Quantity", "compare", "throughput_ratios", "valid_figures"]
+__all__ = [
+    "CONFIDENCE",
+    "DISTURBED",
+    "QUANTITIES",
+    "Quantity",
+    "compare",
+    "throughput_ratios",
+    "valid_figures",
+]
+
+DISTURBED = "disturbed_processor_time_s"
+"""What is shown where no time counts: `processor_time_s` of runs whose machine was not free. It is
+no time, and in no ratio, test or claim."""
 
 CONFIDENCE = 0.95
 """Confidence level of every interval."""
@@ -78,9 +91,10 @@ def compare(cells: Cells) -> pd.DataFrame:
         did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for
         each figure of `QUANTITIES` its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width
-        of the t-interval of the mean, from 3 values on) and `_n`; the columns of
-        `throughput_ratios` and of `best.mark_best`; `run_ids` and `sweep_dirs`, joined by
-        semicolons. Figures come from completed runs only.
+        of the t-interval of the mean, from 3 values on) and `_n`; the same of `DISTURBED` for
+        cells of which no time counts; the columns of `throughput_ratios` and of
+        `best.mark_best`; `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from
+        completed runs only.
     """
     done = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
@@ -106,6 +120,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         cells.table[cells.settings],
         head.drop(columns="status"),
         _spreads(cells.runs),
+        _disturbed(cells.runs),
         throughput_ratios(cells),
         mark_best(cells, valid_figures(cells.runs)),
         tail,
@@ -198,6 +213,24 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
     counts = [f"{quantity.name}_n" for quantity in QUANTITIES]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
+
+
+def _disturbed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give the processor time of a step where no time counts; it is in no other table."""
+    own = untimed_cells(runs)
+    figures = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
+    group = figures["processor_time_s"].groupby(own["cell"])
+    sd, n = group.std(), group.count()
+    table = pd.DataFrame(
+        {
+            f"{DISTURBED}_mean": group.mean(),
+            f"{DISTURBED}_sd": sd,
+            f"{DISTURBED}_ci95": _half_width(sd, n),
+            f"{DISTURBED}_n": n,
+        }
+    ).reindex(sorted(runs["cell"].unique()))
+    count = f"{DISTURBED}_n"
+    return table.astype({count: "Int64"}).fillna({count: 0})
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:

@@ -58,9 +58,7 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
     return pd.Series(None, index=runs.index, dtype=object)
 
 
-def _known(
-    runs: pd.DataFrame, names: Sequence[str], drop: str = ""
-) -> Iterator[dict[str, Any]]:
+def _known(runs: pd.DataFrame, names: Sequence[str], drop: str = "") -> Iterator[dict[str, Any]]:
     """Yield what is known of each run under some names."""
     for values in zip(*(_column(runs, name) for name in names), strict=True):
         named = zip(names, values, strict=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchscape.analysis.claims.contrasts import OPEN, Answer, Contrast, effect, run_ids_of
 from batchscape.analysis.claims.evidence import Context, Evidence, View
+from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.estimates import Estimate
 
 __all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing", "undecided"]
@@ -37,6 +38,8 @@ class Finding:
     """Every difference that was looked at."""
     n_seeds: int | None = None
     """Seeds behind it, where they are not the units of the effect's interval."""
+    settle: str | None = None
+    """The command by which the very sweeps of these runs would settle it, where it is known."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Verdict:
     settle: str | None
     """The command that would settle it; None where it is settled."""
     contrasts: tuple[Contrast, ...] = ()
+    is_own: bool = False
+    """Whether that command is the one of these runs' own sweeps; else it names a shipped study."""
 
     @property
     def n_runs(self) -> int:
@@ -75,7 +80,7 @@ class Claim:
     rule: str
     """What supports it, and what contradicts it."""
     settle: str
-    """Command of the sweep that would settle it."""
+    """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
     """Which settings tell contexts apart."""
     decide: Callable[[Context], Finding | None]
@@ -95,17 +100,36 @@ class Claim:
             Runs of different hardware, precision or model are never pooled.
         """
         contexts = evidence.contexts(self.view)
-        judged = [(context, self.decide(context)) for context in contexts]
-        verdicts = [
-            self._verdict(context.label, finding, self.settle_on(context.data))
-            for context, finding in judged
-            if finding
-        ]
+        judged = [(context, self._found(context, evidence)) for context in contexts]
+        verdicts = [self._verdict(context, finding) for context, finding in judged if finding]
         if verdicts:
             return verdicts
         missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
         names = [name for context in contexts for name in context.data]
-        return [self._verdict("", missing, self.settle_on(names))]
+        return [
+            Verdict(self, OPEN, missing.effect, "", (), missing.explanation, self.settle_on(names))
+        ]
+
+    def _found(self, context: Context, evidence: Evidence) -> Finding | None:
+        """Decide; where valid times of these very runs would tell more, the command for them."""
+        finding = self.decide(context)
+        untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
+        if not untimed.any() or (finding is not None and finding.answer != OPEN):
+            return finding
+        free = {other.label: other for other in evidence.as_if_timed.contexts(self.view)}
+        hoped = self.decide(free[context.label])
+        if hoped is None or not hoped.contrasts:
+            return finding
+        if finding is not None and finding.effect.n >= hoped.effect.n > 0:
+            return finding
+        command = for_times(context.launched[untimed], evidence.cells.runs)
+        if command is None:
+            return finding
+        if finding is None:
+            why = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
+            reason = f"the times of {untimed.sum()} runs do not count ({why})"
+            finding = nothing(reason, self.effect, hoped.run_ids)
+        return replace(finding, settle=command)
 
     def settle_on(self, data: Iterable[str]) -> str:
         """Return the command for the data at hand.
@@ -124,21 +148,27 @@ class Claim:
         on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
         return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
 
-    def _verdict(self, context: str, finding: Finding, settle: str) -> Verdict:
+    def _verdict(self, context: Context, finding: Finding) -> Verdict:
         """Join a finding and the command, with more seeds where those that there are say little."""
         n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
+        seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
+        own = finding.settle
+        says_more = context.margin is not None or self.view == "cost"
+        if own is None and finding.contrasts and says_more:
+            own = for_more_seeds(context.launched, seeds)
+        shipped = self.settle_on(context.data)
         if n > 1:
-            seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-            settle += f" seed={','.join(map(str, seeds))}"
+            shipped += f" seed={','.join(map(str, seeds))}"
         return Verdict(
             self,
             finding.answer,
             finding.effect,
-            context,
+            context.label,
             finding.run_ids,
             finding.explanation,
-            settle if finding.answer == OPEN else None,
+            (own or shipped) if finding.answer == OPEN else None,
             finding.contrasts,
+            is_own=own is not None,
         )
 
 

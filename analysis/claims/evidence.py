@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -84,6 +85,11 @@ class Context:
         return self.evidence.rows(table, runs, columns)
 
     @property
+    def launched(self) -> pd.DataFrame:
+        """The runs of this context with all their columns."""
+        return self.evidence.cells.runs.loc[self.runs.index]
+
+    @property
     def data(self) -> list[str]:
         """Names of the data that the runs are on."""
         return list(self.runs["data.name"].unique())
@@ -133,6 +139,16 @@ class Evidence:
                 "steps_to_target returns such a table"
             )
             raise AnalysisError(msg)
+
+    @cached_property
+    def as_if_timed(self) -> Evidence:
+        """The same as if the machine had been free: for what valid times would settle, no more."""
+        reaches = self.reaches
+        if reaches is not None and "time_to_target_s" in reaches:
+            some = reaches["time_to_target_s"].fillna(reaches["samples_to_target"])
+            reaches = reaches.assign(time_to_target_s=some)
+        runs = self.cells.runs.assign(timing_valid=True)
+        return Evidence(replace(self.cells, runs=runs), self.steps, self.evals, self.ranks, reaches)
 
     def contexts(self, view: View) -> list[Context]:
         """Return the contexts, in the order of their labels."""

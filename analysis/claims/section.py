@@ -188,7 +188,8 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
         rows.append(row)
         if verdict.settle:
             letter = _letter(len(footnotes))
-            footnotes[letter] = f"{verdict.explanation} To settle it: {verdict.settle}"
+            how = "the same sweep again" if verdict.is_own else "a study that ships with batchscape"
+            footnotes[letter] = f"{verdict.explanation} To settle it, {how}: {verdict.settle}"
             marks.append([letter])
         else:
             marks.append([])
@@ -204,8 +205,8 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
             "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean); of "
             "the best learning rate's exponent, global batches.",
-            "Commands are for the default model, and for digits where the runs are on them: add "
-            "your own settings.",
+            "A study that ships with batchscape is named where these runs do not have what a claim "
+            "needs. It is of its own model, and on digits where the runs are: add your settings.",
         ],
     )
 

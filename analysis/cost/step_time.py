@@ -131,7 +131,8 @@ def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel
     if rows.empty:
         msg = (
             "no run has a valid time: a time counts where the run was completed and had the "
-            "machine to itself; launch with launcher.concurrent_runs=1 and no more ranks than cores"
+            "machine to itself; launch with launcher.concurrent_runs=1, no more ranks than cores, "
+            "and a timing_repeat that no run has yet"
         )
         raise AnalysisError(msg)
     if (rows["step_time_s"] <= 0).any():

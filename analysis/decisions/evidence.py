@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -50,6 +50,10 @@ class Evidence:
     critical: Estimate | None = None
     """Critical batch b/a of S = a + b/B."""
     warnings: list[str] = field(default_factory=list)
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Rows of `Cells.runs` behind it."""
+    same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """All runs of their sweeps."""
 
     @cached_property
     def memory(self) -> MemoryModel | None:
@@ -141,7 +145,8 @@ def evidence_of(
             names = [str(own["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
             runs = cells.runs[cells.runs["cell"].isin(here)]
             text = ", ".join(filter(None, names))
-            found.append(_evidence(text, own, mine, runs, [note] if note else []))
+            made = _evidence(text, own, mine, runs, [note] if note else [])
+            found.append(replace(made, runs=runs, same_sweeps=cells.runs))
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times
 from batchscape.analysis.cost.memory import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
@@ -20,9 +21,10 @@ from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import significant
 
-__all__ = ["known_without_times", "missing_evidence", "reasons_for"]
+__all__ = ["known_without_times", "measured_again", "missing_evidence", "reasons_for"]
 
-_SAME = "with the model, data and engine of these runs"
+_SEEDS = range(3)
+"""The least from which a spread is told."""
 
 
 def reasons_for(
@@ -108,7 +110,7 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     Returns
     -------
     list of str
-        Each ends in a command.
+        Each ends in a command where one would settle it.
     """
     found = []
     memory, times = evidence.memory, evidence.step_time
@@ -117,12 +119,7 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     ):
         found.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
     if times is None:
-        found.append(
-            _settle(
-                "the time of a step (no run had a free machine)",
-                "vary_micro_batch launcher.concurrent_runs=1",
-            )
-        )
+        found.append(f"Not identified: the time of a step. {measured_again(evidence)}")
     else:
         if not times.estimates["per_sample_s"].is_identified:
             found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
@@ -133,12 +130,38 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     if not _is_tuned(evidence):
         found.append(_settle("the best learning rate of each global batch", "learning_rate"))
     if evidence.reaches is not None and evidence.reaches["seed"].nunique() < 3:
-        found.append(_settle("how steps vary between seeds", "vary_global_batch"))
+        command = for_more_seeds(evidence.runs, _SEEDS)
+        what = "how steps vary between seeds"
+        found.append(
+            _settle(what, "vary_global_batch")
+            if command is None
+            else f"Not identified: {what}. The same sweep with more seeds settles it: {command}"
+        )
     return found
 
 
+def measured_again(evidence: Evidence) -> str:
+    """Say why completed runs have no time that counts, and which command measures them again."""
+    runs = evidence.runs
+    completed = runs[runs["status"].eq("completed")] if len(runs) else runs
+    if completed.empty:
+        return "No completed run is there to be measured again."
+    notes = completed["timing_note"].dropna().value_counts()
+    if notes.empty:
+        return "The times of all completed runs count."
+    why = "; ".join(f"{note} ({count})" for note, count in notes.items())
+    text = f"Times of {notes.sum()} of {len(completed)} completed runs do not count: {why}."
+    command = for_times(completed, evidence.same_sweeps)
+    if command is None:
+        return f"{text} Launch them again where that does not hold."
+    return f"{text} On a free machine, the same sweep measures them: {command}"
+
+
 def _settle(what: str, sweep: str) -> str:
-    return f"Not identified: {what}. Settle it {_SAME}: batchscape sweep sweeps={sweep}"
+    return (
+        f"Not identified: {what}. These runs do not have what it takes; a study that ships with "
+        f"batchscape does, {SHIPPED}: batchscape sweep sweeps={sweep}"
+    )
 
 
 def _is_tuned(evidence: Evidence) -> bool:

@@ -21,6 +21,7 @@ from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.decisions.reasons import (
     known_without_times,
+    measured_again,
     missing_evidence,
     reasons_for,
 )
@@ -70,14 +71,14 @@ class Recommendation:
     """What a wrong choice would cost."""
     warnings: list[str]
     missing: list[str]
-    """What is not identified, each with the sweep that would settle it."""
+    """What is not identified, each with what would settle it."""
     candidates: pd.DataFrame
     """As `compare_with` returns it, compared with the chosen one, fastest first; empty without
     one."""
     config: dict[str, dict[str, int]]
     """As `config_values` returns it; empty without a geometry."""
     why_not: str | None = None
-    """Why no geometry is named, and what to run; None where one is."""
+    """Why no geometry is named, and what would help; None where one is."""
     needs: Needs = field(default_factory=Needs)
 
     @property
@@ -228,13 +229,19 @@ def _unnamed(
     evidence: Evidence, needs: Needs, rows: pd.DataFrame, warnings: list[str]
 ) -> Recommendation:
     """Say why no geometry can be named, and what is known without one."""
-    sweep = "vary_global_batch launcher.concurrent_runs=1"
+    again = measured_again(evidence)
     if not rows["step_time_s"].notna().any():
-        reason = "no valid step time"
+        reason = f"no valid step time. {again}"
     elif not rows["steps"].map(math.isfinite).any():
-        reason, sweep = "no global batch reached the target", "vary_global_batch"
+        reason = (
+            "no global batch reached the target. Train longer (budget), or ask for a higher loss "
+            "(--target)"
+        )
     else:
-        reason = "no valid step time of a geometry that fits and whose batch reached the target"
+        reason = (
+            "no valid step time of a geometry that fits and whose batch reached the target. "
+            f"{again}"
+        )
     if needs.deadline_s is not None:
         warnings = [*warnings, "the deadline could not be checked: no time to a target is known"]
     return Recommendation(
@@ -246,7 +253,7 @@ def _unnamed(
         missing=missing_evidence(evidence),
         candidates=rows.iloc[:0],
         config={},
-        why_not=f"not identified: {reason}; run: batchscape sweep sweeps={sweep}",
+        why_not=f"not identified: {reason}",
         needs=needs,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pandas as pd
 from rich.console import Console
 
+from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.recommend import Recommendation
@@ -45,7 +46,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     if found.missing:
         console.print("\nWhat these runs do not tell")
         for line in found.missing:
-            console.print(f"  {line}")
+            console.print(f"  {line}", soft_wrap=True)
     console.print("\nWhat every config file must say")
     for system, values in found.config.items():
         shown = ", ".join(f"{name}={value}" for name, value in values.items())
@@ -67,7 +68,7 @@ def _show_what_is_known(console: Console, found: Recommendation) -> None:
         if lines:
             console.print(f"\n{title}")
         for line in lines:
-            console.print(f"  {line}")
+            console.print(f"  {line}", soft_wrap=COMMAND in line)
 
 
 def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:

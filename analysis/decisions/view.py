@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
@@ -53,7 +54,7 @@ def decision_section(
     if len(everything) > _MAX_GROUPS:
         warnings.append(
             f"{len(everything)} groups of runs may not be compared with one another; the first "
-            f"{_MAX_GROUPS} are shown. For all of them: batchscape recommend DIR"
+            f"{_MAX_GROUPS} are shown. For all of them: {shlex.join(_command(cells))}"
         )
     for number, evidence in enumerate(everything[:_MAX_GROUPS]):
         try:
@@ -144,3 +145,7 @@ def _full(found: Recommendation) -> pd.DataFrame:
     table = found.candidates.copy()
     table["recommended"] = (table[list(FACTORS)] == list(found.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)
+
+
+def _command(cells: Cells) -> list[str]:
+    return ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]

@@ -14,11 +14,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.figures.style import COLUMN_IN, Look, tint
 from batchscape.analysis.numbers import memory_scale, time_scale
 
-__all__ = ["MAX_BARS", "draw_memory", "draw_step_time", "draw_throughput"]
+__all__ = ["MAX_BARS", "draw_memory", "draw_processor_time", "draw_step_time", "draw_throughput"]
 
 MAX_BARS = 40
 """Cells of a figure; further ones are left to the tables."""
@@ -35,6 +36,7 @@ _TIME_PHASES = {
     "exchange_s": "exchange",
     "optimizer_s": "optimizer",
 }
+_SPENT = "processor_time_s"
 _GREY = "#555555"
 _POINT: dict[str, Any] = {
     "linestyle": "none",
@@ -102,6 +104,29 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         _draw_runs(axes, rows["step_time_s"] * scale.factor, position, cells, cell)
     axes.set_xlabel(f"median optimizer step ({scale.unit})")
     _phase_legend(figure, list(_TIME_PHASES.values()))
+    return figure
+
+
+def draw_processor_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
+    """Draw the processor time of a step, hatched: of the cells alone of which no time counts.
+
+    Parameters and result are those of `draw_memory`.
+    """
+    own = untimed_cells(cells.runs)
+    own = own.assign(value=pd.to_numeric(own.reindex(columns=[_SPENT])[_SPENT]).astype(float))
+    own = own.dropna(subset="value")
+    shown = sorted(own["cell"].unique())[:MAX_BARS]
+    if not shown:
+        return None
+    colours = _colours(cells, look)
+    scale = time_scale(own["value"])
+    figure, axes = _rows(cells, shown)
+    for position, cell in enumerate(shown):
+        values = own.loc[own["cell"] == cell, "value"] * scale.factor
+        edge = {"edgecolor": colours[cell], "facecolor": "none", "hatch": "////"}
+        axes.barh(position, values.mean(), 0.7, **edge)
+        axes.plot(values, np.full(len(values), position), **_POINT)
+    axes.set_xlabel(f"disturbed: processor time of a step ({scale.unit})")
     return figure
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells, plain_texts
+from batchscape.analysis.commands import for_times, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.record.noise_scale import has_no_noise_scale
 
@@ -109,6 +110,8 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"Times and throughput of {_counted(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
+    if (command := for_times(untimed_cells(runs), runs)) is not None:
+        yield f"On a free machine, this measures times where none counts: {command}"
     waited = pd.to_numeric(runs.reindex(columns=["core_wait_pct"])["core_wait_pct"]).astype(float)
     timed = waited[runs["status"].eq("completed") & runs["timing_valid"]].dropna()
     busy = timed[timed > _FREE_PCT]

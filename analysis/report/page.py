@@ -37,6 +37,10 @@ FIGURES: dict[str, str] = {
         "Median time of an optimizer step by phase: bars are means over runs, points are whole "
         "step times of runs. Medians of parts need not add up to the median of the whole."
     ),
+    "processor_time": (
+        "Disturbed, and no step time: processor time of rank 0 in an optimizer step, of cells of "
+        "which no time counts. Bars are means over runs, points are runs."
+    ),
     "throughput": "Throughput over all devices: bars are means, points are runs.",
 }
 """Figures by file name, with their captions."""

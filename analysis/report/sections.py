@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
@@ -60,9 +61,12 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
     """
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
     for sentence in section.answer:
-        console.print(Text(sentence), highlight=False)
+        # A command is copied in one piece: the terminal breaks its line, not we.
+        console.print(Text(sentence), highlight=False, soft_wrap=COMMAND in sentence)
     for warning in section.warnings:
-        console.print(Text(f"! {warning}"), style="bold", highlight=False)
+        console.print(
+            Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=COMMAND in warning
+        )
     for view in section.tables if tables else ():
         console.print()
         show(console, view.grid, view.title)

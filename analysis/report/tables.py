@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import CONFIDENCE
+from batchscape.analysis.comparison import CONFIDENCE, DISTURBED
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import (
     MISSING,
@@ -39,6 +39,11 @@ __all__ = [
     "write_table",
 ]
 
+_OF_DISTURBED = (
+    f"disturbed: processor time: {SUMMARY['processor_time_s']}, of cells of which no time counts. "
+    "A hint, and no step time: waits for a core, for samples and for other ranks are not in it, "
+    "and it is longer where other work shares caches. It is in no ratio, test or claim."
+)
 GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
 
@@ -80,7 +85,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
             continue
         columns.append(_spread_texts(comparison, name, scale))
         headers.append(f"{label} ({scale.unit})" if scale.unit else label)
-        definitions.append(f"{label}: {SUMMARY[name]}.")
+        definitions.append(_OF_DISTURBED if name == DISTURBED else f"{label}: {SUMMARY[name]}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
     if unshown := cells.unshown():
@@ -187,6 +192,9 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
     memory = memory_scale(comparison["peak_allocated_gib_mean"])
     figures = [("peak_allocated_gib", "peak memory", memory)]
     figures += [("step_time_s", "step time", time_scale(comparison["step_time_s_mean"]))]
+    if comparison[f"{DISTURBED}_n"].gt(0).any():
+        scale = time_scale(comparison[f"{DISTURBED}_mean"])
+        figures.append((DISTURBED, "disturbed: processor time", scale))
     # Samples of a classification task are not tokens, though each has one target.
     classified = comparison["final_eval_accuracy_n"].gt(0) | (
         comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)

@@ -13,8 +13,14 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.comparison import compare
-from batchscape.analysis.figures.bars import draw_memory, draw_step_time, draw_throughput
+from batchscape.analysis.figures.bars import (
+    draw_memory,
+    draw_processor_time,
+    draw_step_time,
+    draw_throughput,
+)
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
 from batchscape.analysis.figures.rendering import Renderer
@@ -75,7 +81,7 @@ class Report:
         if self.sections and self.notes:
             console.print("\nLeft out, and to be kept in mind", style="bold")
         for note in self.notes:
-            console.print(Text(f"- {note}"), highlight=False)
+            console.print(Text(f"- {note}"), highlight=False, soft_wrap=COMMAND in note)
         figures = sum(file.suffix == ".png" for file in self.files)
         console.print(
             Text(
@@ -197,6 +203,7 @@ def _draw(cells: Cells, tables: Tables, renderer: Renderer) -> dict[str, Future[
         "loss_vs_time": renderer.draw(draw_loss, table, timed, "train_time_s", look),
         "memory": renderer.draw(draw_memory, cells, look),
         "step_time": renderer.draw(draw_step_time, cells, look),
+        "processor_time": renderer.draw(draw_processor_time, cells, look),
         "throughput": renderer.draw(draw_throughput, cells, look),
     }
 

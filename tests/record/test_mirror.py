@@ -242,9 +242,7 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_disturbed_takes_its_times_back(
-    sweep, server, fake_training, rows_of
-) -> None:
+def test_a_run_that_goes_on_disturbed_takes_its_times_back(sweep, server, fake_training) -> None:
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 9))
@@ -264,9 +262,8 @@ def test_a_run_that_goes_on_disturbed_takes_its_times_back(
     panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
     assert not set(found.summary) & (TIMES | panels | TIMES_OF_STEPS)
     assert found.summary["timing_invalid_reason"] == BUSY
-    assert found.settings["tags"] == ["paper", "completed", "timing_invalid"] or (
-        found.settings["tags"] == ["completed", "timing_invalid"]
-    )
+    # Those of the tracker are of the run's own settings, which have none.
+    assert found.settings["tags"] == ["completed", "timing_invalid"]
     assert found.summary["final_loss"] == training.status.summary["final_loss"]
     before = found.lines_received
     assert sync([sweep.path], console)

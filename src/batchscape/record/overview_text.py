@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -25,6 +27,8 @@ _FAULTS = (Status.FAILED, Status.OOM, Status.TIMEOUT)
 def overview_text(found: Overview) -> RenderableType:
     """Return what a person wants to know of a sweep, the most urgent first."""
     parts: list[RenderableType] = [_headline(found), Text(_counts(found))]
+    if untimed := Counter(run.untimed for run in found.runs if run.untimed is not None):
+        parts.append(Text(_without_times(found, untimed)))
     if running := found.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running(running)]
     parts += _faults(found)
@@ -90,6 +94,16 @@ def _counts(found: Overview) -> str:
     text = f"{runs}: {', '.join(f'{n} {status}' for status, n in counts.items()) or 'none'}"
     cells = "1 cell" if rejected == 1 else f"{rejected} cells"
     return f"{text}; {cells} rejected" if rejected else text
+
+
+def _without_times(found: Overview, untimed: Counter[str]) -> str:
+    listed = "; ".join(f"{reason} ({count})" for reason, count in untimed.most_common())
+    completed = len(found.with_status(Status.COMPLETED))
+    report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
+    return (
+        f"No times that count: {untimed.total()} of {completed} completed runs: {listed}; "
+        f"{report} has the command that measures them again"
+    )
 
 
 def _title(text: str) -> Text:

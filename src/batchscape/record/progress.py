@@ -21,6 +21,7 @@ from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
+from batchscape.record.timing import why_run_untimed
 
 __all__ = ["RunProgress", "has_launcher", "remaining_s", "run_progress", "sweep_progress"]
 
@@ -63,6 +64,8 @@ class RunProgress:
     """Process id of the launcher of a running run."""
     doing: str | None = None
     """What the rank of a running run that is behind the others does right now."""
+    untimed: str | None = None
+    """Why the times of a completed run do not count."""
 
 
 def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
@@ -162,6 +165,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
+        untimed=why_run_untimed(folder, status) if state is Status.COMPLETED else None,
     )
     return progress, content_of_run(str(config.get("run_id")), status)
 

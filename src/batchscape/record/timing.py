@@ -9,7 +9,15 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
 
-__all__ = ["BUSY", "BUSY_PCT", "TIMES", "VERDICT", "timed_figures", "why_run_untimed", "why_untimed"]
+__all__ = [
+    "BUSY",
+    "BUSY_PCT",
+    "TIMES",
+    "VERDICT",
+    "timed_figures",
+    "why_run_untimed",
+    "why_untimed",
+]
 
 BUSY_PCT = 10.0
 """Share of the step time that a rank waited for a core beyond which its times are no times."""

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
-from batchscape.analysis.claims.declared import CLAIMS, judge_claims
-from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.declared import CLAIMS
 from batchscape.analysis.decisions.evidence import gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.report.write import Report, write_report
 from batchscape.cli import main
 from batchscape.compose import compose
-from batchscape.config import RunConfig
+from batchscape.data import prepare
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.commands import Launched, again, command_of, more_seeds, time_again
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.spec import next_timing_repeat
+from batchscape.record.status import RunStatus
 from batchscape.record.tables import load
 from batchscape.record.timing import BUSY, why_untimed
 
@@ -36,7 +37,6 @@ TINY = [
     *("budget.samples=160", "evaluation.every_samples=160", "evaluation.samples=16"),
     *("measure.memory=false", "tracker=none", "measure.warmup_optimizer_steps=2"),
 ]
-IDENTITY = None
 
 
 def planned(command: str) -> Plan:
@@ -45,8 +45,6 @@ def planned(command: str) -> Plan:
     assert (program, verb) == ("batchscape", "sweep")
     grid = compose(arguments, "batchscape plan")
     assert grid is not None
-    from batchscape.data import prepare
-
     return make_plan(grid, Machine.detect(), prepare)
 
 
@@ -102,7 +100,9 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
         "No times that count: 4 of 4 completed runs: up to 2 runs share the machine (4). "
     )
     (remedy,) = commands_in(last)
-    recorded = [read_json(f.launch)["command"] for f in SweepFolder(Path("my sweep, 1")).run_folders()]
+    recorded = [
+        read_json(f.launch)["command"] for f in SweepFolder(Path("my sweep, 1")).run_folders()
+    ]
     assert recorded == [command_of(arguments)] * 4
 
     report = write_report([Path("my sweep, 1")], figures=False)
@@ -115,13 +115,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
         *(command for note in report.notes for command in commands_in(note)),
     ]
     assert own == [remedy] * 3
-    # Every command of the page composes and has runs to do.
-    everything = commands_in(printed(report, chosen.headline, *chosen.missing))
-    assert len(set(everything)) > 3
-    for command in set(everything):
-        assert to_do(planned(command)), command
-    shown = report.grid
-    assert any("disturbed: processor" in header for header in shown.headers)
+    assert any("disturbed: processor" in header for header in report.grid.headers)
 
     again_said = sweep(shlex.split(remedy)[1:], capsys)
     assert "4 runs: 4 completed" in again_said
@@ -143,3 +137,134 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
         assert "timing_repeat=2" in last
     else:
         assert "No times that count" not in again_said
+
+
+@pytest.mark.slow
+def test_every_printed_command_composes_and_finds_runs_to_do(
+    sweep: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a sweep that is done: those of its own with what is missing, and those of studies."""
+    folder = Path("done")
+    one_seed = [setting for setting in TINY if not setting.startswith("seed=")]
+    sweep(
+        ["sweep", *one_seed, "seed=0", "launcher.concurrent_runs=2", f"sweep_dir={folder}"], capsys
+    )
+    report = write_report([folder], figures=False)
+    (evidence,) = gather([folder])
+    found = recommend(evidence, Needs())
+    commands = {
+        *commands_in(printed(report, found.headline, *found.missing)),
+        *(claim.settle for claim in CLAIMS),
+        *(claim.settle_on(["digits"]) for claim in CLAIMS),
+    }
+    own = {command for command in commands if f"sweep_dir='{folder}'" in shlex.split(command)[-1]}
+    seeds = {command for command in own if "seed=0,1,2" in command}
+    times = {command for command in own if "timing_repeat=1" in command}
+    assert seeds
+    assert times
+    assert len(commands) > len(own) + 10
+    left = {command: len(to_do(planned(command))) for command in sorted(commands)}
+    assert min(left.values()) > 0, left
+    assert [left[command] for command in times] == [2] * len(times)
+    # A claim asks for ten seeds, of which one is done, a recommendation for three.
+    assert {left[command] for command in seeds} <= {2 * 9, 2 * 2}
+
+
+def settings_of(command: str) -> dict[str, object]:
+    """The last value of each setting, as Hydra reads it."""
+    program, verb, *words = shlex.split(command)
+    assert (program, verb) == ("batchscape", "sweep")
+    parsed = OverridesParser.create().parse_overrides([w for w in words if "=" in w])
+    assert len({o.get_key_element() for o in parsed}) == len(parsed)
+    return {o.get_key_element(): o.value() for o in parsed}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12))
+@example("it's \\'quoted\\")
+@example("123")
+@example("null")
+@example("a b/c, d=e")
+@example("\N{SNOWMAN}\\")
+def test_a_folder_of_any_name_is_named(name: str) -> None:
+    assume("${" not in name)
+    found = settings_of(again("batchscape sweep sweeps=x sweep_dir=old", name, {}))["sweep_dir"]
+    assert (found.text if isinstance(found, QuotedString) else found) == name
+
+
+def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
+    arguments = [
+        "--multirun",
+        "--config-dir",
+        "my dir",
+        "--retry",
+        "oom,failed",
+        "a=1,2",
+        "b=[x y]",
+    ]
+    assert shlex.split(command_of(arguments)) == [
+        *("batchscape", "sweep", "--config-dir", "my dir", "a=1,2", "b=[x y]")
+    ]
+    assert command_of(["--retry=all", "-m", "a=1"]) == "batchscape sweep a=1"
+
+
+@pytest.mark.parametrize(
+    ("reason", "settings"),
+    [
+        ("up to 2 runs share the machine", {"timing_repeat": 3, "launcher.concurrent_runs": 1}),
+        (
+            f"up to 4 runs share a device; {OTHER_LAUNCHER}",
+            {"timing_repeat": 3, "launcher.concurrent_runs": 1},
+        ),
+        (BUSY, {"timing_repeat": 3, "launcher.concurrent_runs": 4}),
+        (
+            f"an earlier attempt: {OTHER_LAUNCHER}",
+            {"timing_repeat": 3, "launcher.concurrent_runs": 4},
+        ),
+        # More processes than there is room for: no repetition helps.
+        ("4 ranks share 2 cores", None),
+        ("1 rank with 2 loader workers, 3 processes, share 2 cores", None),
+        ("2 ranks share 1 CUDA device; up to 2 runs share the machine", None),
+    ],
+)
+def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] | None) -> None:
+    command = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=4 timing_repeat=0,1"
+    found = time_again([Launched("out/a", command, reason)] * 2, {"out/a": 3})
+    if settings is None:
+        assert found is None
+        return
+    assert found is not None
+    assert "launcher.concurrent_runs=4,1" not in found
+    given_settings = settings_of(found)
+    kept = {"sweeps": "mine", "sweep_dir": "out/a"}
+    assert {name: given_settings[name] for name in (*settings, *kept)} == settings | kept
+
+
+def test_runs_of_several_commands_are_measured_by_each() -> None:
+    first, second = "batchscape sweep sweeps=a", "batchscape sweep sweeps=b"
+    found = time_again(
+        [
+            Launched("out/a", first, "up to 2 runs share the machine"),
+            Launched("out/a", first, BUSY),
+            Launched("out/b", second, BUSY),
+            Launched("out/b", None, BUSY),
+            Launched("out/b", "batchscape sweep sweeps=c"),
+        ],
+        {"out/a": 2, "out/b": 5},
+    )
+    assert found == (
+        "batchscape sweep sweeps=a launcher.concurrent_runs=1 timing_repeat=2 sweep_dir=out/a && "
+        "batchscape sweep sweeps=b timing_repeat=5 sweep_dir=out/b"
+    )
+    assert time_again([Launched("out/b", None, BUSY)], {}) is None
+    assert more_seeds(
+        [Launched("out/a", f"{first} seed=7"), Launched("out/b", None)], range(3)
+    ) == ("batchscape sweep sweeps=a seed=0,1,2 sweep_dir=out/a")
+
+
+def test_the_next_repeat_is_above_all_of_the_folder(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    assert next_timing_repeat(sweep) == 0
+    for name, repeat in (("a", 0), ("b", 4), ("c", 1)):
+        write_json(sweep.run(name).config, {"config": {"timing_repeat": repeat}})
+    sweep.run("d").path.mkdir()
+    assert next_timing_repeat(sweep) == 5

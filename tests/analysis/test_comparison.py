@@ -8,10 +8,18 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from batchscape.analysis import QUANTITIES, compare, find_cells, load
-from batchscape.analysis.numbers import TIMES
+from batchscape.analysis import QUANTITIES, compare, find_cells, load, valid_figures
+from batchscape.analysis.comparison import DISTURBED
+from batchscape.analysis.figures.bars import draw_processor_time
+from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.analysis.report.tables import comparison_grid
+from batchscape.record import timing
 from batchscape.record.columns import COLUMNS
+from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus
 from batchscape.record.summary import SUMMARY
+from batchscape.record.timing import why_run_untimed
 
 
 def steps_of(sweep: Any) -> dict[str, pd.DataFrame]:
@@ -100,6 +108,71 @@ def test_times_of_oversubscribed_runs_are_left_out_and_nothing_else(build: Any) 
             assert math.isnan(row[f"{name}_mean"])
             assert row[f"{name}_n"] == 0
     assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
+
+
+def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> None:
+    sweep = build()
+    for seed, concurrent in ((0, 1), (1, 2)):
+        sweep.run((1, 8, 4), seed=seed, concurrent_runs=concurrent)
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed, concurrent_runs=2)
+    runs = load(sweep.path).runs
+    spent = [0.010, 0.020, 0.031, 0.041]
+    runs = runs.sort_values(["micro_batch_size", "seed"]).assign(processor_time_s=spent)
+    cells = find_cells(runs)
+    table = compare(cells).set_index("micro_batch_size")
+    # A cell with a time that counts has no other figure in its place, not even of its other run.
+    assert table.loc[8, "step_time_s_n"] == 1
+    assert table.loc[8, f"{DISTURBED}_n"] == 0
+    assert table.loc[32, "step_time_s_n"] == 0
+    assert table.loc[32, f"{DISTURBED}_mean"] == pytest.approx(0.036)
+    assert table.loc[32, f"{DISTURBED}_sd"] == pytest.approx(0.01 / math.sqrt(2))
+    assert table.loc[32, f"{DISTURBED}_n"] == 2
+    grid = comparison_grid(compare(cells), cells)
+    column = grid.headers.index("disturbed: processor time (ms)")
+    shown = {row[0].split("=")[0]: row[column].partition(" ")[0] for row in grid.rows}
+    assert shown == {"1×8×4": MISSING, "1×32×1": "36"}
+    assert any("no step time" in note for note in grid.notes)
+    # In no ratio, test or claim: those take valid figures, and it is none.
+    assert not [name for name in valid_figures(cells.runs) if "processor" in name]
+    with paper_style():
+        figure = draw_processor_time(cells, looks(cells))
+        assert figure is not None
+        (axes,) = figure.axes
+        assert len(axes.patches) == 1
+        assert axes.patches[0].get_hatch()
+        assert axes.patches[0].get_width() == pytest.approx(36.0)
+        assert "disturbed" in axes.get_xlabel()
+        timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
+        assert draw_processor_time(timed, looks(timed)) is None
+    assert "disturbed" not in " ".join(comparison_grid(compare(timed), timed).headers)
+
+
+def test_times_are_the_same_for_all_who_leave_them_out() -> None:
+    names = {quantity.name for quantity in QUANTITIES}
+    assert {quantity.name for quantity in QUANTITIES if quantity.kind == "time"} == (
+        timing.TIMES & names
+    )
+    assert set(SUMMARY) >= timing.TIMES
+
+
+def test_the_report_asks_what_the_others_ask(build: Any) -> None:
+    """One run of each kind: what `why_untimed` says of its files is what the report says."""
+    sweep = build()
+    for seed, core_wait in enumerate((0.0, 0.09, 0.11, 0.72)):
+        sweep.run(seed=seed, core_wait=core_wait)
+    sweep.run(seed=4, concurrent_runs=2, core_wait=0.5)
+    sweep.run(seed=5, launched=False)
+    cells = find_cells(load(sweep.path).runs)
+    assert not [name for name in cells.runs if name.startswith("launch.timing")]
+    said = cells.runs.set_index("run_id")["timing_note"]
+    valid = cells.runs.set_index("run_id")["timing_valid"]
+    for folder in SweepFolder(sweep.path).run_folders():
+        expected = why_run_untimed(folder, RunStatus.read(folder.status))
+        note = said[folder.path.name]
+        assert (None if pd.isna(note) else note) == expected
+        assert valid[folder.path.name] == (expected is None)
+    assert valid.sum() == 2
 
 
 def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:

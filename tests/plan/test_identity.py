@@ -225,3 +225,15 @@ def test_axes_do_not_enter_the_hash(grid: Callable[..., Grid]) -> None:
     found = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
     assert "seed" in found.axis_keys
     assert found.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}
+
+
+def test_what_is_measured_again_goes_to_the_folder_of_what_it_repeats() -> None:
+    for swept, fixed in (((), {"seed": 3}), (("seed",), {}), (("seed", "batch.ramp"), {"a": 1})):
+        named = name_sweep(BASE, sweep_file=None, swept_keys=swept, fixed=fixed)
+        again = name_sweep(
+            BASE, sweep_file=None, swept_keys=swept, fixed={**fixed, "timing_repeat": 1}
+        )
+        swept_again = name_sweep(
+            BASE, sweep_file=None, swept_keys=(*swept, "timing_repeat"), fixed=fixed
+        )
+        assert named == again == swept_again

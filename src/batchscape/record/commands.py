@@ -134,5 +134,6 @@ def _quoted(path: str) -> str:
     """Write a path as a text of Hydra's grammar, where `123` and `null` would be none."""
     if "/" in path and _PLAIN.fullmatch(path):
         return path
-    # Hydra reads a backslash before a quote as an escape, and elsewhere as itself.
-    return "'" + re.sub(r"(\\*)(')", r"\1\1\\\2", path) + "'"
+    # Hydra reads backslashes before a quote as escapes, and elsewhere as themselves.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", path)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,62 @@ def test_times_that_are_not_valid_do_not_count(world: Callable[[], Any]) -> None
         row["launch.timing_valid"] = False
     verdict = judged("micro-before-accumulation", table.evidence())
     assert verdict.verdict == "not identified"
+
+
+COMMAND = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=2"
+MINE = {
+    "launch.command": COMMAND,
+    "launch.timing_valid": False,
+    "launch.timing_invalid_reason": "up to 2 runs share the machine",
+}
+
+
+def test_what_lacks_nothing_but_times_is_measured_again_by_its_own_sweep(
+    world: Callable[[], Any],
+) -> None:
+    table = filled(world, "micro-before-accumulation", holds=True)
+    for row in table.runs:
+        row.update(MINE, sweep_dir="out/mine", timing_repeat=4)
+    verdict = judged("micro-before-accumulation", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.is_own
+    assert verdict.settle == (
+        "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=1 timing_repeat=5 "
+        "sweep_dir=out/mine"
+    )
+    assert verdict.explanation.startswith("The times of ")
+    assert "up to 2 runs share the machine" in verdict.explanation
+    assert not verdict.effect.is_identified
+    # It needs another cut, which times of these do not give: a study that ships.
+    other = judged("musev-224", table.evidence())
+    assert (other.is_own, other.settle) == (False, BY_ID["musev-224"].settle)
+
+
+def test_times_to_a_target_are_measured_again_by_their_own_sweep(
+    world: Callable[[], Any],
+) -> None:
+    table = world()
+    for seed in SEEDS:
+        for batch, least in ((8, 1000), (64, 3000)):
+            table.run((1, batch, 1), seed, reach=least * jitter(seed, batch), **MINE)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.is_own
+    assert "launcher.concurrent_runs=1 timing_repeat=1 " in str(verdict.settle)
+    assert "Of samples, not of time, it is: ratio 3.00" in verdict.explanation
+
+
+def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> None:
+    table = world()
+    for cut in [(1, 32, 1), (1, 8, 4)]:
+        table.run(cut, 0, step_time_s=float(cut[2]), **{"launch.command": COMMAND})
+    verdict = judged("micro-before-accumulation", table.evidence())
+    assert verdict.is_own
+    words = shlex.split(str(verdict.settle))
+    assert words[2:] == [
+        *("sweeps=mine", "launcher.concurrent_runs=2", "seed=0,1,2,3,4,5,6,7,8,9"),
+        "sweep_dir='sweep'",
+    ]
 
 
 def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> None:

@@ -384,6 +384,7 @@ def test_launch_records(sweep: Sweep) -> None:
         "timing_valid": True,
         "timing_invalid_reason": None,
         "start_method": "spawn",
+        "command": None,
     }
     assert records[2]["devices"] == records[4]["devices"] == [0, 1]
     assert records[2]["timing_valid"]

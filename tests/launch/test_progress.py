@@ -15,10 +15,12 @@ from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
-from batchscape.launch.progress_text import last_row
+from batchscape.launch.progress_text import duration_text, last_row
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.files import JsonLines
-from batchscape.record.folder import RunFolder
+from batchscape.record.files import JsonLines, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.overview import overview
+from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import BUSY, BUSY_PCT
 
@@ -239,3 +241,71 @@ def test_the_summary_counts_and_explains() -> None:
         "  log: runs/b/log.txt",
         "1 run is not mirrored",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3.0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599.4, "59 min 59 s"),
+        (3600.0, "1 h 00 min"),
+        (3661.0, "1 h 01 min"),
+        (360_000.0, "100 h 00 min"),
+    ],
+)
+def test_a_duration_turns_at_sixty(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_an_interrupted_run_is_a_fault_where_the_sweep_was_not() -> None:
+    runs = tuple(
+        RunResult(str(status), status, None, Path("log"))
+        for status in (Status.COMPLETED, Status.INTERRUPTED, Status.OOM, Status.PENDING)
+    )
+    ours, theirs = (SweepResult(runs, interrupted=interrupted) for interrupted in (True, False))
+    assert [run.status for run in ours.failed] == [Status.OOM]
+    assert [run.status for run in theirs.failed] == [Status.INTERRUPTED, Status.OOM]
+
+
+def test_the_last_line_counts_what_has_no_times(tmp_path: Path) -> None:
+    def result(name: str, untimed: str | None, status: Status = Status.COMPLETED) -> RunResult:
+        return RunResult(name, status, None, Path("log"), untimed=untimed)
+
+    runs = [result("a", BUSY), result("b", BUSY), result("c", "4 ranks share 2 cores")]
+    runs += [result("d", None), result("e", None, Status.FAILED)]
+    sweep = SweepFolder(tmp_path / "mine")
+    write_json(sweep.run("a").config, {"config": {"timing_repeat": 1}})
+    told = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
+    assert told == (
+        f"No times that count: 3 of 4 completed runs: {BUSY} (2); 4 ranks share 2 cores (1). "
+        f"On a free machine, this measures them: batchscape sweep a=1 timing_repeat=2 "
+        f"sweep_dir={sweep.path}"
+    )
+    alone = SweepResult((runs[2], runs[4]), interrupted=False)
+    assert alone.untimed_text(sweep, "batchscape sweep a=1") == (
+        "No times that count: 1 of 1 completed runs: 4 ranks share 2 cores (1)."
+    )
+    assert SweepResult(tuple(runs[3:]), interrupted=False).untimed_text(sweep, "x") is None
+
+
+def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path / "my sweep")
+    for name, wait_pct, status in (
+        ("a", 72.0, Status.COMPLETED),
+        ("b", 3.0, Status.COMPLETED),
+        ("c", 72.0, Status.FAILED),
+    ):
+        folder = sweep.run(name)
+        write_json(folder.config, {"format_version": FORMAT_VERSION, "resolved": {}})
+        write_json(folder.launch, {"timing_valid": True})
+        RunStatus(status, summary={"core_wait_pct": wait_pct}).write(folder.status)
+    found = overview(sweep)
+    assert [run.untimed for run in found.runs] == [BUSY, None, None]
+    output = io.StringIO()
+    Console(file=output, width=400).print(overview_text(found))
+    assert (
+        f"No times that count: 1 of 2 completed runs: {BUSY} (1); batchscape report "
+        f"'{sweep.path}' has the command that measures them again"
+    ) in output.getvalue()

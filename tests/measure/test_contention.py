@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+
+
+import resource
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -163,3 +167,29 @@ def test_a_system_that_tells_no_waits_is_not_taken_for_a_calm_one(tmp_path, monk
     proc.now_s += 1
     waits.look()
     assert waits.share_since(0.0) is None
+
+
+def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:
+    own_s: list[float] = []
+
+    def work(iterations: int) -> None:
+        time.sleep(0.02)
+        sum(range(iterations))
+        own_s.append(time.thread_time())
+
+    def spent_s() -> float:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
+    waits = CoreWaits()
+    for iterations in (0, 2_000_000):
+        thread = threading.Thread(target=work, args=(iterations,))
+        before_s = spent_s()
+        waits.since_last()
+        thread.start()
+        thread.join()
+        found_s = waits.since_last().processor_time_s
+        # What the system counts around it is more, but for the grain of its clock.
+        assert found_s is not None
+        assert own_s[-1] <= found_s <= spent_s() - before_s + 0.01
+    waits.close()

@@ -73,7 +73,7 @@ def step_row(k, loss, step_time_s, *, warmup=False):
         "step_time_s": step_time_s, "data_s": 0.01, "forward_backward_s": 0.3,
         "exchange_s": 0.08, "optimizer_s": 0.02, "exchange_span_s": 0.1, "exchanged_bytes": 8,
         "involuntary_switches": 1,
-        "core_wait_s": 0.05, "skipped": k == 2,
+        "core_wait_s": 0.05, "processor_time_s": 0.1 * k, "skipped": k == 2,
         "warmup": warmup,
     }  # fmt: skip
 
@@ -131,6 +131,7 @@ def test_summary_by_hand(run):
     assert figures["tokens_per_s_per_device"] == pytest.approx(40.0)
     assert figures["samples_per_s"] == pytest.approx(8.0)
     assert figures["core_wait_pct"] == pytest.approx(100 * 4 * 0.05 / 2.0)
+    assert figures["processor_time_s"] == pytest.approx(0.35)  # of 0.2 0.3 0.4 0.5
     assert figures["final_loss"] == 1.0  # the last tenth of 20 samples is in the last step
     assert figures["peak_allocated_gib"] == 2.5  # of both ranks
     assert figures["final_eval_loss"] is None

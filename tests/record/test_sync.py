@@ -312,3 +312,32 @@ def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
     assert code == 1
     assert f"{path} is damaged" in "".join(said.splitlines())
     assert "uploaded 1 run; 1 not uploaded" in said
+
+
+def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> None:
+    for status in Status:
+        training = fake_training(f"run-{status}")
+        training.status.status = status
+        training.status.write(training.folder.status)
+    found = pending(sweep.path)
+    ends = {"completed", "oom", "diverged", "timeout", "failed", "interrupted", "pruned"}
+    assert set(found.waiting) == {f"run-{status}" for status in ends}
+    assert set(found.open) == {"run-pending", "run-running"}
+    assert (found.uploaded, found.damaged) == ([], {})
+
+
+def test_what_is_there_already_is_counted_and_nothing_is_sent(sweep, fake_training, capsys) -> None:
+    for name in ("run-a", "run-b"):
+        training = fake_training(name)
+        training.status.status = Status.COMPLETED
+        training.status.write(training.folder.status)
+        MirrorState(
+            *("id", "geometry", None, "online"),
+            status="completed",
+            content=content_of(training.status),
+        ).write(training.folder)
+    fake_training("run-c")
+    assert sync(sweep, capsys) == (
+        0,
+        "Weights & Biases: nothing to upload; 2 had been uploaded before; 1 have not ended\n",
+    )

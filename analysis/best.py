@@ -54,7 +54,8 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     Cells are compared within one context: equal model, data, hardware and other settings that do
     not follow from the global batch. Step times are compared at one global batch size, losses
     after equal samples; decompositions of one global batch are one candidate for a loss, for they
-    share their trajectories. Runs are paired by seed, times and memory by timing repeat too. A
+    share their trajectories (each is one of its own where a program of others trained, which may
+    train them unlike one another). Runs are paired by seed, times and memory by timing repeat too. A
     candidate with a run that ended without completing is never marked, and neither is a worse one
     in its stead.
 
@@ -131,9 +132,10 @@ def _entries(cells: Cells, figures: pd.DataFrame, contest: Contest) -> pd.DataFr
     pair = [name for name in SEEDS if name in runs]
     candidate = runs["cell"]
     if contest.kind == "loss":
-        of_cell = cells.table.groupby(
-            ["global_batch_size", *cells.settings], dropna=False, sort=False
-        ).ngroup()
+        table = cells.table.assign(program=cells.table.index)
+        table["program"] = table["program"].where(cells.of_programs())
+        alike = ["global_batch_size", "program", *cells.settings]
+        of_cell = table.groupby(alike, dropna=False, sort=False).ngroup()
         candidate = candidate.map(of_cell)
         stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
         value = value.mask(stopped)

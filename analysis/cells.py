@@ -17,6 +17,7 @@ from batchscape.record.summary import SUMMARY
 
 __all__ = [
     "GEOMETRY",
+    "PROGRAMS",
     "SEEDS",
     "WHERE",
     "Cells",
@@ -36,6 +37,10 @@ GEOMETRY = (
 
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
+
+PROGRAMS = "command"
+"""The engine of programs of others. What they do in a step is not ours to say: whether the cuts of
+a global batch train alike is measured, and no curve stands for that of another cut."""
 
 _ORDER = (
     "global_batch_size",
@@ -123,6 +128,11 @@ class Cells:
         for name in self.contexts if settings is None else settings:
             labels = labels + ", " + setting_label(name) + " " + self.table[name].fillna(MISSING)
         return labels
+
+    def of_programs(self) -> pd.Series[bool]:
+        """Tell the cells of programs of others; indexed by `cell`."""
+        name = self.runs.reindex(columns=["engine.name"])["engine.name"]
+        return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""

@@ -59,7 +59,7 @@ def accumulation_4_or_8(context: Context) -> Finding | None:
     explanation = (
         f"In {len(judged)} combinations of devices and global batch, the better of 4 and 8 "
         f"against the fastest other: {said(deciding, 'ratio')}. Good means slower by less than "
-        "5 %; decompositions of one global batch train alike, so that time alone decides. To be "
+        "5 %; time alone is compared: whether the cuts train alike is a claim of its own. To be "
         "contradicted in one of several places is tested at the level over their number, and 4 "
         "and 8 share the level at which one of them is good."
     )

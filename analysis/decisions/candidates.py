@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,8 @@ def candidates_of(
 ) -> pd.DataFrame:
     """List the cuts of every global batch whose steps to the target are known.
 
+    Cuts of a program of others have steps of their own: only those that ran are listed.
+
     Parameters
     ----------
     evidence : Evidence
@@ -110,7 +112,10 @@ def candidates_of(
     """
     measured = evidence.table
     steps = _steps(evidence)
-    geometries = _geometries(steps.index, measured, max_devices)
+    if steps.index.nlevels > 1:
+        geometries = [cut for cut in steps.index if cut[0] <= max_devices]
+    else:
+        geometries = _geometries(steps.index, measured, max_devices)
     times = step_times(measured, geometries, evidence.step_time)
     rows = time_to_target(steps, times)
     model = evidence.memory
@@ -174,22 +179,22 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     DataFrame
         The candidates with `times_slower` (time over that of the chosen), `times_slower_low`,
         `times_slower_high`, `times_dearer` (the same of device-hours) and `probability_faster`
-        (that the candidate takes less time; NaN where nothing tells). Cuts of one global batch
-        share its steps, which cancel; those of different ones are taken as independent.
+        (that the candidate takes less time; NaN where nothing tells). Steps of cuts of one global
+        batch are paired by trajectory, and cancel where they share them; those of different
+        batches are taken as independent.
     """
     own = candidates["global_batch_size"] == chosen["global_batch_size"]
     same = own & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    difference = candidates["log"] - chosen["log"]
-    difference = difference.where(
-        ~own,
-        candidates["time_log"] - chosen["time_log"],
-    )
+    pairs = [_steps_apart(steps, chosen["steps_log_of"]) for steps in candidates["steps_log_of"]]
+    paired = pd.DataFrame(pairs, columns=["mean", "variance", "degrees"], index=candidates.index)
+    steps = (candidates["steps_log"] - chosen["steps_log"]).where(~own, paired["mean"])
+    difference = candidates["time_log"] - chosen["time_log"] + steps
     variance = candidates["time_log_variance"] + chosen["time_log_variance"]
     apart = candidates["steps_log_variance"] + chosen["steps_log_variance"]
-    variance = (variance + apart.where(~own, 0.0)).where(~same, 0.0)
+    variance = (variance + apart.where(~own, paired["variance"])).where(~same, 0.0)
     of_times = candidates["time_degrees"].clip(upper=chosen["time_degrees"])
     of_steps = candidates["steps_degrees"].clip(upper=chosen["steps_degrees"])
-    degrees = np.minimum(of_times, of_steps.where(~own, math.inf))
+    degrees = np.minimum(of_times, of_steps.where(~own, paired["degrees"]))
     half = (stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
@@ -204,9 +209,25 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     )
 
 
+def _steps_apart(
+    steps: Mapping[object, float], others: Mapping[object, float]
+) -> tuple[float, float, float]:
+    """Return mean, variance and degrees of freedom of the paired difference of logarithms."""
+    if steps == others:
+        return 0.0, 0.0, math.inf
+    shared = [key for key in steps if key in others]
+    with np.errstate(invalid="ignore"):
+        apart = np.array([steps[key] for key in shared]) - np.array([others[k] for k in shared])
+    n = len(apart)
+    if n == 0 or not np.isfinite(apart).all():
+        return math.nan, math.nan, math.nan
+    return float(apart.mean()), float(apart.var(ddof=1)) / n if n > 1 else math.nan, n - 1.0
+
+
 def _steps(evidence: Evidence) -> pd.DataFrame:
     if evidence.reaches is not None:
-        return steps_by_batch(evidence.reaches)
+        by = FACTORS if evidence.is_program else ("global_batch_size",)
+        return steps_by_batch(evidence.reaches, by)
     batch = int(evidence.table["global_batch_size"].mode().to_numpy()[0])
     one = {
         "n_seeds": 0,
@@ -216,6 +237,7 @@ def _steps(evidence: Evidence) -> pd.DataFrame:
         "steps_log": 0.0,
         "steps_log_variance": 0.0,
         "steps_degrees": math.inf,
+        "steps_log_of": {},
         "learning_rate": math.nan,
         "outcomes": "",
         "run_ids": "",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
 from batchscape.analysis.cost.memory import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
@@ -35,7 +35,8 @@ class Evidence:
     table: pd.DataFrame
     """One row a completed run, as `cost_table` returns it."""
     reaches: pd.DataFrame | None
-    """One row a run, of one target and one learning rate a batch; None: nothing was reached."""
+    """One row a run, of one target and one learning rate a batch; None: nothing was reached. With
+    the geometry of each run where `is_program`."""
     hardware: str = "unknown hardware"
     optimizer: str | None = None
     host_memory_gib: float = math.nan
@@ -47,6 +48,8 @@ class Evidence:
     """Geometries of runs that ended so."""
     is_sharded: bool = False
     """Whether devices share what a model takes, so that more of them need less memory each."""
+    is_program: bool = False
+    """Whether a program of others trained: its cuts have steps to the target of their own each."""
     critical: Estimate | None = None
     """Critical batch b/a of S = a + b/B."""
     warnings: list[str] = field(default_factory=list)
@@ -193,11 +196,14 @@ def _evidence(
     warnings: list[str],
 ) -> Evidence:
     critical = None
+    is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
         untuned = tuning_warning(hardest)
         warnings = warnings + ([untuned] if untuned else [])
         reaches = at_best_learning_rate(hardest)
+        if is_program:
+            reaches = _every_cut(hardest, reaches, runs)
         try:
             critical = fit_tradeoff(reaches).critical_batch_size
         except AnalysisError as error:
@@ -225,9 +231,18 @@ def _evidence(
         device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
         is_sharded=_is_sharded(runs),
+        is_program=is_program,
         critical=critical,
         warnings=warnings,
     )
+
+
+def _every_cut(reaches: pd.DataFrame, best: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of all cuts at the learning rates of `best`, which has one a trajectory."""
+    keys = ["global_batch_size", "learning_rate"]
+    rates = best[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
+    names = ["sweep_dir", "run_id"]
+    return reaches.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)
 
 
 def _is_sharded(runs: pd.DataFrame) -> bool:

@@ -163,7 +163,8 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
         return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s, level)
-    compared = compare_with(rows, chosen, level).sort_values("time_s", ignore_index=True)
+    compared = compare_with(rows, chosen, level).drop(columns="steps_log_of")
+    compared = compared.sort_values("time_s", ignore_index=True)
     memory = memory_of_device(evidence, needs.memory_gib, int(chosen["data_parallel_size"]))
     return Recommendation(
         label=evidence.label,

@@ -23,8 +23,10 @@ Geometry = tuple[int, int, int]
 """Devices, micro-batch and accumulation."""
 
 
-def steps_by_batch(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the optimizer steps to one target by global batch.
+def steps_by_batch(
+    reaches: pd.DataFrame, by: Sequence[str] = ("global_batch_size",)
+) -> pd.DataFrame:
+    """Summarise the optimizer steps to one target by global batch, or by cut.
 
     Parameters
     ----------
@@ -32,15 +34,19 @@ def steps_by_batch(reaches: pd.DataFrame) -> pd.DataFrame:
         One row a run, of one group, one target and one learning rate a batch: `global_batch_size`,
         `seed`, `steps_to_target` (NaN or infinite: not reached), and optionally `steps_low` (a
         bound for runs that ended before), `outcome`, `trajectory_id`, `learning_rate`, `run_id`.
+    by : sequence of str
+        What has steps of its own. The cuts of a global batch share them, but for those of a program
+        of others: give `FACTORS`, columns of `reaches` too.
 
     Returns
     -------
     DataFrame
-        Indexed by `global_batch_size`: `n_seeds`, `n_reached`, `steps` (geometric mean; median
+        Indexed by `by`: `n_seeds`, `n_reached`, `steps` (geometric mean; median
         with infinity where a run did not reach), `least_steps` (what any of the seeds took or
         would have taken at least), `steps_log`, `steps_log_variance` (of the mean) and
-        `steps_degrees` (NaN where a run did not reach, or there is one seed), `learning_rate`,
-        `outcomes`, `run_ids`. Runs that did not reach stay in every count.
+        `steps_degrees` (NaN where a run did not reach, or there is one seed), `steps_log_of` (a
+        dict of the logarithms by trajectory, or by seed), `learning_rate`, `outcomes`, `run_ids`.
+        Runs that did not reach stay in every count.
 
     Raises
     ------
@@ -48,16 +54,16 @@ def steps_by_batch(reaches: pd.DataFrame) -> pd.DataFrame:
         If a column is missing, the table mixes targets, groups or learning rates of a batch, or
         a number of steps is not positive.
     """
-    rows = _checked_reaches(reaches)
+    rows = _checked_reaches(reaches, by)
     found = {}
-    for batch, group in rows.groupby("global_batch_size"):
-        runs = _trajectories(group)
+    for key, group in rows.groupby(list(by) if len(by) > 1 else by[0]):
+        runs, name = _trajectories(group)
         steps = runs["steps"].to_numpy(dtype=float)
         reached = np.isfinite(steps)
         logs = np.log(steps)
         n, all_reached = len(steps), bool(reached.all())
         has_variance = all_reached and n > 1
-        found[batch] = {
+        found[key] = {
             "n_seeds": n,
             "n_reached": int(reached.sum()),
             "steps": math.exp(logs.mean()) if all_reached else _median(steps),
@@ -65,11 +71,12 @@ def steps_by_batch(reaches: pd.DataFrame) -> pd.DataFrame:
             "steps_log": logs.mean() if all_reached else math.nan,
             "steps_log_variance": logs.var(ddof=1) / n if has_variance else math.nan,
             "steps_degrees": n - 1.0 if has_variance else math.nan,
+            "steps_log_of": dict(zip(runs[name], logs, strict=True)),
             "learning_rate": runs["learning_rate"].iloc[0],
             "outcomes": ", ".join(f"{v} {k}" for k, v in runs["outcome"].value_counts().items()),
             "run_ids": ";".join(sorted(map(str, runs["run_id"].dropna()))),
         }
-    return pd.DataFrame.from_dict(found, orient="index").rename_axis("global_batch_size")
+    return pd.DataFrame.from_dict(found, orient="index").rename_axis(list(by))
 
 
 def step_times(
@@ -108,7 +115,8 @@ def time_to_target(
 ) -> pd.DataFrame:
     """Multiply steps to a target by the time of a step.
 
-    Any decomposition of a global batch takes that batch's optimizer steps. Logarithms add, their
+    Any decomposition of a global batch takes that batch's optimizer steps, unless steps are given
+    by cut: then each takes its own, and one without any is left out. Logarithms add, their
     variances add, and the degrees of freedom are Satterthwaite's.
 
     Parameters
@@ -123,13 +131,13 @@ def time_to_target(
     Returns
     -------
     DataFrame
-        The rows of `times` whose global batch is in `steps`, with the columns of both and
+        The rows of `times` whose global batch, or cut, is in `steps`, with the columns of both and
         `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
         `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
         and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
         one a bound; where most did not, the value is infinite. NaN: unknown, or no interval.
     """
-    rows = times.merge(steps, left_on="global_batch_size", right_index=True, how="inner")
+    rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
     rows = rows.reset_index(drop=True)
     variance = rows["steps_log_variance"] + rows["time_log_variance"]
     shares = (
@@ -180,8 +188,8 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
     return front
 
 
-def _checked_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
-    needed = ["global_batch_size", "seed", "steps_to_target"]
+def _checked_reaches(reaches: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    needed = list(dict.fromkeys(["global_batch_size", "seed", "steps_to_target", *by]))
     missing = [name for name in needed if name not in reaches.columns]
     if missing:
         msg = f"steps to a target need columns {', '.join(needed)}; missing: {', '.join(missing)}"
@@ -218,10 +226,10 @@ def _checked_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _trajectories(group: pd.DataFrame) -> pd.DataFrame:
-    """Keep one run a trajectory: decompositions and timing repeats train alike."""
+def _trajectories(group: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Keep one run a trajectory, as all of a group train alike; with the column that names it."""
     key = "seed" if group["trajectory_id"].isna().all() else "trajectory_id"
-    return group.sort_values("steps", kind="stable").drop_duplicates(key)
+    return group.sort_values("steps", kind="stable").drop_duplicates(key), key
 
 
 def _median(values: _Floats) -> float:

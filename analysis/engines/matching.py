@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import PROGRAMS, Cells, setting_label
 
-__all__ = ["PROGRAMS", "counterparts", "engines_of", "in_order", "shared_settings"]
-
-PROGRAMS = "command"
-"""The engine that runs programs of others: what they do in a step is not ours to compare."""
+__all__ = ["counterparts", "engines_of", "in_order", "shared_settings"]
 
 _FIRST = "ddp"
 """The engine that others are held against, where it took part."""

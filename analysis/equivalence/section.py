@@ -96,10 +96,10 @@ def equivalence_section(
         views.insert(1, TableView("gradient_errors", title, shown, gradient_grid(shown, cells)))
     return Section(
         title="Do decompositions train alike?",
-        answer=[*_verdicts(cells, judged), *_gradients(gradients)],
+        answer=[*_verdicts(cells, judged), *_of_programs(cells, judged), *_gradients(gradients)],
         tables=views,
         pictures=pictures,
-        warnings=list(_warnings(judged)),
+        warnings=[*_warnings(judged), *_not_shown(cells, judged)],
         headlines=_headlines(judged, gradients),
     )
 
@@ -221,6 +221,27 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
         yield (
             f"{text}. Pairs as many and as variable as these would show equivalence with "
             f"{POWER:.0%} power from a margin of {significant(least, 2)} nats on."
+        )
+
+
+def _of_programs(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
+    if cells.of_programs().reindex(judged["cell"]).any():
+        yield (
+            "The order of samples is the script's, and so is how it sums its loss: that cuts of a "
+            "program train alike is measured here, for these cuts, and assumed of no other."
+        )
+
+
+def _not_shown(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
+    """Say what else rests on the equality of a program's cuts where it was not shown."""
+    own = judged[judged["cell"].map(cells.of_programs()).astype(bool)]
+    own = own[own["quantity"] == _primary(judged)] if len(own) else own
+    open_ = own[own["verdict"].ne("equivalent")]
+    if len(open_):
+        yield (
+            f"{len(open_)} of {len(own)} cuts of a program were not shown to train alike. The "
+            "trade-off and the best learning rate take one cut for each seed, and would differ "
+            "with another; times to a target are each cut's own."
         )
 
 

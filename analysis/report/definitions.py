@@ -26,7 +26,8 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
         "t-tests of differences paired by seed, of which the largest p value counts, below "
         f"{SIGNIFICANCE:g} after Holm's adjustment for the {count} such comparisons of this table "
         "(p values: CSV file). Step times are compared at one global batch size, losses after "
-        "equal samples, with the decompositions of one global batch as one candidate. Where the "
+        "equal samples, with the decompositions of one global batch as one candidate (but for "
+        "those of a program of others). Where the "
         "best cell has runs that did not complete, or is not told from another one, nothing is "
         "bold."
     )

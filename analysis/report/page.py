@@ -21,7 +21,7 @@ __all__ = ["FIGURES", "page"]
 FIGURES: dict[str, str] = {
     "loss_vs_optimizer_steps": (
         "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
-        "held-out loss as markers. Where decompositions share a trajectory their lines lie on top "
+        "held-out loss as markers. Lines of decompositions that train alike lie on top "
         "of each other; a lower panel shows how far each is from the first one (largest "
         "difference over seeds, log scale), beside the spread between seeds."
     ),

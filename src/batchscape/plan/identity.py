@@ -13,7 +13,11 @@ from typing import Any
 from batchscape.config import Budget, Command, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import vocabulary_size
-from batchscape.record.placeholders import placeholder_values, used_placeholders
+from batchscape.record.placeholders import (
+    CUT_PLACEHOLDERS,
+    placeholder_values,
+    used_placeholders,
+)
 from batchscape.record.spec import DataIdentity, Stage
 
 __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
@@ -120,20 +124,21 @@ def _command_trajectory_id(
     stages: Sequence[Stage],
     source_hash: str | None,
 ) -> str:
-    """Name the training of a program: what it is told, and what it is.
+    """Name the training of a program: what it is told but the cut, and what it is.
 
-    How a program cuts its batch may change its training, so the geometry is part of the name;
-    settings that it is not told are not.
+    Settings that it is not told are no part of the name. Whether its cuts train alike is up to the
+    program: it is measured wherever they are compared, and no curve stands for that of another cut.
     """
+    told = set(used_placeholders(command)) - CUT_PLACEHOLDERS
     content = {
         "data": data.manifest_hash,
         "engine": command.name,
         "argv": command.argv,
         "environment": command.environment,
-        "values": {name: values[name] for name in used_placeholders(command) if name in values},
+        "values": {name: value for name, value in values.items() if name in told},
         "precision": command.precision,
         "source": source_hash,
-        "stages": [[stage.samples, astuple(stage.geometry)] for stage in stages],
+        "stages": [[stage.samples, stage.geometry.global_batch_size] for stage in stages],
     }
     return content_hash(content, 16)
 

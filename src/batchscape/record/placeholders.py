@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from batchscape.record.spec import Stage
 
 __all__ = [
+    "CUT_PLACEHOLDERS",
     "OF_THE_START",
     "PLACEHOLDERS",
     "is_passed",
@@ -51,6 +52,19 @@ PLACEHOLDERS: dict[str, str] = {
 }
 """Placeholders and their meaning, beside those of `engine.values` and settings by their dotted
 keys, such as `{optimizer.weight_decay}`."""
+
+CUT_PLACEHOLDERS = frozenset(
+    {
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "accumulation_over_ranks",
+        "data_parallel_size",
+        "nodes",
+        "devices",
+        "micro_steps",
+    }
+)
+"""Placeholders that say how the global batch is cut; the others are the same for all of its cuts."""
 
 OF_THE_START = ("run_dir", "run_id", "python", "port")
 """Placeholders that only the start of a run can fill in."""

@@ -36,6 +36,7 @@ __all__ = [
     "all_above",
     "all_within",
     "any_above",
+    "any_all_above",
     "both",
     "effect",
     "pair",
@@ -209,6 +210,27 @@ def any_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | Non
         return Decision(SUPPORTED, best)
     every = len(usable) == len(contrasts)
     return Decision(CONTRADICTED if every and max(highs) < threshold else OPEN, best)
+
+
+def any_all_above(groups: Sequence[Sequence[Contrast]], threshold: float) -> Decision | None:
+    """Decide whether in some group every difference is above a threshold.
+
+    So the smallest of several means is compared with the smallest of others without choosing
+    either on the data that test it: a group for each of the others, which share the level.
+    None without two pairs anywhere.
+    """
+    usable = [group for group in groups if _usable(group)]
+    found = [all_above(group, threshold, ways=len(usable)) for group in usable]
+    judged = [decision for decision in found if decision is not None]
+    if not judged:
+        return None
+    best = max(judged, key=lambda decision: decision.deciding.interval(LEVEL)[0])
+    if SUPPORTED in [decision.answer for decision in judged]:
+        supported = [decision for decision in judged if decision.answer == SUPPORTED]
+        return max(supported, key=lambda decision: decision.deciding.interval(LEVEL)[0])
+    every = len(usable) == len(groups)
+    none = every and all(decision.answer == CONTRADICTED for decision in judged)
+    return Decision(CONTRADICTED if none else OPEN, best.deciding)
 
 
 def both(first: Answer, second: Answer) -> Answer:

@@ -14,7 +14,7 @@ from batchscape.analysis.claims.contrasts import (
     Answer,
     Contrast,
     all_within,
-    any_above,
+    any_all_above,
     run_ids_of,
     said,
 )
@@ -45,9 +45,13 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
         return None
     target, reaches, note = _at_one_target(context.reaches)
     definition = f"ratio of the time to a loss of {target:.4g}"
-    measured = _timed(reaches)
-    how = "each at its fastest cut on as many devices"
+    measured, cut = _timed(reaches), _CUT
+    how = (
+        "on as many devices, every cut of the one against every cut of the others (which share the "
+        "level, so that none is chosen by the times that test it)"
+    )
     if measured is None:
+        cut = []
         measured = _at_one_place(reaches)
         if measured is None:
             return _by_samples_alone(reaches, definition)
@@ -56,8 +60,9 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
             "in samples, for lack of valid times; all have the same micro-batch and devices, so "
             "that time is proportional to samples, but for what an update itself takes"
         )
-    contrasts = _largest_against_others(measured)
-    decision = any_above(contrasts, _SLOWER)
+    groups = _largest_against_others(measured, cut)
+    contrasts = [contrast for group in groups for contrast in group]
+    decision = any_all_above(groups, _SLOWER)
     if decision is None:
         reason = ONE_SEED if contrasts else f"the loss of {target:.4g} was hardly reached"
         return undecided(contrasts, definition, reason)
@@ -67,8 +72,8 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
         else ""
     )
     explanation = (
-        f"Largest against {len(contrasts)} smaller global batches at a loss of {target:.4g}, "
-        f"{how}; most: {said(decision.deciding, 'ratio')}; slower means by more than 5 %.{bound}"
+        f"Largest against the smaller global batches at a loss of {target:.4g}, {how}, "
+        f"{len(contrasts)} comparisons; most: {said(decision.deciding, 'ratio')}; slower means by more than 5 %.{bound}"
         f"{' Beware: ' + note + '.' if note else ''}"
     )
     return found(
@@ -159,7 +164,7 @@ def _at_one_target(reaches: pd.DataFrame) -> tuple[float, pd.DataFrame, str | No
 
 
 def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
-    """Return valid times to the target, each batch at its fastest cut on one number of devices.
+    """Return valid times to the target, of every cut on the devices that most batches share.
 
     None where they do not tell two batches apart, or where a run of these batches has none: what
     arrived late or never would be left out.
@@ -171,13 +176,7 @@ def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
     rows = reaches.assign(value=value.where(valid))
     if rows["value"].isna().any():
         return None
-    compared = _most_batches(rows, ["data_parallel_size"])
-    if compared is None:
-        return None
-    means = compared.groupby([_BATCH, *_CUT])["value"].mean()
-    fastest = set(means.groupby(level=0).idxmin())
-    keys = compared[[_BATCH, *_CUT]].itertuples(index=False, name=None)
-    return compared[[key in fastest for key in keys]]
+    return _most_batches(rows, ["data_parallel_size"])
 
 
 def _at_one_place(reaches: pd.DataFrame) -> pd.DataFrame | None:
@@ -194,7 +193,8 @@ def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
 
 def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> Finding:
     """Give the ratio of samples as such, which does not decide about time."""
-    contrasts = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)))
+    groups = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)), [])
+    contrasts = [contrast for group in groups for contrast in group]
     finding = nothing(_NO_TIMES, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
     known = [contrast for contrast in contrasts if len(contrast.values) > 1]
     if not known:
@@ -216,27 +216,43 @@ def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
     return logarithm(value)
 
 
-def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
-    # Timing repeats and cuts share a trajectory: seeds are the pairs.
-    wide = reaches.groupby(["seed_block", _BATCH])["value"].mean().unstack(_BATCH)
+def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[Contrast]]:
+    """Compare every cut of the largest batch with one of a smaller batch, a group for each of these.
+
+    Without `cut` a batch is one side, whatever its cuts.
+    """
+    # Timing repeats share a trajectory: seeds are the pairs.
+    sides = [_BATCH, *cut]
+    side = reaches.groupby(sides).ngroup()
+    wide = reaches["value"].groupby([reaches["seed_block"], side]).mean().unstack()
+    heads = reaches.assign(side=side).drop_duplicates("side").set_index("side").sort_index()
+    batch = heads[_BATCH].astype("int64")
     open_ = reaches["outcome"].ne("reached").groupby(reaches[_BATCH]).any()
-    batches = sorted(wide.columns.astype("int64").tolist())
     unreached = set(open_.index[open_].tolist())
-    contrasts = []
+    several = batch.duplicated().any()
+
+    def name(number: int) -> str:
+        text = str(batch[number])
+        return f"{text} ({_name(tuple(heads.loc[number, _CUT]))})" if several else text
+
+    largest, groups = batch.max(), []
     # A bound of the smaller batch would be one from above: such pairs say nothing.
-    for batch in (b for b in batches[:-1] if b not in unreached):
-        differences = (wide[batches[-1]] - wide[batch]).dropna()
-        if len(differences):
-            used = reaches[reaches[_BATCH].isin([batch, batches[-1]])]
-            contrasts.append(
-                Contrast(
-                    f"global batch {batches[-1]} against {batch}",
-                    differences.to_numpy(dtype=np.float64),
-                    tuple(sorted(set(used["run_id"]))),
-                    bounds_below=batches[-1] in unreached,
+    for one in batch.index[batch.lt(largest) & ~batch.isin(unreached)]:
+        group = []
+        for other in batch.index[batch.eq(largest)]:
+            differences = (wide[other] - wide[one]).dropna()
+            if len(differences):
+                group.append(
+                    Contrast(
+                        f"global batch {name(other)} against {name(one)}",
+                        differences.to_numpy(dtype=np.float64),
+                        tuple(sorted(set(reaches.loc[side.isin([one, other]), "run_id"]))),
+                        bounds_below=largest in unreached,
+                    )
                 )
-            )
-    return contrasts
+        if group:
+            groups.append(group)
+    return groups
 
 
 def _losses(context: Context) -> tuple[pd.DataFrame, str]:

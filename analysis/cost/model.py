@@ -40,6 +40,8 @@ class Term:
     definition: str
     needs: tuple[str, ...] = ()
     """Factors that must vary for it to be told from the others."""
+    may_save: bool = False
+    """Whether its coefficient may be negative."""
 
 
 Terms = Mapping[str, Term]
@@ -52,7 +54,8 @@ class CostFit:
     terms: Terms
     fit: LinearFit
     estimates: dict[str, Estimate]
-    """A term's coefficient, by its name; its interval does not reach below zero."""
+    """A term's coefficient, by its name; its interval does not reach below zero, but for a term that
+    may save."""
     cells: pd.DataFrame
     """One row a measured geometry: the three factors, `n` runs, `measured`, `fitted`, `residual`,
     `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""
@@ -135,14 +138,22 @@ def fit_cost(
     model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
     for name, term in terms.items():
         why = _why_not(term, cells)
-        model.estimates[name] = estimate_of(fit.term(name), model, term.definition, why, level)
+        model.estimates[name] = estimate_of(
+            fit.term(name), model, term.definition, why, level, may_save=term.may_save
+        )
     return model
 
 
 def estimate_of(
-    found: Combination, model: CostFit, definition: str, why: str | None, level: float
+    found: Combination,
+    model: CostFit,
+    definition: str,
+    why: str | None,
+    level: float,
+    *,
+    may_save: bool = False,
 ) -> Estimate:
-    """Turn a combination of coefficients, none of which is negative, into an estimate."""
+    """Turn a combination of coefficients into an estimate, which is negative only if it may be."""
 
     def estimate(value: float, low: float, high: float, note: str | None) -> Estimate:
         n = len(model.cells)
@@ -158,6 +169,8 @@ def estimate_of(
     elif model.fit.from_repeats:
         note = "the form itself is not tested: no more cells than terms"
     tiny = -1e-9 * float(model.cells["measured"].abs().max())
+    if may_save:
+        return estimate(found.value, low, high, note)
     if high < tiny:
         # Cut off at zero, the interval would be the point 0: a certainty that nothing supports.
         reason = (

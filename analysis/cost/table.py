@@ -12,7 +12,15 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.errors import AnalysisError
 
-__all__ = ["FACTORS", "MEMORY_PHASES", "TIME_PARTS", "cost_groups", "cost_table", "one_group"]
+__all__ = [
+    "FACTORS",
+    "MEMORY_PHASES",
+    "TIME_PARTS",
+    "cost_groups",
+    "cost_table",
+    "is_sharded",
+    "one_group",
+]
 
 FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 """Columns that every cost table needs: positive integers."""
@@ -81,6 +89,19 @@ def cost_table(cells: Cells) -> pd.DataFrame:
     kept = [name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs]
     groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
     return pd.concat([groups, runs[kept], figures[names]], axis=1).reset_index(drop=True)
+
+
+def is_sharded(runs: pd.DataFrame) -> bool:
+    """Whether any of some runs had an engine that cuts parameters, gradients or moments.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row a run, as `load` returns it.
+    """
+    settings = runs.reindex(columns=["engine.name", "engine.zero_stage"])
+    stage = pd.to_numeric(settings["engine.zero_stage"]).fillna(0)
+    return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())
 
 
 def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:

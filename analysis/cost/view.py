@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from batchscape.analysis.cost.figures import draw_memory_model, draw_step_time_m
 from batchscape.analysis.cost.memory import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
-from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table
+from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, time_scale
 from batchscape.analysis.report.grids import Grid, lettered
@@ -58,7 +59,10 @@ def cost_section(cells: Cells) -> Section | None:
         memory, times = _memory(own), _times(own)
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
-            answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
+            shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
+            answer += [
+                f"{label}: {text}" if label else text for text in _answers(memory, times, shards)
+            ]
             pictures += _pictures(memory, times, suffix, label)
         if memory is not None:
             headlines |= _named(memory.phases[memory.limiting[-1]].estimates, "memory", suffix)
@@ -120,7 +124,9 @@ def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[d
             }
 
 
-def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[str]:
+def _answers(
+    memory: MemoryModel | None, times: StepTimeModel | None, shards: bool
+) -> Iterable[str]:
     if memory is not None:
         phase = memory.phases[memory.limiting[-1]]
         slope = phase.estimates["per_sample_gib"]
@@ -132,13 +138,15 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         elif slope.is_identified:
             text = f"Memory was not found to grow with the micro-batch ({when}): "
             yield f"{text}{_with_unit(slope)} a sample."
-        for name, what in (
-            ("accumulation_gib", "Accumulation"),
-            ("devices_gib", "More than one device"),
-        ):
-            found = phase.estimates[name]
-            if found.is_identified:
-                yield f"{what} adds {_with_unit(found)} on each device."
+        accumulation, devices = (phase.estimates[n] for n in ("accumulation_gib", "devices_gib"))
+        if accumulation.is_identified:
+            yield f"Accumulation adds {_with_unit(accumulation)} on each device."
+        if devices.value < 0:
+            saved = replace(devices, value=-devices.value, low=-devices.high, high=-devices.low)
+            of = ": what shards save, less the buckets of the exchange" if shards else ""
+            yield f"More than one device takes {_with_unit(saved)} less on each device{of}."
+        elif devices.is_identified:
+            yield f"More than one device adds {_with_unit(devices)} on each device."
     if times is None:
         yield "No step time is valid, so there is no model of it."
         return

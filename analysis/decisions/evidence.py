@@ -14,7 +14,7 @@ from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
 from batchscape.analysis.cost.memory import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
-from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table
+from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table, is_sharded
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -230,7 +230,7 @@ def _evidence(
         host_memory_gib=float(memory.min()) if on_cpu else np.nan,
         device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
-        is_sharded=_is_sharded(runs),
+        is_sharded=is_sharded(runs),
         is_program=is_program,
         critical=critical,
         warnings=warnings,
@@ -243,10 +243,3 @@ def _every_cut(reaches: pd.DataFrame, best: pd.DataFrame, runs: pd.DataFrame) ->
     rates = best[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
     names = ["sweep_dir", "run_id"]
     return reaches.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)
-
-
-def _is_sharded(runs: pd.DataFrame) -> bool:
-    """Whether any of these runs had an engine that cuts parameters, gradients or moments."""
-    settings = runs.reindex(columns=["engine.name", "engine.zero_stage"])
-    stage = pd.to_numeric(settings["engine.zero_stage"]).fillna(0)
-    return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())

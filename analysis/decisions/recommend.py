@@ -289,12 +289,17 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
         return fastest, []
     if fastest["n_seeds"] == 0:
         return fastest, ["the deadline could not be checked: no time to a target is known"]
-    ends = order["time_high_s"].fillna(math.inf)
-    safe, likely = order[ends <= deadline_s], order[order["time_s"] <= deadline_s]
+    safe = order[order["time_high_s"] <= deadline_s]
+    likely = order[order["time_s"] <= deadline_s]
     if len(safe):
         return safe.sort_values("device_hours", kind="stable").iloc[0], []
     if len(likely):
         least = likely.sort_values("time_high_s", kind="stable").iloc[0]
+        if math.isnan(least["time_high_s"]):
+            return least, [
+                f"the deadline is {deadline_s / least['time_s']:.3g} times the time, of which "
+                f"there is no interval ({least['note']}): how sure it is to be met is not known"
+            ]
         return least, ["the deadline is met on average, but lies inside the interval of the time"]
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
 
@@ -320,8 +325,8 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     measured = (compared["source"] == "measured") & compared["fits"] & ~same
     others = compared[measured & compared["times_slower_low"].notna()]
     if others.empty:
-        untimed = _untimed(compared, same)
-        without = untimed or "no other geometry that fits was measured with an interval"
+        interval = "no other geometry that fits has a time with an interval"
+        without = interval if measured.any() else _no_rival(compared, same)
         lines = [f"Not identified: {without}."]
     else:
         lines = [_best_rival(others), _worst_rival(others)]
@@ -351,7 +356,7 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
     rivals = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
-        return f"; {_untimed(compared, same) or 'no other geometry that fits was measured'}"
+        return f"; {_no_rival(compared, same)}"
     told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
     alike = rivals[~told].sort_values("times_slower")
     if alike.empty:
@@ -364,12 +369,15 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
     return f"; these runs do not tell its time from that of {_joined(cuts)}"
 
 
-def _untimed(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
-    """Name the other geometries whose runs completed, and of which no time is valid."""
-    ran = compared["memory_source"].eq("measured") & compared["step_time_s"].isna()
-    cuts = [_cut(row) for _, row in compared[ran & compared["fits"] & ~chosen].iterrows()]
+def _no_rival(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
+    """Say why no other geometry has a time to the target that was measured."""
+    others = compared[compared["fits"] & ~chosen]
+    timed = others["source"].eq("measured")
+    if timed.any():
+        return "no other geometry that fits and has a valid time reached the target"
+    cuts = [_cut(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
     if not cuts:
-        return ""
+        return "no other geometry that fits was measured"
     if len(cuts) > _MOST_NAMED:
         cuts[_MOST_NAMED:] = [f"{len(cuts) - _MOST_NAMED} more"]
     return f"no other geometry that fits has a valid time ({_joined(cuts)} completed without one)"

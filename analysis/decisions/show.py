@@ -126,7 +126,8 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
         short_first="geometry",
         n_left=2,
         notes=[
-            "Time to target: optimizer steps of the global batch (geometric mean over seeds) times "
+            "Time to target: optimizer steps of the global batch (of the cut, where a program of "
+            "others trained; geometric mean over seeds) times "
             "the time of a step; 95 % intervals. seeds: those that reached the target. Times "
             "slower and P(faster): against the geometry recommended. front: of those measured, "
             "none is faster and cheaper."

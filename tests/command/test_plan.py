@@ -242,7 +242,7 @@ def test_names_hold_what_decides_the_training(settings, plan, tmp_path: Path):
     assert {s.run_id for s in same} == {first.run_id}
     other_trajectory = [
         spec(seed=1),
-        spec(batch__micro_batch_size=4),
+        spec(batch__global_batch_size=16),
         spec(budget__optimizer_steps=5),
         spec(engine__environment={"A": "1"}),
         spec(engine__precision="bfloat16"),
@@ -263,6 +263,27 @@ def test_names_hold_what_decides_the_training(settings, plan, tmp_path: Path):
     assert read_otherwise.trajectory_id == first.trajectory_id
     assert read_otherwise.run_id != first.run_id
     assert spec(timing_repeat=1).run_id != first.run_id
+
+
+def test_cuts_of_a_program_share_a_trajectory_and_are_other_runs(settings, plan):
+    """Whatever of the cut it is told; where it is told none of it, they are its cuts all the same."""
+    told = [
+        ["{micro_batch_size}", "{gradient_accumulation_steps}", "{devices}", "{nodes}"],
+        ["{micro_batch_size}", "{accumulation_over_ranks}", "{data_parallel_size}"],
+        ["{micro_batch_size}", "{global_batch_size}", "{micro_steps}", "{seed}"],
+        ["{global_batch_tokens}", "{tokens}", "{samples}", "{optimizer_steps}"],
+    ]
+    for names in told:
+        specs = [
+            only(plan(settings(batch__micro_batch_size=m, data__sequence_length=8, **argv(*names))))
+            for m in (2, 4, 8)
+        ]
+        assert len({spec.trajectory_id for spec in specs}) == 1
+        assert len({spec.run_id for spec in specs}) == 3
+        other = only(
+            plan(settings(batch__global_batch_size=16, data__sequence_length=8, **argv(*names)))
+        )
+        assert other.trajectory_id != specs[0].trajectory_id
 
 
 def test_a_run_is_read_as_it_was_written(settings, plan, tmp_path: Path):

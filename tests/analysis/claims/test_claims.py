@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
-from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.evidence import Context, Evidence
 from batchscape.analysis.claims.stability import held_out_at, largest_rise
+from batchscape.analysis.claims.training import fewer_updates_slower_convergence
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.view import learning_rate_section
@@ -451,6 +454,48 @@ def test_times_are_of_the_fastest_cut_of_each_batch(world: Callable[[], Any]) ->
     verdict = judged("fewer-updates-slower-convergence", table.evidence())
     assert verdict.verdict == "contradicted"
     assert verdict.effect.value == pytest.approx(0.5, rel=0.01)
+
+
+def of_cuts(times: np.ndarray) -> Context:
+    """Times to target of shape (seeds, batches, cuts), NaN: no such cut; batches of 128 and 256."""
+    seeds, batches, cuts = times.shape
+    rows = [
+        {
+            "run_id": f"{seed}-{batch}-{cut}",
+            "seed_block": str(seed),
+            "global_batch_size": 128 * 2**batch,
+            "data_parallel_size": 1,
+            "micro_batch_size": 128 * 2**batch // 2**cut,
+            "gradient_accumulation_steps": 2**cut,
+            "learning_rate": 1e-3,
+            "target_loss": 2.0,
+            "outcome": "reached",
+            "samples_to_target": 1000.0,
+            "time_to_target_s": times[seed, batch, cut],
+            "timing_valid": True,
+        }
+        for seed in range(seeds)
+        for batch in range(batches)
+        for cut in range(cuts)
+        if np.isfinite(times[seed, batch, cut])
+    ]
+    nothing = pd.DataFrame()
+    reaches = pd.DataFrame(rows)
+    return Context("", nothing, nothing, reaches, (0.005,), Evidence.__new__(Evidence))
+
+
+def test_a_cut_that_looks_fastest_by_chance_does_not_make_the_others_slower() -> None:
+    """Tested alone, the fastest cut of the smaller batch would tell; it is one of four."""
+    apart = np.array([0.117, 0.145, 0.173])
+    times = np.ones((3, 2, 4))
+    times[:, 0, 3] = np.exp(-apart)
+    alone = stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))
+    assert alone[0] > np.log(1.05)
+    found = fewer_updates_slower_convergence(of_cuts(times))
+    assert found is not None
+    assert found.answer == "not identified"
+    assert found.effect.n == 3
+    assert "(devices 1, micro 16, accumulation 8)" in found.effect.definition
 
 
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(

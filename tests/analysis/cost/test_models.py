@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.memory import MEMORY_TERMS, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import fit_step_time
+from batchscape.analysis.cost.table import MEMORY_PHASES
+from batchscape.analysis.cost.view import cost_section
 from batchscape.analysis.numbers import TIMES
 from batchscape.errors import AnalysisError
+from batchscape.record.tables import load
 
 FORK = [(1, 32, 1), (1, 8, 4), (2, 8, 2), (4, 8, 1)]
 MANY = [*FORK, (2, 16, 1), (1, 4, 8), (4, 4, 2), (1, 16, 1), (1, 2, 1)]
@@ -244,3 +248,23 @@ def test_a_term_that_is_surely_negative_is_not_a_certain_zero():
     estimate = found.estimates["accumulation_gib"]
     assert not estimate.is_identified
     assert "below zero" in estimate.note
+
+
+def test_what_shards_save_is_negative_and_said(build):
+    rows = table(MANY)
+    rows["peak_allocated_gib"] -= 0.3 * (rows["data_parallel_size"] > 1)
+    found = fit_memory(rows).phases["peak_allocated_gib"].estimates["devices_gib"]
+    assert (found.value, found.low, found.high) == pytest.approx((0.07 - 0.3,) * 3)
+    sweep = build()
+    for cut in [(1, 8, 4), (1, 16, 2), (2, 8, 2), (2, 16, 1), (1, 32, 1)]:
+        sweep.run(cut, engine={"name": "fsdp"})
+    runs = load(sweep.path).runs
+    gib = 1 + runs["micro_batch_size"] / 64 - 0.25 * (runs["data_parallel_size"] > 1)
+    runs = runs.assign(**dict.fromkeys(MEMORY_PHASES, math.nan)).assign(peak_allocated_gib=gib)
+    section = cost_section(find_cells(runs))
+    said = [text for text in section.answer if text.startswith("More than one device")]
+    assert len(said) == 1
+    assert said[0].startswith("More than one device takes 256 ")
+    assert said[0].endswith(
+        "less on each device: what shards save, less the buckets of the exchange."
+    )

@@ -439,3 +439,54 @@ def test_no_marker_of_the_step_time_model_lies_on_an_edge():
     drawn = max(float(np.nanmax(line.get_xdata())) for line in axes.lines)
     assert axes.get_xlim()[1] > 1.05 * drawn
     assert not any(line.get_clip_on() for line in axes.lines)
+
+
+def test_a_time_without_an_interval_meets_a_deadline_by_a_ratio():
+    alone = evidence([(1, 32, 1)], steps={32: [100.0]})
+    found = recommend(alone, Needs(deadline_s=7200.0))
+    ratio = 7200.0 / found.chosen["time_s"]
+    (said,) = [text for text in found.warnings if "deadline" in text]
+    assert said.startswith(
+        f"the deadline is {ratio:.3g} times the time, of which there is no inter"
+    )
+    assert "one seed" in said
+
+
+def test_a_valid_time_is_not_denied_where_it_has_no_interval():
+    made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32]})
+    table = made.table
+    busy = table["micro_batch_size"].eq(8)
+    once = table["micro_batch_size"].eq(32) & table["seed"].gt(0)
+    table = table.assign(step_time_s=table["step_time_s"].mask(busy | once))
+    found = recommend(replace(made, table=table), Needs())
+    said = " ".join([found.headline, *found.regret])
+    assert "has a valid time" not in said
+    assert "no other geometry that fits has a time with an interval" in said
+
+
+def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
+    """The second cut needs 1.5 times the steps, by seed; the third never ran."""
+    cuts = [(1, 8, 4), (2, 8, 2)]
+    made = evidence(cuts, noise=1e-6)
+    rows = [
+        {"data_parallel_size": d, "micro_batch_size": m, "gradient_accumulation_steps": a}
+        | {
+            "global_batch_size": 32,
+            "seed": seed,
+            "trajectory_id": f"t{seed}",
+            "run_id": f"{d}{seed}",
+        }
+        | {"steps_to_target": steps * d**0.585, "target_loss": 2.5, "learning_rate": 1e-3}
+        | {"tuned": False, "edge": False}
+        for d, m, a in cuts
+        for seed, steps in enumerate((100.0, 150.0, 80.0))
+    ]
+    found = recommend(replace(made, reaches=pd.DataFrame(rows), is_program=True), Needs(devices=2))
+    table = found.candidates.set_index("data_parallel_size")
+    assert sorted(table.index) == [1, 2], "a cut that did not run has no steps"
+    assert found.geometry == (2, 8, 2)
+    expected = 2**-0.585 * step_time(1, 8, 4) / step_time(2, 8, 2)
+    one = table.loc[1]
+    assert one["times_slower"] == pytest.approx(expected, rel=1e-4)
+    # Seeds differ by a factor of two and are paired: the ratio is known to the noise of the times.
+    assert one["times_slower_high"] / one["times_slower_low"] < 1.001

@@ -73,7 +73,8 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
     )
     explanation = (
         f"Largest against the smaller global batches at a loss of {target:.4g}, {how}, "
-        f"{len(contrasts)} comparisons; most: {said(decision.deciding, 'ratio')}; slower means by more than 5 %.{bound}"
+        f"{len(contrasts)} comparisons; most: {said(decision.deciding, 'ratio')}; slower means "
+        f"by more than 5 %.{bound}"
         f"{' Beware: ' + note + '.' if note else ''}"
     )
     return found(
@@ -217,7 +218,7 @@ def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
 
 
 def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[Contrast]]:
-    """Compare every cut of the largest batch with one of a smaller batch, a group for each of these.
+    """Compare every cut of the largest batch with each one of a smaller batch, group by group.
 
     Without `cut` a batch is one side, whatever its cuts.
     """

@@ -32,8 +32,8 @@ MEMORY_TERMS = {
     ),
     "devices_gib": Term(
         lambda cut: np.where(cut.devices > 1, 1.0, 0.0),
-        "memory that more than one device takes on each of them: buckets of the exchange, less what "
-        "shards save",
+        "memory that more than one device takes on each of them: buckets of the exchange, less "
+        "what shards save",
         ("data_parallel_size",),
         may_save=True,
     ),

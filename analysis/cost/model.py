@@ -54,8 +54,8 @@ class CostFit:
     terms: Terms
     fit: LinearFit
     estimates: dict[str, Estimate]
-    """A term's coefficient, by its name; its interval does not reach below zero, but for a term that
-    may save."""
+    """A term's coefficient, by its name; its interval does not reach below zero, but for a term
+    that may save."""
     cells: pd.DataFrame
     """One row a measured geometry: the three factors, `n` runs, `measured`, `fitted`, `residual`,
     `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""

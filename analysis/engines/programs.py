@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.cells import PROGRAMS
+from batchscape.analysis.cells import PROGRAMS, Cells, geometry_label
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import Grid, lettered
 from batchscape.analysis.report.section import TableView

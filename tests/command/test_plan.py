@@ -266,7 +266,7 @@ def test_names_hold_what_decides_the_training(settings, plan, tmp_path: Path):
 
 
 def test_cuts_of_a_program_share_a_trajectory_and_are_other_runs(settings, plan):
-    """Whatever of the cut it is told; where it is told none of it, they are its cuts all the same."""
+    """Whatever of the cut it is told, and where it is told none of it."""
     told = [
         ["{micro_batch_size}", "{gradient_accumulation_steps}", "{devices}", "{nodes}"],
         ["{micro_batch_size}", "{accumulation_over_ranks}", "{data_parallel_size}"],

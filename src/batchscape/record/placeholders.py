@@ -64,7 +64,7 @@ CUT_PLACEHOLDERS = frozenset(
         "micro_steps",
     }
 )
-"""Placeholders that say how the global batch is cut; the others are the same for all of its cuts."""
+"""Placeholders that say how the global batch is cut; all of its cuts share the others."""
 
 OF_THE_START = ("run_dir", "run_id", "python", "port")
 """Placeholders that only the start of a run can fill in."""

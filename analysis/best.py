@@ -55,8 +55,8 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     not follow from the global batch. Step times are compared at one global batch size, losses
     after equal samples; decompositions of one global batch are one candidate for a loss, for they
     share their trajectories (each is one of its own where a program of others trained, which may
-    train them unlike one another). Runs are paired by seed, times and memory by timing repeat
-    too. A candidate with a run that ended without completing is never marked, and neither is a worse one
+    train them unlike one another). Runs are paired by seed, times and memory by timing repeat too.
+    A candidate with a run that ended without completing is never marked, and neither is a worse one
     in its stead.
 
     Parameters

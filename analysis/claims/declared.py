@@ -130,7 +130,8 @@ CLAIMS: tuple[Claim, ...] = (
         needs="two global batches or more that reach a target loss, with valid times of every run "
         "or at one micro-batch and number of devices",
         effect="ratio of time to target, largest global batch to a smaller one, on as many "
-        "devices; without valid times, ratio of samples at one micro-batch and number of devices, to which "
+        "devices; without valid times, ratio of samples at one micro-batch and number of "
+        "devices, to which "
         "time is proportional but for what an update takes",
         rule="supported: every cut of it takes more than 5 % longer than some cut of a smaller "
         "global batch (Bonferroni over these: none is chosen as the fastest by the times that test "

@@ -67,6 +67,20 @@ def _own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def heeded_signals() -> Iterator[None]:
+    """Heed what `nohup` and the background of a script have the tests ignore, as children do."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def make_config(**overrides: Any) -> RunConfig:
     """Return a small configuration; `group__name=value` overrides one setting."""
     mapping: dict[str, Any] = {

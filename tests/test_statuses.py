@@ -208,6 +208,7 @@ SLOW_DATA = (
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeded_signals")
 def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ from batchscape.record.locks import exclusively, holder, is_held, take
 from batchscape.record.status import Status
 from batchscape.record.tables import verify_seal
 
+pytestmark = pytest.mark.usefixtures("heeded_signals")
+
 
 def resume(launcher: Launcher, *names: str) -> None:
     """Go on with the same runs, here."""
@@ -58,6 +60,26 @@ def test_one_signal_asks_the_ranks_to_stop(
     assert launcher.status("completes-later").status is Status.PENDING
     assert not any(map(is_alive, pids.values()))
     resume(launcher, "polite-d2", "completes-later")
+
+
+def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
+    launch: Callable[..., Launcher],
+) -> None:
+    """Under `nohup`, in the background of a script: who logs out ends nothing."""
+    ignored = (signal.SIGINT, signal.SIGHUP)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    launcher = launch("fork", "polite", "completes-later")
+    pids = launcher.wait_for_pids("polite", 1)
+    for number in ignored:
+        os.killpg(launcher.process.pid, number)
+    launcher.process.terminate()
+    assert launcher.process.wait(60) == 130
+    # The first signal that was heeded, and one only: ranks had their time for a checkpoint.
+    status = launcher.status("polite")
+    assert (status.status, status.reason) == (Status.INTERRUPTED, "stopped by SIGTERM")
+    assert launcher.status("completes-later").status is Status.PENDING
+    assert not any(map(is_alive, pids.values()))
 
 
 @pytest.mark.slow

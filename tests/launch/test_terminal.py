@@ -19,6 +19,8 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
 from batchscape.record.status import RunStatus, Status
 
+pytestmark = pytest.mark.usefixtures("heeded_signals")
+
 HERE = Path(__file__).parent
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
 CTRL_C = b"\x03"

@@ -200,6 +200,7 @@ def test_two_at_once_upload_once(sweep, three_runs, server, rows_of) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeded_signals")
 def test_killed_in_the_middle_and_called_again(sweep, three_runs, server, rows_of, capsys) -> None:
     server.refused["run-b"] = 500
     command = [sys.executable, "-m", "batchscape", "sync", str(sweep.path)]

@@ -70,11 +70,11 @@ class Bases:
         even = ("evaluation.every_samples=null", "tracker=none")
         self.lines: list[tuple[str, ...]] = [
             ("data=digits", "model=mlp"),
-            ("data=text", f"data.path={text}", *small, *even),
-            ("data=text", f"data.path={text}", "data.layout=padded", "model=llama_nano", *even,
+            ("data=text", f"data.path='{text}'", *small, *even),
+            ("data=text", f"data.path='{text}'", "data.layout=padded", "model=llama_nano", *even,
              "evaluation.samples=1", "data.sequence_length=64"),
-            ("data=documents", f"data.path={lines}", *small, *even),
-            ("data=tokens", f"data.path={tokens}", *small, *even, "data.held_out_pct=20.0"),
+            ("data=documents", f"data.path='{lines}'", *small, *even),
+            ("data=tokens", f"data.path='{tokens}'", *small, *even, "data.held_out_pct=20.0"),
             ("data=custom", "data._target_=own_data.Blobs", "model=mlp", *even,
              "evaluation.samples=64"),
             ("data=digits", "model=mlp", "schedule=cosine", "scaling=sqrt", "optimizer=muon",

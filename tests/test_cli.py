@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 import batchscape.conf
 from batchscape import __version__
 from batchscape.cli import main
-from batchscape.compose import _options_first
+from batchscape.compose import _options_first, compose
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -223,7 +224,7 @@ def test_a_sweep_dir_that_cannot_be_is_a_message(
     place: str, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["run", *QUICK, f"sweep_dir={tmp_path / place}"]) == 2
+    assert main(["run", *QUICK, f"sweep_dir='{tmp_path / place}'"]) == 2
     assert f"{tmp_path / place} cannot be used" in capsys.readouterr().err
     assert left_behind() == {"file"}
 
@@ -290,9 +291,23 @@ def test_options_may_stand_anywhere(
 ) -> None:
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
-    arguments = order.format(option.replace("DIR", str(tmp_path))).split()
+    words = " ".join(order.split()).format(option).split()
+    arguments = [word.replace("DIR", str(tmp_path)) for word in words]
     assert main(["plan", *arguments]) == 0
     assert "Runs: 2. Rejected cells: 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "path", ["/home/jürgen/a b", "🐳", "a(1)", "a=b", "~/x", "it's", 'a"b', r"a\"b", "ü\\"]
+)
+def test_a_path_that_cannot_be_read_is_shown_as_it_would_work(path: str, capsys: Captured) -> None:
+    assert main(["run", f"sweep_dir={path}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"sweep_dir={path}: the value cannot be read")
+    (setting,) = shlex.split(said.rpartition("for the shell too: ")[2])
+    grid = compose([setting], "batchscape run")
+    assert grid is not None
+    assert grid.fixed == {"sweep_dir": path}
 
 
 def test_options_that_show_may_stand_anywhere(capsys: Captured) -> None:

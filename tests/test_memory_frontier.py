@@ -45,7 +45,7 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     def launch(*micros: int, **more: str) -> subprocess.CompletedProcess[str]:
         sizes = ",".join(map(str, micros))
         extra = [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
-        swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir={sweep}")
+        swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir='{sweep}'")
         return batchscape("sweep", *SETTINGS, *swept, *extra)
 
     first = launch(32, 512)

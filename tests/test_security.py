@@ -543,7 +543,7 @@ def test_nothing_is_launched_where_a_link_leads_out(
 ) -> None:
     sweep, link, elsewhere = planted(what, tmp_path)
     for verb in ("sweep", "run"):
-        assert main([verb, *RUN, *OFFLINE, f"sweep_dir={sweep.path}"]) == 2
+        assert main([verb, *RUN, *OFFLINE, f"sweep_dir='{sweep.path}'"]) == 2
         assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
     assert list(elsewhere.iterdir()) == []
 

@@ -214,7 +214,7 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
 ) -> None:
     """A real one, of two ranks: what is said of it at each of the three times."""
     sweep = tmp_path / "sweep"
-    command = [sys.executable, "-m", "batchscape", "sweep", *SLOW_DATA, f"sweep_dir={sweep}"]
+    command = [sys.executable, "-m", "batchscape", "sweep", *SLOW_DATA, f"sweep_dir='{sweep}'"]
 
     def launch(delay_s: float) -> subprocess.Popen[bytes]:
         environment = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import hydra
-from hydra.errors import MissingConfigException
+from hydra.errors import MissingConfigException, OverrideParseException
 
 from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
@@ -185,6 +186,8 @@ def _is_from_hydra(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     """Tell what Hydra found, without where it searched and how it failed inside."""
+    if isinstance(error, OverrideParseException):
+        return _unread(error.override)
     told = str(error).split("\nConfig search path:")[0].strip()
     if isinstance(error, MissingConfigException) and error.options:
         group, _, given = str(error.missing_cfg_file).rpartition("/")
@@ -206,6 +209,20 @@ def _message(error: Exception) -> str:
 def _hint(given: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(given, known, n=1)
     return f"; did you mean {close[0]}?" if close else "."
+
+
+def _unread(override: str) -> str:
+    """Tell how a text is written whose signs Hydra's grammar gives another meaning, or none."""
+    key, _, value = override.partition("=")
+    # A backslash counts before a quote only; the end of the text stands before one.
+    escaped = re.sub(
+        r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value
+    )
+    quoted = shlex.quote(f'{key}="{escaped}"')
+    return (
+        f"{override}: the value cannot be read. A text with anything but ASCII letters, digits, "
+        rf"spaces and /-\+.$%*@?|:_ is quoted, for the shell too: {quoted}"
+    )
 
 
 def _unknown_key(key: str, there: list[str]) -> str:

@@ -169,7 +169,7 @@ class Chaos:
         }
         with (self._root / f"{sweep.name}.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, f"sweep_dir={sweep}"],
+                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, f"sweep_dir='{sweep}'"],
                 cwd=self._root,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -48,7 +48,7 @@ def test_examples_plan_what_they_say(study, example, tmp_path, monkeypatch, caps
     monkeypatch.chdir(EXAMPLES / example)
     first = (EXAMPLES / example / "sweeps" / f"{study}.yaml").read_text().splitlines()[1]
     settings = [f"engine.values.litgpt={sys.executable}"] if "litgpt" in study else []
-    options = ["--config-dir", ".", f"sweeps={study}", f"sweep_dir={tmp_path / 'swept'}"]
+    options = ["--config-dir", ".", f"sweeps={study}", f"sweep_dir='{tmp_path}/swept'"]
     assert main(["plan", *options, *settings]) == 0
     printed = capsys.readouterr().out
     runs = re.search(r"(\d+) runs", first)

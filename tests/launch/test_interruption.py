@@ -160,7 +160,7 @@ def wait_for_reader(fifo: Path) -> int:
 def test_a_signal_while_planning(tmp_path: Path, number: signal.Signals) -> None:
     """The plan waits for another launcher that writes its own."""
     sweep = SweepFolder(tmp_path / "sweep")
-    command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir={sweep.path}", *SMALL]
+    command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir='{sweep.path}'", *SMALL]
     with exclusively(sweep.writing):
         planning = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

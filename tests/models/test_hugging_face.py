@@ -183,7 +183,7 @@ def chosen(*arguments):
 @pytest.mark.parametrize("pretrained", ["false", "true"])
 def test_the_option_for_folders_has_the_sizes_of_the_folder(build, text, saved, pretrained):
     folder, network = saved
-    model = chosen("model=hf", f"model.path={folder}", f"model.pretrained={pretrained}")
+    model = chosen("model=hf", f"model.path='{folder}'", f"model.pretrained={pretrained}")
     found = build(text, **model).model.network
     shapes = {name: weight.shape for name, weight in network.named_parameters()}
     assert {name: weight.shape for name, weight in found.named_parameters()} == shapes
@@ -191,7 +191,7 @@ def test_the_option_for_folders_has_the_sizes_of_the_folder(build, text, saved, 
 
 @pytest.mark.parametrize("preset", ["hf_gpt2", "hf_llama", "hf_bert"])
 def test_a_folder_and_the_sizes_of_a_preset_are_refused(build, text, saved, preset):
-    model = chosen(f"model={preset}", f"model.path={saved[0]}")
+    model = chosen(f"model={preset}", f"model.path='{saved[0]}'")
     with pytest.raises(ConfigError, match=r"Use model=hf model\.path="):
         build(text, **model)
 

@@ -80,7 +80,7 @@ def test_repeated_cells_are_said(plan: MakePlan) -> None:
 
 
 def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     sweep = SweepFolder(made.sweep_dir)
     table = pd.read_csv(sweep.plan)
@@ -102,7 +102,7 @@ def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: Path) -> None:
-    place = f"sweep_dir={tmp_path}/here"
+    place = f"sweep_dir='{tmp_path}/here'"
     small = plan("sweeps=musev_224", "seed=0", place)
     write_plan(small)
     runs = load(small.sweep_dir).runs.set_index("run_id")
@@ -127,7 +127,7 @@ def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: 
 def test_rejections_are_rewritten_only_when_the_reason_changes(
     plan: MakePlan, tmp_path: Path
 ) -> None:
-    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     cell = made.cells[-1].outcome
     folder = SweepFolder(made.sweep_dir).run(cell.run_id)
@@ -143,7 +143,7 @@ def test_rejections_are_rewritten_only_when_the_reason_changes(
 
 
 def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     sweep = SweepFolder(made.sweep_dir)
     first, second, third, fourth, fifth, *_ = made.specs
     seal = {"steps.parquet": {"bytes": 3, "sha256": "0"}}
@@ -170,7 +170,7 @@ def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
 
 
 def test_a_damaged_rejected_folder_is_written_again(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan(STUDY, f"sweep_dir={tmp_path}/here")
+    made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     first, second, *_ = made.rejections
     folders = [SweepFolder(made.sweep_dir).run(cell.run_id) for cell in (first, second)]

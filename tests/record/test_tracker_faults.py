@@ -308,7 +308,7 @@ def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
             server.fault = fault_of(("hang",))
             monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
         with killing(tracked, enabled=case == "killed"):
-            code = main([*settings, "tracker=wandb", "tracker.mode=online", f"sweep_dir={case}"])
+            code = main([*settings, "tracker=wandb", "tracker.mode=online", f"sweep_dir='{case}'"])
         assert code == 0, capsys.readouterr().err
         assert ("was not updated" in capsys.readouterr().out) == (case == "hanging")
         server.fault = None

@@ -80,7 +80,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         if edit[0]:
             page.write_text(page.read_text().replace(*edit))
         outputs = folder / "outputs" / "swept"
-        options = ["--config-dir", ".", f"sweeps={study}", "tracker=none", f"sweep_dir={outputs}"]
+        options = ["--config-dir", ".", f"sweeps={study}", "tracker=none", f"sweep_dir='{outputs}'"]
         swept = batchscape(folder, "sweep", *options, *settings)
         printed = swept.stdout
         if swept.returncode == 0:

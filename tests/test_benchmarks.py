@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -18,6 +21,41 @@ def printed_by(name, *arguments):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def closure(extra, extras):
+    """Return the packages of an extra of ours, and of those that it names."""
+    found = set()
+    for line in extras[extra]:
+        requirement = Requirement(line)
+        if requirement.name == "batchscape":
+            for other in requirement.extras:
+                found |= closure(other, extras)
+        else:
+            found.add(requirement.name)
+    return found
+
+
+def test_the_extra_brings_what_the_trainer_needs():
+    """By the word of transformers itself, which installs it on request only."""
+    content = (BENCHMARKS.parent / "pyproject.toml").read_text()
+    project = tomllib.loads(content)["project"]
+    brought = closure("bench", project["optional-dependencies"])
+    brought |= {Requirement(line).name for line in project["dependencies"]}
+    needed = [Requirement(line) for line in metadata.requires("transformers")]
+    of_trainer = {
+        requirement.name
+        for requirement in needed
+        if requirement.marker is not None and requirement.marker.evaluate({"extra": "torch"})
+    }
+    assert {"accelerate", "torch"} <= of_trainer
+    assert of_trainer | {"transformers"} <= brought
+
+
+@pytest.mark.slow
+def test_hf_trainer():
+    printed = printed_by("hf_trainer.py", "--rounds", "3", "--sizes", "tiny")
+    assert re.search(r"ratio .*: \d+\.\d", printed), printed
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.comparing.power import detectable_effects
 from batchscape.analysis.comparing.section import comparing_section
 from batchscape.analysis.comparing.sides import compare_sweeps, find_axis
 from batchscape.record.tables import load
@@ -62,6 +63,38 @@ def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     loss = sides.table[sides.table["quantity"].eq("final_eval_loss")]
     assert set(loss["kind"]) == {"difference"}
     assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[..., Any]) -> None:
+    """A repeat is measured again, and trains the same: six pairs of a time, three of a loss."""
+    for folder, hardware, wait in (("one", "Slow CPU", 0.0), ("two", "Fast CPU", 0.001)):
+        sweep = build(folder)
+        for seed in (0, 1, 2):
+            for repeat in (0, 1):
+                more = {"seed": seed, "timing_repeat": repeat, "core_wait": wait}
+                sweep.run((1, 8, 1), hardware=hardware, **more)
+    runs = load(build("one").path, build("two").path).runs
+    # A repeat's own slowness is on both sides, and cancels in its pair alone.
+    slow = np.where(runs["timing_repeat"].eq(1), 3.0, 1.0) + 0.1 * runs["seed"].astype(float)
+    noise = 1 + 0.01 * np.random.default_rng(0).normal(size=len(runs))
+    cells = find_cells(runs.assign(step_time_s=slow * noise))
+    sides = compare_sweeps(cells)
+    assert sides is not None
+    table = sides.table.set_index("quantity")
+    wide = cells.runs.pivot(
+        index=["seed", "timing_repeat"], columns="hardware", values="step_time_s"
+    ).astype(float)
+    logs = np.log(wide["Fast CPU, 2 cores"] / wide["Slow CPU, 2 cores"])
+    assert len(logs) == 6
+    interval = stats.ttest_1samp(logs, 0).confidence_interval()
+    found = table.loc["step_time_s", ["effect", "low", "high"]].astype(float)
+    expected = np.exp([logs.mean(), interval.low, interval.high])
+    assert found.to_numpy() == pytest.approx(expected)
+    assert table.loc["step_time_s", "n"] == table.loc["peak_allocated_gib", "n"] == 6
+    assert table.loc["final_eval_loss", "n"] == 3
+    effects = detectable_effects(cells).set_index(["context", "quantity"])["n"]
+    assert effects.xs("step_time_s", level="quantity").tolist() == [6, 6]
+    assert effects.xs("final_eval_loss", level="quantity").tolist() == [3, 3]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis import find_cells, load
+from batchscape.analysis.noise_scale import estimate as estimate_module
 from batchscape.analysis.noise_scale.estimate import (
     NOT_IDENTIFIED,
     _interval,
@@ -100,13 +101,48 @@ def test_a_known_denominator_gives_the_interval_of_a_mean(degrees):
     assert (low, high) == pytest.approx((max(0, 3 - 0.1 * t), 3 + 0.1 * t))
 
 
-def test_degrees_of_freedom_of_successive_differences():
-    """A chi-square with these degrees has the spread of the estimate: 2 / Var(q / sigma^2)."""
-    n = 12
-    draws = np.random.default_rng(0).normal(size=(200_000, n))
-    variances = (np.diff(draws, axis=1) ** 2).sum(axis=1) / (2 * (n - 1))
-    assert variances.mean() == pytest.approx(1, abs=0.005)
-    assert 2 / variances.var() == pytest.approx(2 * (n - 1) ** 2 / (3 * n - 4), rel=0.02)
+def told_of_variance(weights):
+    """The matrix M whose x'Mx is the variance that the code finds for steps x, and its degrees."""
+    n, told = len(weights), []
+
+    def listen(_mean, covariance, degrees):
+        told.append((covariance[0, 0], degrees))
+        return 0.0, 1.0
+
+    def of(*places):
+        values = np.zeros((n, 2))
+        values[list(places), 0] = 1.0
+        _interval(_Units(values, weights))
+        return told[-1][0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate_module, "fieller_interval", listen)
+        alone = np.array([of(i) for i in range(n)])
+        matrix = np.diag(alone)
+        for i in range(n):
+            for j in range(i):
+                matrix[i, j] = matrix[j, i] = (of(i, j) - alone[i] - alone[j]) / 2
+    (degrees,) = {degrees for _, degrees in told}
+    return matrix, degrees
+
+
+@pytest.mark.parametrize("n", [2, 3, 12, 30])
+@pytest.mark.parametrize("half_life", [5.0, math.inf])
+def test_variance_and_degrees_of_freedom_are_those_of_the_quadratic_form(n, half_life):
+    """Of independent normal steps, x'Mx has mean tr M and variance 2 tr M^2.
+
+    The mean must be the variance of the weighted mean, and a chi-square with 2 mean^2 / variance
+    degrees has the same spread.
+    """
+    weights = 0.5 ** (np.arange(n)[::-1] / half_life)
+    matrix, degrees = told_of_variance(weights)
+    assert np.trace(matrix) == pytest.approx((weights**2).sum() / weights.sum() ** 2)
+    # A constant that all steps share is no spread.
+    assert matrix.sum(axis=0) == pytest.approx(np.zeros(n), abs=1e-12)
+    assert degrees == pytest.approx(np.trace(matrix) ** 2 / (matrix**2).sum())
+    if math.isinf(half_life):
+        # Von Neumann et al. 1941.
+        assert degrees == pytest.approx(2 * (n - 1) ** 2 / (3 * n - 4))
 
 
 @pytest.mark.parametrize(
@@ -278,18 +314,6 @@ def test_coverage_of_a_moving_average(drift):
         low, high = _interval(_Units(rows, weights))
         covered += low <= truth <= high
     assert stats.binom.ppf(0.001, draws, 0.945) <= covered <= stats.binom.ppf(0.999, draws, 0.955)
-
-
-def test_degrees_of_freedom_of_weighted_differences():
-    """A chi-square with these degrees has the spread of the estimate of the variance."""
-    n = 30
-    squares = (0.5 ** (np.arange(n) / 5)) ** 2
-    counts = (squares[1:] + squares[:-1]) / 2
-    changes = np.diff(np.random.default_rng(0).normal(size=(400_000, n)), axis=1)
-    variances = (changes**2 @ counts) / (2 * counts.sum())
-    degrees = 2 * counts.sum() ** 2 / (2 * counts @ counts + counts[1:] @ counts[:-1])
-    assert variances.mean() == pytest.approx(1, abs=0.005)
-    assert 2 / variances.var() == pytest.approx(degrees, rel=0.02)
 
 
 def test_points_that_a_run_did_not_reach_are_left_out(sweep):

@@ -247,8 +247,8 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
     (run,) = running
     assert run["launcher"] == launcher.pid
     assert re.fullmatch(r"\w+ (of|after) optimizer step \d+", run["doing"]), run["doing"]
-    # Two samples of each rank's half at 0.05 s: 0.4 s a step, of which 100 are to be done.
-    assert run["left_s"] == pytest.approx(0.4 * (100 - run["optimizer_step"]), rel=0.5)
+    # Two samples of each rank's half sleep 0.05 s each: 0.4 s a step at least, of 100 steps.
+    assert run["left_s"] > 0.39 * (100 - run["optimizer_step"])
     # Asked again, it has gone on.
     assert re.search(r" \d+/100 .* ago +1 +\w+ (of|after) optimizer step \d+", text)
 

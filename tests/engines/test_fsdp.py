@@ -187,7 +187,7 @@ def test_compiled_blocks_train_alike(trainer, tmp_path):
     plain = trained(trainer, tmp_path / "plain", (2, 4, 2), engine("fsdp"), **more)
     compiled = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp", compile=True), **more)
     assert_alike(plain, compiled)
-    assert (read_table(compiled, "ranks")["compile_s"] > 0.5).all()
+    assert (read_table(compiled, "ranks")["compile_s"] > 0).all()
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def test_split_batches_cuts_the_batch_of_the_arguments(tmp_path) -> None:
 def test_a_count_in_two_places_is_a_warning(tmp_path) -> None:
     shutil.copytree(HERE / "good" / "musev", tmp_path / "set")
     file = str(tmp_path / "set" / "accelerate.yaml")
-    command = "accelerate launch --num_processes 8 train.py --train_batch_size 7".split()
+    command = ["accelerate", "launch", "--num_processes", "8", "train.py", "--train_batch_size=7"]
     checked = check_configs([], [*command[:2], "--config_file", file, *command[2:]])
     assert [found.rule for found in checked.findings] == ["devices"]
     assert checked.running.devices is not None

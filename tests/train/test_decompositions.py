@@ -50,7 +50,12 @@ def steps():
 PACKED = {"name": "stdlib", "sequence_length": 32, "layout": "packed"}
 PADDED = {"name": "stdlib", "sequence_length": 32, "layout": "padded"}
 DIGITS = {"name": "digits"}
-MLP = {"model": {"name": "mlp", "hidden_sizes": [16]}}
+CLIP = 1.0
+MLP = {
+    "model": {"name": "mlp", "hidden_sizes": [16]},
+    # SGD feels the length of a gradient, which AdamW hardly does.
+    "optimizer": {"name": "sgd", "learning_rate": 0.5, "gradient_clip_norm": CLIP},
+}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,7 @@ def test_float64_curves_agree(curves, data, model):
     np.testing.assert_allclose(losses[1:], np.broadcast_to(losses[0], (3, 60)), rtol=1e-9, atol=0)
     norms = np.array([table["gradient_norm"] for table in tables], dtype=float)
     np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], (3, 60)), rtol=1e-9, atol=0)
+    assert (norms[0] > 1.1 * CLIP).sum() > 5, "too little is clipped to tell whose norm counts"
 
 
 @pytest.mark.slow

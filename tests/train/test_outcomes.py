@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -134,10 +135,20 @@ def test_a_last_step_that_ruins_the_model_is_divergence(trainer, outcome, tmp_pa
 
 @pytest.mark.slow
 def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
-    """A long evaluation is in `evaluation_s` alone."""
-    spec = trainer.make_spec((1, 32, 1), evaluation__samples=4096, budget__optimizer_steps=1)
+    """A long evaluation is in `evaluation_s` alone: counted twice, the parts exceed the whole."""
+    spec = trainer.make_spec(
+        (1, 32, 1),
+        data={"name": "custom", "_target_": "own_data.Blobs", "arguments": {"slow_s": 1.0}},
+        model={"name": "mlp", "hidden_sizes": [8]},
+        evaluation__samples=64,
+        budget__optimizer_steps=1,
+    )
+    began = time.perf_counter()
     rank = read_table(trainer.train(spec, tmp_path), "ranks").iloc[0]
-    assert 0 < rank["startup_s"] < rank["evaluation_s"]
+    whole_s = time.perf_counter() - began
+    assert rank["evaluation_s"] >= 8 * 1.0  # of 8 samples each, asleep
+    assert rank["startup_s"] > 0
+    assert rank["startup_s"] + rank["evaluation_s"] < whole_s
 
 
 def test_evaluation_samples_come_from_all_held_out_files(spec_of):

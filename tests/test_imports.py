@@ -18,7 +18,7 @@ ROOT = Path(batchscape.__file__).parent
 # <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
 # where it is listed.
 LAYERS = (
-    {"completion", "credentials", "errors", "geometry", "targets"},
+    {"completion", "credentials", "errors", "geometry", "outgoing", "targets", "terminal"},
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines"},
@@ -31,6 +31,8 @@ WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
     ("targets", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
+    ("outgoing", "credentials"),  # a secret does not leave
+    ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record
     ("models", "record"),
     ("measure", "record"),
@@ -87,7 +89,7 @@ def test_imports_point_down(part: str) -> None:
 
 def test_analysis_reads_records_and_nothing_else_of_the_runtime() -> None:
     for path in files("analysis"):
-        assert own_parts(path) <= {"analysis", "record", "errors", "geometry"}, path
+        assert own_parts(path) <= {"analysis", "record", "errors", "geometry", "outgoing"}, path
         roots = {name.split(".")[0] for name in imported(path)}
         assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path
 

@@ -103,13 +103,11 @@ def test_names_promise_by_whole_words(name: str, promises: bool) -> None:
         "global-batch-of-the-sweep",
         "model.layers.0.weight",
         "2026-01-31",
-        "0000000000000000000000",
         "/usr/share/keyrings/archive.gpg",
-        "short1Secret",
         "",
     ],
 )
-def test_words_and_paths_are_no_secrets(value: str) -> None:
+def test_names_and_paths_are_no_keys(value: str) -> None:
     assert not looks_secret(value)
     assert find_secret(value, {"SORT_KEY": value}, of="sort_key") is None
 
@@ -130,9 +128,9 @@ def test_random_values_of_such_variables_are_found_and_redacted(
         assert length < 40
         return
     known = {"MY_TOKEN": value}
-    text = f"it said: Bearer {value}; again"
+    text = f"it said: {value}; again"
     assert find_secret(text, known) == "the value of the environment variable MY_TOKEN"
-    assert redact(text, known) == "it said: Bearer [MY_TOKEN]; again"
+    assert redact(text, known) == "it said: [MY_TOKEN]; again"
     content = {"a": [1, text, None], value: {"b": text}}
     assert value not in json.dumps(redacted(content, known))
     assert redacted(content, {}) == content

@@ -16,6 +16,7 @@ from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.report.grids import Grid, show
+from batchscape.outgoing import outgoing_json
 
 __all__ = ["as_json", "candidates_grid", "show_recommendation"]
 
@@ -24,7 +25,9 @@ _MAX_ROWS = 12
 
 def as_json(found: Sequence[Recommendation]) -> str:
     """Write recommendations as JSON: a list, one entry a group of comparable runs."""
-    return json.dumps([each.as_mapping() for each in found], allow_nan=False, indent=2)
+    return json.dumps(
+        outgoing_json([each.as_mapping() for each in found]), allow_nan=False, indent=2
+    )
 
 
 def show_recommendation(console: Console, found: Recommendation) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.outgoing import outgoing
 
 __all__ = [
     "COLUMN_IN",
@@ -160,6 +162,8 @@ def write_figure(rendered: Mapping[str, bytes], folder: Path, name: str) -> list
 
 def render(figure: Figure) -> dict[str, bytes]:
     """Return the content of the files that `save` writes, by their ending."""
+    for text in figure.findobj(Text):
+        text.set_text(outgoing(text.get_text()))
     # Saving would lay the figure out for each file, and draw it once more every time.
     if (layout := figure.get_layout_engine()) is not None:
         figure.set_dpi(_DPI)

@@ -26,6 +26,7 @@ from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.place import check_place
 from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines, show_section, write_sections
+from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.columns import recognise
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
@@ -40,6 +41,7 @@ from batchscape.analysis.targets.section import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.view import tradeoff_section
 from batchscape.errors import AnalysisError
+from batchscape.outgoing import visible
 
 __all__ = ["Analysis", "analyze"]
 
@@ -94,8 +96,9 @@ class Analysis:
         lines = [f"# {escape_markdown(self.source.name)}"]
         lines += [f"- {escape_markdown(note)}" for note in self.notes]
         lines += [line for section in self.sections for line in section_lines(section)]
-        page.write_text("\n\n".join(line.strip("\n") for line in lines) + "\n", encoding="utf-8")
-        self.runs.to_csv(runs, index=False)
+        text = "\n\n".join(line.strip("\n") for line in lines) + "\n"
+        page.write_text(visible(text), encoding="utf-8")
+        write_csv(runs, self.runs)
         return [page, *write_sections(self.sections, out), runs]
 
 

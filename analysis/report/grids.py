@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape.analysis.numbers import TIMES
+from batchscape.outgoing import outgoing
 
 __all__ = [
     "MAX_ROWS",
@@ -33,7 +34,7 @@ MAX_ROWS = 40
 
 @dataclass(frozen=True)
 class Grid:
-    """Texts of a table, before any markup."""
+    """Texts of a table, before any markup; as they may leave, whoever made them."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -49,6 +50,17 @@ class Grid:
     """Lines under the table, definitions among them."""
     bold: Collection[tuple[int, int]] = ()
     """Cells set in bold, as (row, column) from zero; a note must say what bold means."""
+
+    def __post_init__(self) -> None:
+        """Clean the texts here, once for all formats: later they are cut and escaped."""
+        cleaned = {
+            "headers": [outgoing(text) for text in self.headers],
+            "rows": [[outgoing(text) for text in row] for row in self.rows],
+            "footnotes": {mark: outgoing(text) for mark, text in self.footnotes.items()},
+            "notes": [outgoing(text) for text in self.notes],
+        }
+        for name, texts in cleaned.items():
+            object.__setattr__(self, name, texts)
 
     def marked_rows(self) -> list[tuple[Sequence[str], Sequence[str]]]:
         """Pair each row with its footnote letters."""
@@ -127,7 +139,7 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
 
 def escape_markdown(text: str) -> str:
     """Write text so that Markdown shows it as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(outgoing(text).split()))
 
 
 def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import Grid, fit_widths
+from batchscape.outgoing import outgoing
 
 __all__ = ["escape_latex", "to_latex"]
 
@@ -154,7 +155,7 @@ def escape_latex(text: str) -> str:
     A character outside ASCII that has no plain command is written as its code point, as in
     `[U+4E2D]`: it always compiles, and nothing is lost.
     """
-    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _signed(" ".join(text.split())))
+    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _signed(" ".join(outgoing(text).split())))
     return "".join(
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_letter, piece))
         for index, piece in enumerate(pieces)

@@ -11,6 +11,7 @@ from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
+from batchscape.outgoing import outgoing
 
 __all__ = ["HEADLINES", "macro_name", "macros", "write_macros"]
 
@@ -122,7 +123,7 @@ def write_macros(path: Path, headlines: Mapping[str, Estimate]) -> Path:
     """
     text = macros(headlines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(outgoing(text), encoding="utf-8")
     return path
 
 

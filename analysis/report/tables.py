@@ -28,6 +28,7 @@ from batchscape.analysis.report.definitions import (
 )
 from batchscape.analysis.report.grids import Grid, lettered, shorten, to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.outgoing import outgoing_cell
 from batchscape.record.summary import SUMMARY
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "decomposition_grid",
     "geometry_texts",
     "setting_headers",
+    "write_csv",
     "write_table",
 ]
 
@@ -163,6 +165,30 @@ def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
     return parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
 
 
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them.
+
+    Parameters
+    ----------
+    path : Path
+    table : DataFrame
+    """
+    texts = table.copy(deep=False)
+    texts.columns = pd.Index([outgoing_cell(str(name)) for name in table.columns])
+    for index, dtype in enumerate(table.dtypes):
+        if pd.api.types.is_numeric_dtype(dtype):
+            continue
+        cells = table.iloc[:, index].tolist()
+        clean = {text: outgoing_cell(text) for text in set(filter(_is_text, cells))}
+        if any(text != cleaned for text, cleaned in clean.items()):
+            texts.isetitem(index, [clean[cell] if _is_text(cell) else cell for cell in cells])
+    texts.to_csv(path, index=False)
+
+
+def _is_text(cell: object) -> bool:
+    return isinstance(cell, str)
+
+
 def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
     """Write a table as CSV (everything), Markdown and LaTeX (what the grid shows, shortened).
 
@@ -180,7 +206,7 @@ def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> lis
         The files written.
     """
     files = [folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")]
-    table.to_csv(files[0], index=False)
+    write_csv(files[0], table)
     files[1].write_text(to_markdown(shorten(grid)), encoding="utf-8")
     files[2].write_text(to_latex(shorten(grid)), encoding="utf-8")
     return files

@@ -31,9 +31,10 @@ from batchscape.analysis.report.page import page
 from batchscape.analysis.report.place import ENDINGS, check_place
 from batchscape.analysis.report.section import Section, TableView
 from batchscape.analysis.report.sections import show_section, write_sections
-from batchscape.analysis.report.tables import comparison_grid, write_table
+from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
 from batchscape.analysis.report.topics import find_sections
 from batchscape.errors import RecordError
+from batchscape.outgoing import visible
 from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.index import INDEXED
@@ -153,7 +154,7 @@ def write_report(
         _clear(out)
         files = write_table(out / "tables", "comparison", comparison, grid)
         files.append(out / "tables" / "runs.csv")
-        cells.runs.to_csv(files[-1], index=False)
+        write_csv(files[-1], cells.runs)
         files += write_sections(sections, out, figures=False)
     for name, rendered in [*drawn.items(), *shown]:
         files += write_figure(rendered.result(), out / "figures", name)
@@ -166,7 +167,7 @@ def write_report(
         figures=[name for name, rendered in drawn.items() if rendered.result()],
         drawn=figures,
     )
-    (out / "report.md").write_text(text, encoding="utf-8")
+    (out / "report.md").write_text(visible(text), encoding="utf-8")
     return Report(
         out=out,
         comparison=comparison,

@@ -17,6 +17,7 @@ from batchscape.completion import SCRIPTS, candidates, options_of
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
+from batchscape.outgoing import visible
 from batchscape.record.commands import command_of
 
 if TYPE_CHECKING:
@@ -111,13 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except BatchscapeError as error:
-        sys.stderr.write(f"{redact(str(error))}\n")
+        sys.stderr.write(f"{redact(visible(str(error)))}\n")
         return 2
     except BrokenPipeError:
         raise
     except OSError as error:
         # Of this system, not of ours: a full disk, a folder that cannot be written to.
-        sys.stderr.write(f"{redact(str(error))}\n")
+        sys.stderr.write(f"{redact(visible(str(error)))}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("Stopped\n")
@@ -653,11 +654,11 @@ def _launch(grid: Grid, arguments: Sequence[str]) -> int:
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from batchscape.terminal import OutgoingConsole
 
     # A pipe or a file has no width to wrap at.
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return Console(width=width, highlight=False, markup=False)
+    return OutgoingConsole(width=width, highlight=False, markup=False)
 
 
 _PIPE_WIDTH = 160

@@ -1,8 +1,13 @@
-"""What is a secret, where it may not stand, and how a text is freed of it.
+"""What is a secret, how one is told apart from an ordinary text, and how a text is freed of it.
 
-Secrets are known by two signs: they are the value of an environment variable whose name says so
-(`WANDB_API_KEY`, `HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`), or they have the shape that a service gives
-its keys. A name alone does not make one: `SORT_KEY=micro_batch_size` holds words.
+Secrets are known by three signs:
+
+* A name that ends in key, token, secret, pass, password, passwd, pwd or credentials, fused or not
+  (`PGPASSWORD`, `--api-key`), promises one; its value is one unless it is shorter than 8
+  characters, a path, a placeholder (`${oc.env:X}`, `<|end|>`), a word of batchscape's own, or, for
+  a key or a token, words with separators (`SORT_KEY=micro_batch_size`).
+* A name with such a word elsewhere (`API_KEY_OLD`) promises less: its value must look random.
+* A value has the shape that a service gives its keys, wherever it stands.
 """
 
 from __future__ import annotations
@@ -12,11 +17,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "find_secret",
+    "holds_secret",
     "is_secret_name",
     "looks_secret",
     "redact",
@@ -29,7 +36,21 @@ _NAME_WORDS = frozenset(
     | {"secret", "secrets", "password", "passwd", "passphrase", "pass", "pwd", "pat"}
     | {"credential", "credentials"}
 )
-"""Words of a name that promise a secret; whole ones only: `monkey` and `tokenizer` promise none."""
+"""Words that promise a secret where they stand apart in a name."""
+_ENDING = re.compile(
+    r"(?:(?P<plain>key|token)|secret|pass|password|passwd|passphrase|pwd|credentials?"
+    r"|(?<![a-z0-9])pat)[-_.]?\d*\Z",
+    re.IGNORECASE,
+)
+"""What a name that promises a secret ends in, fused or not; `plain`: words are none there."""
+_OTHER_WORDS = re.compile(
+    r"(?<![a-z])(?:monkey|donkey|turkey|hockey|jockey|whiskey|lackey|hotkey"
+    r"|compass|encompass|bypass|trespass|surpass|overpass|underpass)[-_.]?\d*\Z",
+    re.IGNORECASE,
+)
+_SHORTEST = 8
+_REFERENCE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\{\{[^{}]*\}\}")
+"""A placeholder, a special token of a vocabulary, or what a secret was replaced by."""
 _PLACES = frozenset(
     {"path", "paths", "file", "files", "dir", "dirs", "directory", "folder", "folders"}
 )
@@ -49,15 +70,39 @@ _TELLING = 5
 """Letters of a word that tells a text with such marks from a random password."""
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("a token of Hugging Face", re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")),
+    ("a token of Hugging Face", re.compile(r"hf_[A-Za-z0-9]{20,}")),
     ("a key of the shape sk-...", re.compile(r"\bsk-[A-Za-z0-9_-]{20,}")),
-    ("a token of GitHub", re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,})")),
-    ("a token of GitLab", re.compile(r"\bglpat-[A-Za-z0-9_-]{20,}")),
-    ("a token of Slack", re.compile(r"\bxox[abpors]-[A-Za-z0-9-]{10,}")),
-    ("an access key of AWS", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
-    ("a key of Google", re.compile(r"\bAIza[0-9A-Za-z_-]{35}")),
-    ("a key of Weights & Biases", re.compile(r"\bwandb_v\d_[A-Za-z0-9_]{20,}")),
-    ("a web token", re.compile(r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
+    ("a key of Stripe", re.compile(r"(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{10,}")),
+    ("a token of GitHub", re.compile(r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}")),
+    ("a token of GitLab", re.compile(r"glpat-[A-Za-z0-9_-]{20,}")),
+    ("a token of Slack", re.compile(r"xox[abpors]-[A-Za-z0-9-]{10,}|xapp-\d-[A-Za-z0-9-]{10,}")),
+    ("an access key of AWS", re.compile(r"(?:AKIA|ASIA)[0-9A-Z]{16}")),
+    ("a key of Google", re.compile(r"AIza[0-9A-Za-z_-]{35}")),
+    ("a key of Weights & Biases", re.compile(r"wandb_v\d_[A-Za-z0-9_]{20,}")),
+    (
+        "a token of a registry",
+        re.compile(r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,}"),
+    ),
+    (
+        "a key of a service",
+        re.compile(
+            r"\b(?:nvapi-[\w-]{20,}|gsk_\w{20,}|r8_\w{30,}|hvs\.[\w-]{20,}"
+            r"|dop_v1_[0-9a-f]{40,}|SG\.[\w-]{16,}\.[\w-]{16,})"
+        ),
+    ),
+    ("a web token", re.compile(r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
+    (
+        "an authorization header",
+        re.compile(
+            r"(?<=authorization)[\"']?\s*[:=]\s*[\"']?(?:(?:basic|bearer|digest|token)\s+)?"
+            r"[^\s\"',;\[\]]{8,}",
+            re.IGNORECASE,
+        ),
+    ),
+    (
+        "a bearer token",
+        re.compile(r"(?<=\bbearer )\s*(?=\S*\d)[A-Za-z0-9._~+/-]{8,}=*", re.IGNORECASE),
+    ),
     (
         "a private key",
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
@@ -68,20 +113,48 @@ _FORTY_HEX = re.compile(r"(?<![0-9A-Za-z@/])[0-9a-f]{40}(?![0-9A-Za-z])")
 """A key of Weights & Biases, or the name of a git revision: what stands before it tells."""
 _NAMES_A_REVISION = re.compile(r"(?:revision|commit|sha1?|hash|digest|ref|git|HEAD)\W*\Z", re.I)
 # Names are bounded, so that a long text without any assignment takes no longer than it must.
-_ASSIGNED = re.compile(r"(?P<name>[A-Za-z][\w.-]{0,99})[=:]\s?[\"']?(?P<value>[^\s\"',;]{16,})")
+_ASSIGNED = re.compile(
+    r"""(?P<name>[A-Za-z][\w.-]{0,99})(?P<sign>["']?\s?[=:]\s?)"""
+    r"""(?:"(?P<double>[^"\n]{8,})"|'(?P<single>[^'\n]{8,})'|(?P<bare>[^\s"',;&]{8,}))"""
+)
+_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name promises a secret: one of its words does.
+    """Whether a name promises a secret: by its end, or by one of its words.
 
     Parameters
     ----------
     name : str
-        Of a variable, a setting or an option: `HF_TOKEN`, `engine.values.apiKey`, `--api-key`.
+        Of a variable, a setting or an option: `HF_TOKEN`, `engine.values.apiKey`, `PGPASSWORD`.
     """
+    if _OTHER_WORDS.search(name):
+        return False
+    if _ENDING.search(name):
+        return True
     apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     words = re.split(r"[^a-z0-9]+", apart.lower())
     return words[-1] not in _PLACES and not _NAME_WORDS.isdisjoint(words)
+
+
+@lru_cache(maxsize=4096)
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a value is a secret by the name that it has.
+
+    Parameters
+    ----------
+    name : str
+        As `is_secret_name` takes it.
+    value : str
+    """
+    if len(value) < _SHORTEST or not is_secret_name(name) or _REFERENCE.fullmatch(value):
+        return False
+    ending = _ENDING.search(name)
+    if ending is None:
+        return looks_secret(value)
+    if ending["plain"] and _is_words(value):
+        return False
+    return not (_is_path(value) or _is_own_word(value))
 
 
 def looks_secret(value: str) -> bool:
@@ -100,7 +173,7 @@ def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, 
         This process's own by default.
     """
     environment = os.environ if environment is None else environment
-    found = {n: v for n, v in environment.items() if is_secret_name(n) and looks_secret(v)}
+    found = {name: value for name, value in environment.items() if holds_secret(name, value)}
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
@@ -125,10 +198,12 @@ def find_secret(
             return kind
     if any(not _NAMES_A_REVISION.search(of + "=" + text[: m.start()]) for m in _forty(text)):
         return "a key of the shape of Weights & Biases' (40 hexadecimal digits)"
-    if is_secret_name(of) and looks_secret(text):
-        return f"a value that looks like a secret, under the name {of}"
+    option = _OPTION.fullmatch(text)
+    for name, value in [(of, text), *([(option["name"], option["value"])] if option else [])]:
+        if holds_secret(name, value):
+            return f"a value that looks like a secret, under the name {name}"
     for match in _ASSIGNED.finditer(text):
-        if is_secret_name(match["name"]) and looks_secret(match["value"]):
+        if _assigns_secret(match):
             return f"a value that looks like a secret, under the name {match['name']}"
     return None
 
@@ -136,33 +211,26 @@ def find_secret(
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Return a text with every secret in it replaced by what it was: `[WANDB_API_KEY]`.
 
+    For what others say: 40 hexadecimal digits count as a key unless a word before them tells
+    otherwise.
+
     Parameters
     ----------
     text : str
     environment : mapping, optional
         As `secret_variables` takes it.
     """
-    text = _without_variables(text, secret_variables(environment))
-    for kind, shape in _SHAPES:
-        for match in reversed(list(shape.finditer(text))):
-            if not _is_only_a_name(match[0]):
-                text = f"{text[: match.start()]}[{kind}]{text[match.end() :]}"
+    text = _without_secrets(text, secret_variables(environment))
     for match in reversed(list(_forty(text))):
         if not _NAMES_A_REVISION.search(text[: match.start()]):
             text = f"{text[: match.start()]}[40 hexadecimal digits]{text[match.end() :]}"
-
-    def assigned(match: re.Match[str]) -> str:
-        if is_secret_name(match["name"]) and looks_secret(match["value"]):
-            return match[0].replace(match["value"], f"[{match['name']}]")
-        return match[0]
-
-    return _ASSIGNED.sub(assigned, text)
+    return text
 
 
 def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  (of JSON)
-    """Return a JSON value in which no text, and no key, carries the value of a secret variable.
+    """Return a JSON value in which no text, and no key, carries a secret.
 
-    Only whole values are looked for, not shapes: a record may well hold 40 hexadecimal digits.
+    A record may well hold 40 hexadecimal digits: they stay, unless a variable has them.
 
     Parameters
     ----------
@@ -171,13 +239,12 @@ def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:
     environment : mapping, optional
         As `secret_variables` takes it.
     """
-    variables = secret_variables(environment)
-    return _walk(content, variables) if variables else content
+    return _walk(content, secret_variables(environment))
 
 
 def _walk(content: Any, variables: Mapping[str, str]) -> Any:  # noqa: ANN401  (anything of JSON)
     if isinstance(content, str):
-        return _without_variables(content, variables)
+        return _without_secrets(content, variables)
     if isinstance(content, Mapping):
         return {_walk(key, variables): _walk(value, variables) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -185,10 +252,30 @@ def _walk(content: Any, variables: Mapping[str, str]) -> Any:  # noqa: ANN401  (
     return content
 
 
-def _without_variables(text: str, variables: Mapping[str, str]) -> str:
+def _without_secrets(text: str, variables: Mapping[str, str]) -> str:
     for name, value in variables.items():
         text = text.replace(value, f"[{name}]")
-    return text
+    if len(text) < _SHORTEST:
+        return text
+    for kind, shape in _SHAPES:
+        for match in reversed(list(shape.finditer(text))):
+            if not _is_only_a_name(match[0]):
+                text = f"{text[: match.start()]}[{kind}]{text[match.end() :]}"
+    return _ASSIGNED.sub(_without_its_secret, text)
+
+
+def _without_its_secret(match: re.Match[str]) -> str:
+    return (
+        f"{match['name']}{match['sign']}[{match['name']}]" if _assigns_secret(match) else match[0]
+    )
+
+
+def _assigns_secret(match: re.Match[str]) -> bool:
+    """Whether what is written as `name=value` or `name: value` is a secret."""
+    value = match["double"] or match["single"] or match["bare"]
+    # In prose a word follows: "unknown key: evaluatoin".
+    is_prose = match["sign"] == ": " and value.isalpha() and _ENDING.search(match["name"])
+    return holds_secret(match["name"], value) and not (is_prose and is_prose["plain"])
 
 
 def _forty(text: str) -> list[re.Match[str]]:
@@ -210,9 +297,30 @@ def _is_path(value: str) -> bool:
     if value.startswith(("~/", "./", "../")):
         return True
     try:
-        return value.startswith("/") and Path("/", *Path(value).parts[1:2]).is_dir()
+        path = Path(value)
+        if value.startswith("/"):
+            return Path("/", *path.parts[1:2]).is_dir()
+        return "/" in value and path.exists()
     except (OSError, ValueError):
         return False
+
+
+@cache
+def _is_own_word(value: str) -> bool:
+    """Whether a value is a word of batchscape: `disabled`, `completed`, a key of its records.
+
+    Replaced wherever it stands, it would make settings and records unreadable.
+    """
+    if not re.fullmatch("[a-z]+(?:_[a-z]+)*", value):
+        return False
+    whole = re.compile(rf"\b{value}\b")
+    for folder, _, files in os.walk(Path(__file__).parent, followlinks=True):
+        for name in files:
+            if name.endswith((".py", ".yaml")):
+                text = Path(folder, name).read_text(encoding="utf-8")
+                if whole.search(text):
+                    return True
+    return False
 
 
 def _is_words(value: str) -> bool:

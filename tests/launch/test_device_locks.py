@@ -196,7 +196,7 @@ def test_a_launcher_that_waits_is_not_passed_over_for_ever(tmp_path: Path) -> No
     first = narrow.start()
     assert len(first) == 1
     assert wide.start() == set()
-    waits = "Waiting for CUDA devices that another launcher holds; both take turns (locks in "
+    waits = "Waiting for CUDA devices that another launcher holds ("
     assert str(wide.placement.waits).startswith(waits)
     narrow.end(first.pop())
     # The turn is not theirs.
@@ -277,7 +277,7 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
             other.send_signal(signal.SIGKILL)
             assert launcher.wait(60) == 0
     printed = " ".join(said.read_text().split())
-    waits = "Waiting for cores that another launcher holds; both take turns (locks in "
+    waits = "Waiting for cores that another launcher holds ("
     assert printed.count(waits) == 1
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
     assert RunStatus.read(folder.status).status is Status.COMPLETED

@@ -14,7 +14,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.record import mirror
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import Status
 from batchscape.record.sync import pending
@@ -101,6 +101,44 @@ def test_what_changed_since_and_what_was_written_offline(
     assert before is not None
     assert after is not None
     assert before.id == after.id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "content", ["", json.dumps({"format_version": FORMAT_VERSION, "idd": "x"})]
+)
+def test_the_repair_of_a_damaged_state_works(
+    content, sweep, server, three_runs, rows_of, capsys
+) -> None:
+    """What the message says, done as it says it: the same W&B run, and every row once."""
+    first, second, _ = three_runs
+    assert sync(sweep, capsys)[0] == 0
+    known = MirrorState.read(first.folder)
+    second.begin(after=4)
+    second.train(range(5, 13))
+    second.end(Status.COMPLETED)
+    for training in (first, second):
+        training.folder.mirror.write_text(content)
+    code, said = sync(sweep, capsys)
+    assert code == 1
+    said = " ".join(said.split())
+    for training in (first, second):
+        assert f"{training.folder.mirror} is damaged" in said
+    assert said.count(f"Delete this file; then `batchscape sync {sweep.path}` goes on") == 2
+
+    for training in (first, second):
+        training.folder.mirror.unlink()
+    assert sync(sweep, capsys)[0] == 0
+    assert len(server.runs) == 2
+    for training in (first, second):
+        run = server.run_of(training.run_id)
+        assert run.visible_history == rows_of(training.folder)
+        assert run.lines_received == len(run.history)
+        assert run.state == "finished"
+    again = MirrorState.read(first.folder)
+    assert known is not None
+    assert again is not None
+    assert known.id == again.id
 
 
 @pytest.mark.slow

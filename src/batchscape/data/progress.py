@@ -23,10 +23,11 @@ def reading(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
     callable
         To be told how many more bytes were read.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from batchscape.terminal import OutgoingConsole
+
+    console = OutgoingConsole(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(
         *columns,

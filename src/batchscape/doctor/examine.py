@@ -17,6 +17,7 @@ from rich.text import Text
 
 from batchscape.doctor import machine, tools, torch_probes
 from batchscape.doctor.finding import Finding, Probe, findings_of
+from batchscape.outgoing import outgoing_json
 
 __all__ = ["Examination", "examine", "examine_with"]
 
@@ -43,7 +44,7 @@ class Examination:
     def as_json(self) -> str:
         """Return the same as JSON: `fit`, and `findings` with the fields of `Finding`."""
         content = {"fit": self.is_fit, "findings": [asdict(found) for found in self.findings]}
-        return json.dumps(content, indent=2)
+        return json.dumps(outgoing_json(content), indent=2)
 
     def as_table(self) -> Group:
         """Return what a console shows."""

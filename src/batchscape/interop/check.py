@@ -19,6 +19,7 @@ from batchscape.interop.gather import Setup, gather
 from batchscape.interop.resolve import Fact, Running, resolve
 from batchscape.interop.rules import findings_of
 from batchscape.interop.statements import KINDS, Statement, Value
+from batchscape.outgoing import outgoing_json
 
 __all__ = ["Consistency", "check_configs"]
 
@@ -59,7 +60,7 @@ class Consistency:
             },
             "findings": [asdict(finding) for finding in self.findings],
         }
-        return json.dumps(content, indent=2)
+        return json.dumps(outgoing_json(content), indent=2)
 
     def as_table(self) -> Group:
         """Return what a console shows."""

@@ -20,10 +20,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pwd
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+
+import psutil
 
 __all__ = ["DeviceLocks"]
 
@@ -102,6 +105,23 @@ class DeviceLocks:
         if descriptor is not None:
             _release(descriptor)
 
+    def holders(self) -> str:
+        """Say who holds what this launcher waits for: the users, and their processes.
+
+        The system tells which process took a lock; one that only inherited it is not named.
+        """
+        with contextlib.suppress(OSError):
+            ours = {path.stat().st_ino for path in self.folder.glob(f"{self._kind}-*")}
+            found = set()
+            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+                # `1: FLOCK  ADVISORY  WRITE 4711 fe:01:262146 0 EOF`; `->` marks who waits.
+                _, kind, _, _, pid, place, *_ = line.replace("->", "").split()
+                if kind == "FLOCK" and int(place.rpartition(":")[2]) in ours:
+                    found.add(int(pid))
+            names = [_named(pid) for pid in sorted(found - {os.getpid()})]
+            return ", ".join(name for name in names if name) or _UNKNOWN
+        return _UNKNOWN
+
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         """See `Locks`."""
         return tuple(self._held[device] for device in devices if device in self._held)
@@ -139,9 +159,29 @@ class DeviceLocks:
         if self._usable:
             self._usable = False
             self._warn(
-                f"devices cannot be locked in {self.folder} ({error}): launchers on this machine "
-                "may take the same ones"
+                f"devices cannot be locked in {self.folder} ({error}{_owned(error)}): launchers on "
+                "this machine may take the same ones"
             )
+
+
+_UNKNOWN = "the system does not tell who"
+
+
+def _named(pid: int) -> str | None:
+    """Name the user of a process, and the process; None where it is gone."""
+    try:
+        return f"user {psutil.Process(pid).username()}, process {pid}"
+    except (psutil.Error, ValueError):
+        return None
+
+
+def _owned(error: OSError) -> str:
+    """Name the owner of what cannot be used, or of the folder that it is in."""
+    path = Path(str(error.filename))
+    for place in (path, path.parent):
+        with contextlib.suppress(OSError, KeyError):
+            return f", which belongs to user {pwd.getpwuid(place.lstat().st_uid).pw_name}"
+    return ""
 
 
 def _release(descriptor: int) -> None:

@@ -25,8 +25,11 @@ from batchscape.launch.child import (
 )
 from batchscape.record.instants import now
 
-__all__ = ["Forked", "ServerError", "UnsafeToForkError"]
+__all__ = ["Forked", "ServerError", "ServerKilledError", "UnsafeToForkError"]
 
+_BOOTS = 3
+"""Times that a server is started which is killed while it imports: by the system, mostly because
+memory was out for a moment."""
 _BOOT_LIMIT_S = 600.0
 """Longest time for a new server to import everything; a slow file system takes a minute or two."""
 
@@ -37,6 +40,10 @@ class UnsafeToForkError(LaunchError):
 
 class ServerError(LaunchError):
     """No fork server can be had, so that no run can be started."""
+
+
+class ServerKilledError(ServerError):
+    """The machine kills every fork server: nothing is wrong with what was asked for."""
 
 
 class Forked:
@@ -52,6 +59,7 @@ class Forked:
         self._groups: dict[str, int] = {}
         self._unreported: list[RankExit] = []
         self._is_gone = False
+        self._killed = 0
         self._boot()
 
     def _boot(self) -> None:
@@ -77,19 +85,36 @@ class Forked:
         Raises
         ------
         ServerError
-            If it died instead.
+            If it died instead; one that was killed is replaced first.
         UnsafeToForkError
             If it booted and must not fork.
         """
         if not self._ready and self._readable(timeout_s):
             message = self._receive()
             if message is None:
-                msg = f"the fork server ended with code {self._server.wait()}:\n{self._printed()}"
-                raise ServerError(msg)
+                self._boot_again()
+                return False
             if message["unsafe"]:
                 raise UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
+            self._killed = 0
         return self._ready
+
+    def _boot_again(self) -> None:
+        """Start another server in place of one that died while it booted, where that may help."""
+        code, printed = self._server.wait(), self._printed()
+        if code >= 0:
+            msg = f"the fork server ended with code {code}:\n{printed}"
+            raise ServerError(msg)
+        self._killed += 1
+        how = f"killed by signal {-code} while it imported"
+        if self._killed == _BOOTS:
+            msg = f"the fork server was {how}, {_BOOTS} times; look at the machine's memory"
+            raise ServerKilledError(msg)
+        self.note = f"the fork server was {how}, and was started again"
+        self._channel.close()
+        self._errors.close()
+        self._boot()
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced.

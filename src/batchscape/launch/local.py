@@ -16,6 +16,7 @@ from batchscape.errors import BatchscapeError, LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import Claims
 from batchscape.launch.durations import Durations
+from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
@@ -35,6 +36,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import load
 from batchscape.record.usable import check_usable
+from batchscape.terminal import OutgoingConsole
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -94,7 +96,7 @@ def run_sweep(
         raise LaunchError(msg)
     if not specs:
         return SweepResult((), interrupted=False)
-    console = Console() if console is None else console
+    console = OutgoingConsole() if console is None else console
     ordered = launch_order(specs, specs[0].config.launcher.order_seed)
     check_usable(sweep, run_ids)
     with sweep_lock(sweep), ExitStack() as stack:
@@ -158,12 +160,15 @@ def _launched(
     if not missing:
         return _Launched({})
     with ExitStack() as stack:
-        processes = open_processes(
-            _preloaded(missing, target),
-            lambda: interrupts.count > 0,
-            method,
-            _slow_import(missing),
-        )
+        try:
+            processes = open_processes(
+                _preloaded(missing, target),
+                lambda: interrupts.count > 0,
+                method,
+                _slow_import(missing),
+            )
+        except ServerKilledError as error:
+            return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
         claims = Claims(sweep, standing)

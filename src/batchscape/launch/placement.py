@@ -21,11 +21,14 @@ from batchscape.record.status import RunStatus
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["Placed", "Placement"]
+__all__ = ["GIVE_UP_S", "Placed", "Placement"]
 
 _OTHERS = ""
 """Name of what other launchers have at work, as if it were one run."""
 _NOUNS = {"cpu": "cores", "cuda": "CUDA devices"}
+GIVE_UP_S = 12 * 3600.0
+"""How long to wait for devices that others hold without starting anything: longer than a run that
+somebody lets go on overnight."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Placement:
         }
         self.waits: str | None = None
         """Why nothing starts, where other launchers are the reason."""
+        self._waits_since: float | None = None
 
     def _kind(self, kind: str, names: dict[int, str], warn: Callable[[str], None]) -> _Kind:
         exclusive = self._launcher.exclusive_devices
@@ -112,8 +116,19 @@ class Placement:
         for kind in self._kinds.values():
             placed = self._next_of(kind, queue)
             if placed is not None:
+                self._waits_since = None
                 return placed
+        if self.waits is None:
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = time.monotonic()
         return None
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether nothing could start for too long because others hold the devices."""
+        since = self._waits_since
+        return since is not None and time.monotonic() - since >= GIVE_UP_S
 
     def release(self, spec: RunSpec, lease: Lease) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
@@ -217,5 +232,11 @@ class Placement:
 
 
 def _waits(kind: _Kind) -> str:
-    where = f" (locks in {kind.locks.folder})" if kind.locks is not None else ""
-    return f"Waiting for {_NOUNS[kind.name]} that another launcher holds; both take turns{where}"
+    text = f"Waiting for {_NOUNS[kind.name]} that another launcher holds"
+    if kind.locks is None:
+        return text
+    return (
+        f"{text} ({kind.locks.holders()}); both take turns (locks in {kind.locks.folder}), and "
+        f"this one gives up after {GIVE_UP_S / 3600:g} h without a start; "
+        "launcher.exclusive_devices=false would share them"
+    )

@@ -123,6 +123,8 @@ class Session:
                     return self._done
                 self._presence.hide()
                 waits = self._placement.waits
+                if self._placement.has_given_up:
+                    self._stopping.because(f"given up: {waits}")
                 self._progress.waits(waits or self._claims.describe_elsewhere())
             for ended in self._processes.wait(_POLL_S):
                 self._active[ended.run].note(ended)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from batchscape.config import Command, RunConfig
 from batchscape.errors import RecordError
+from batchscape.outgoing import outgoing_cell
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import describe_disk_use, disk_use
 from batchscape.plan.resolve import Rejection
@@ -127,7 +128,8 @@ def write_plan(plan: Plan) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()})
     # Another launcher may be about to begin a run that this plan rejects.
     with exclusively(sweep.writing):
         for rejection in plan.rejections:

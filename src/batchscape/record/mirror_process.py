@@ -31,6 +31,7 @@ import wandb
 from batchscape.config import WandbTracker
 from batchscape.credentials import redact
 from batchscape.errors import RecordError
+from batchscape.outgoing import visible
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.mirror_bounds import OFFLINE_S, closing_s, opening_s, patience_s
 from batchscape.record.mirror_state import (
@@ -239,7 +240,7 @@ class _Launcher:
 
 def _log(message: str) -> None:
     with suppress(OSError):  # of a full disk
-        print(redact(message), file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
+        print(redact(visible(message)), file=sys.stderr, flush=True)  # noqa: T201  (goes to mirror.log)
 
 
 def end_helpers() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import secrets
 import shlex
 import shutil
 from contextlib import suppress
@@ -22,6 +24,7 @@ __all__ = [
     "MirrorState",
     "content_of",
     "describe_standing",
+    "id_of",
     "progress_sign",
     "sync_command",
     "wandb_folder",
@@ -137,6 +140,18 @@ class MirrorState:
         """
         if not folder.mirror.exists():
             return None
+        try:
+            return cls._checked(folder)
+        except DamageError as error:
+            sweep_dir = folder.path.parents[1]
+            msg = (
+                f"{error}. Delete this file; then `batchscape sync {sweep_dir}` goes on with the "
+                "same run of Weights & Biases"
+            )
+            raise DamageError(msg) from None
+
+    @classmethod
+    def _checked(cls, folder: RunFolder) -> MirrorState:
         content = read_json(folder.mirror)
         check_version(folder.mirror, content)
         content.pop("format_version")
@@ -186,6 +201,24 @@ def describe_standing(sweep: SweepFolder) -> str | None:
 def sync_command(sweep_dir: Path) -> str:
     """Return the command that sends what W&B lacks of a sweep."""
     return shlex.join(["batchscape", "sync", str(sweep_dir)])
+
+
+def id_of(sweep_dir: Path, run_id: str) -> str:
+    """Return the name of the W&B run of a run that has no state: a new one, unless it had one.
+
+    Where its state was deleted, the folders that W&B wrote for it still carry the name.
+
+    Parameters
+    ----------
+    sweep_dir : Path
+        Folder of the sweep.
+    run_id : str
+    """
+    segment = re.compile(rf"(?:offline-)?run-([0-9_]+)-({re.escape(run_id)}-[0-9a-f]{{8}})")
+    folder = wandb_folder(sweep_dir)
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = [(match[1], match[2]) for name in names if (match := segment.fullmatch(name))]
+    return max(found)[1] if found else f"{run_id}-{secrets.token_hex(4)}"
 
 
 def progress_sign(sweep_dir: Path) -> Path:

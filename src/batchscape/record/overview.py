@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from batchscape.outgoing import outgoing_json
 from batchscape.record.advice import DAMAGED, UNREADABLE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
@@ -86,7 +87,7 @@ class Overview:
             "copies": self.copies,
             "runs": [_entry(run) for run in self.runs],
         }
-        return json.dumps(content, indent=2, allow_nan=False)
+        return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 
 
 def overview(sweep: SweepFolder) -> Overview:

@@ -118,7 +118,7 @@ def sync(
         for sweep in found:
             for run, problem in sweep.damaged.items():
                 failed += 1
-                console.print(f"{run}: not uploaded: {problem}")
+                console.print(f"{run}: not uploaded: {problem}", soft_wrap=True)
             for outcome in upload(
                 sweep.sweep_dir, sweep.waiting, project=project, entity=entity, timeout_s=timeout_s
             ):
@@ -129,7 +129,7 @@ def sync(
                 uploaded += outcome.is_done
                 if outcome.problem is not None:
                     failed += 1
-                    console.print(f"{outcome.run}: not uploaded: {outcome.problem}")
+                    console.print(f"{outcome.run}: not uploaded: {outcome.problem}", soft_wrap=True)
     console.print(_summary(found, uploaded, failed))
     return failed == 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import wandb
 
+from batchscape.outgoing import outgoing_json
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.summary import SUMMARY
@@ -39,7 +40,8 @@ def run_config(folder: RunFolder) -> dict[str, Any]:
         for name in ("rendezvous", *VERDICT):
             launch.pop(name, None)
         config["launch"] = launch
-    return config
+    leaving: dict[str, Any] = outgoing_json(config)
+    return leaving
 
 
 def run_settings(init_timeout_s: float) -> wandb.Settings:

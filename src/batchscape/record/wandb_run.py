@@ -23,7 +23,6 @@ loss that is not a number is missing.
 from __future__ import annotations
 
 import math
-import secrets
 import shutil
 import sys
 import time
@@ -36,8 +35,9 @@ import wandb
 from batchscape.config import WandbTracker
 from batchscape.credentials import redact
 from batchscape.errors import RecordError
+from batchscape.outgoing import outgoing
 from batchscape.record.folder import RunFolder
-from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
+from batchscape.record.mirror_state import MirrorState, content_of, id_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
@@ -102,7 +102,7 @@ class WandbRun:
         self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
         self._waiting: list[tuple[int, str, Row]] = []
         self._state = MirrorState.read(folder) or MirrorState(
-            id=f"{config['run_id']}-{secrets.token_hex(4)}",
+            id=id_of(sweep_dir, config["run_id"]),
             project=tracker.project,
             entity=tracker.entity,
             mode=mode,
@@ -192,7 +192,7 @@ class WandbRun:
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
-                "reason": status.reason,
+                "reason": None if status.reason is None else outgoing(status.reason),
                 "attempts": len(status.attempts),
             }
         )
@@ -268,7 +268,9 @@ class WandbRun:
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         untimed = [UNTIMED] if self._untimed(status) is not None else []
-        return tuple(dict.fromkeys([*self._tracker.tags, str(status.status), *untimed]))
+        return tuple(
+            dict.fromkeys([*map(outgoing, self._tracker.tags), str(status.status), *untimed])
+        )
 
     def _untimed(self, status: RunStatus) -> str | None:
         """Say why its times do not count, by all that is known now; None where they do."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,6 +85,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(msg)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # Torch would have it loaded with all that it may run.
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({named[1]})" if named else ""
+        msg = f"{path} cannot be loaded: it holds more than weights and plain data{what}"
+        raise CheckpointError(msg) from None
     except Exception as error:  # noqa: BLE001  (pickle and zip raise many kinds; all mean damage)
         msg = f"{path} cannot be loaded: {error}"
         raise CheckpointError(msg) from None

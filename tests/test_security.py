@@ -18,13 +18,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchscape.cli import main
 from batchscape.compose import _settings
 from batchscape.config import RunConfig
-from batchscape.credentials import find_secret, is_secret_name, looks_secret, redact, redacted
+from batchscape.credentials import (
+    find_secret,
+    holds_secret,
+    is_secret_name,
+    looks_secret,
+    redact,
+    redacted,
+    secret_variables,
+)
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
 from batchscape.launch.lock import sweep_lock
@@ -81,7 +90,19 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("engine.values.apiKey", True),
         ("--api-key", True),
         ("SORT_KEY", True),
+        ("PGPASSWORD", True),
+        ("SSHPASS", True),
+        ("MYAPIKEY", True),
+        ("ghtoken", True),
+        ("DBPWD2", True),
+        ("NETCREDENTIALS", True),
+        ("OPENAIKEY_2", True),
+        ("API_KEY_OLD", True),
+        ("GH_PAT", True),
+        ("PYTHON_COMPAT", False),
+        ("bypass", False),
         ("TOKENIZERS_PARALLELISM", False),
+        ("data.tokenizer", False),
         ("MONKEY", False),
         ("KEYBOARD", False),
         ("XDG_CACHE_HOME", False),
@@ -90,8 +111,44 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("FILE_KEY", True),
     ],
 )
-def test_names_promise_by_whole_words(name: str, promises: bool) -> None:
+def test_names_promise_by_their_end_or_by_a_word(name: str, promises: bool) -> None:
     assert is_secret_name(name) is promises
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_one"),
+    [
+        ("PGPASSWORD", "hunter22", True),
+        ("PGPASSWORD", "hunter2", False),  # shorter than 8
+        ("SSHPASS", "correct horse", True),
+        ("SSHPASS", "supersecret", True),
+        ("PWD", "/usr/share", False),
+        ("OLDPWD", "/usr/share/gone", False),
+        ("TLSKEY", "./own.pem", False),
+        ("HF_TOKEN", "disabled", False),  # a word of batchscape's own
+        ("PASSWORD", "micro_batch_size", False),
+        ("SORT_KEY", "any-words-of-a-sweep", False),
+        ("DB_PASS", "any-words-of-a-sweep", True),
+        ("PASSWORD", "${oc.env:PGPASSWORD}", False),
+        ("eos_token", "<|end_of_sentence|>", False),
+        ("password", "{seed_of_it}", False),
+        ("API_KEY_OLD", "hunter22", False),  # the name promises less
+        ("API_KEY_OLD", "Zx81kQp9vB2nM4rT", True),
+        ("max_tokens", "Zx81kQp9vB", False),
+    ],
+)
+def test_what_a_name_makes_of_a_value(name: str, value: str, is_one: bool) -> None:
+    assert holds_secret(name, value) is is_one
+    assert secret_variables({name: value}) == ({name: value} if is_one else {})
+    assert (find_secret(value, {}, of=name) is not None) is is_one
+    assert (find_secret(f"--{name}={value}", {}) is not None) is is_one
+
+
+def test_no_shipped_setting_is_taken_for_a_secret() -> None:
+    files = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")]
+    assert len(files) > 40
+    for path in files:
+        refuse_secrets([{"content": yaml.safe_load(path.read_text())}], {})
 
 
 @pytest.mark.parametrize(
@@ -140,8 +197,24 @@ def test_random_values_of_such_variables_are_found_and_redacted(
     "text",
     [
         "hf_" + "aB3" * 11,
+        "my_run_hf_" + "aB3" * 11,
         "sk-proj-" + "aB3_" * 8,
+        "sk_live_" + "aB3d" * 4,
         "ghp_" + "aB3d" * 9,
+        "github_pat_" + "aB3d_" * 9,
+        "npm_" + "aB3d" * 9,
+        "Authorization: Basic dXNlcjpwYXNz",
+        "'authorization': 'Bearer aB3daB3d'",
+        "bearer aB3d.aB3d",
+        "PGPASSWORD=hunter22",
+        "SSHPASS='correct horse'",
+        '"db_password": "supersecret"',
+        "https://host/x?token=aB3daB3d&user=x",
+        "tokens: password=hunter22",
+        "PGPASSWORD=ab,hunter22",
+        "train.py --password hunter22 --lr 3",
+        "['train.py', '--password', 'hunter22']",
+        "- --password\n- hunter22",
         "AKIA" + "AB3D" * 4,
         "https://me:pass-word@host/x",
         "postgres://me:pw@db:5432/x",
@@ -174,6 +247,13 @@ def test_known_shapes_are_found_and_redacted(text: str) -> None:
         "--tokens=data/gpt2_124m/fineweb10B/train_000001.bin",
         "--tokens-dir=data/9f86d081884c7d65/shards",
         "eos_token=<|end_of_sentence|>",
+        "unknown key: evaluatoin",
+        "[--hub_token HUB_TOKEN] [--password --port 12345678]",
+        "--password is needed, 12345678 times",
+        "full_key: batch.micro",
+        "a bearer certificate is needed",
+        "PWD=/usr/share OLDPWD=/usr",
+        "monkey=chimpanzee compass=northwest",
     ],
 )
 def test_what_only_resembles_them_is_left_alone(text: str) -> None:
@@ -665,8 +745,11 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
     bare = folder.checkpoints / f"step-6-{hashlib.sha256(old).hexdigest()[:16]}.pt"
     bare.write_bytes(old)
     for path in (whole, bare):
-        with pytest.raises(BatchscapeError, match=r"[Ww]eights"):
+        with pytest.raises(BatchscapeError, match="more than weights and plain data") as refused:
             load_checkpoint(path)
+        # Torch would have it loaded all the same.
+        assert "weights_only" not in str(refused.value)
+        assert str(refused.value).count("\n") == 0
     np.save(folder.gradient_sketch, array, allow_pickle=True)
     with pytest.raises(RecordError):
         read_sketch(folder)

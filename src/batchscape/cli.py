@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from batchscape import __version__
 from batchscape.completion import SCRIPTS, candidates, options_of
@@ -203,7 +203,7 @@ def _plan(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape report",
         description="Write a page, tables and figures of sweeps, and print what they say.",
         epilog="Example: batchscape report outputs/fixed_global_batch",
@@ -232,7 +232,7 @@ def _report(arguments: list[str]) -> int:
 
 
 def _recommend(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape recommend",
         description="Say which geometry to use after one or more sweeps, why, and what a wrong "
         "choice would cost.",
@@ -276,7 +276,7 @@ def _recommend(arguments: list[str]) -> int:
 
 
 def _analyze(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape analyze",
         description="Fit how optimizer steps trade against the global batch in a table of your "
         "own: loss curves, or steps to a target loss, one row a measurement or run; or seek the "
@@ -387,7 +387,7 @@ def _analyze(arguments: list[str]) -> int:
 
 
 def _status(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape status",
         description="Show what a sweep has done, what runs now, what failed and why, and what the "
         "same command would do next; also while it runs. docs/statuses.md explains the words.",
@@ -410,7 +410,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _sync(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape sync",
         description="Upload every ended run that Weights & Biases does not have yet: written "
         "offline, run without a tracker, or gone on with since. A second call uploads nothing. "
@@ -442,7 +442,7 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape doctor",
         description="Show what this machine has, what is missing or broken, and how to repair it. "
         "Exit code: 0; 1 if something is missing that the default sweep needs.",
@@ -467,7 +467,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def _check_config(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape check-config",
         usage="batchscape check-config [FILE ...] [--devices N] [--flag NAME=WORD] [--json] "
         "[-- COMMAND ...]",
@@ -508,7 +508,7 @@ def _check_config(arguments: list[str]) -> int:
 
 
 def _configs(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape configs",
         description="Write a DeepSpeed JSON, accelerate configs, TrainingArguments, a LitGPT "
         "config and a torchrun command that all say the same geometry. Any values that determine "
@@ -555,7 +555,7 @@ def _configs(arguments: list[str]) -> int:
 
 
 def _completion(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="batchscape completion",
         description="Print what makes a shell complete verbs, options, groups, settings and "
         'studies. In ~/.bashrc: eval "$(batchscape completion bash)". In ~/.zshrc, after '
@@ -577,6 +577,13 @@ def _completion(arguments: list[str]) -> int:
     kept = max((word.rfind(character) for character in parsed.breaks), default=-1) + 1
     sys.stdout.writelines(f"{candidate[kept:]}\n" for candidate in found)
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Quotes what it refuses as it may leave."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(redact(visible(message)))
 
 
 def _pair(text: str) -> tuple[str, str]:

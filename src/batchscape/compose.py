@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -19,6 +20,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
 from batchscape.errors import BatchscapeError, ConfigError
+from batchscape.outgoing import outgoing
 from batchscape.plan.expand import Grid
 
 __all__ = ["MULTIRUN_FLAGS", "compose"]
@@ -78,8 +80,10 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     application = hydra.main(
         config_path="pkg://batchscape.conf", config_name="config", version_base="1.3"
     )(receive)
+    told = io.StringIO()
     try:
-        with _called_as(command):
+        # What Hydra shows are settings, which nothing has looked through.
+        with _called_as(command), redirect_stdout(told) if shows else nullcontext():
             application()
     except BatchscapeError:
         raise
@@ -89,6 +93,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
             raise
         raise ConfigError(_message(error)) from None
     if shows:
+        sys.stdout.write(outgoing(told.getvalue()))
         return None
     if len(received) != 1 or not isinstance(received[0], Grid):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"

@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ _OTHER_WORDS = re.compile(
     r"|compass|encompass|bypass|trespass|surpass|overpass|underpass)[-_.]?\d*\Z",
     re.IGNORECASE,
 )
+_PROSE = frozenset({"key", "Key", "full_key", "token", "Token"})
 _SHORTEST = 8
 _REFERENCE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\{\{[^{}]*\}\}")
 """A placeholder, a special token of a vocabulary, or what a secret was replaced by."""
@@ -113,9 +114,11 @@ _FORTY_HEX = re.compile(r"(?<![0-9A-Za-z@/])[0-9a-f]{40}(?![0-9A-Za-z])")
 """A key of Weights & Biases, or the name of a git revision: what stands before it tells."""
 _NAMES_A_REVISION = re.compile(r"(?:revision|commit|sha1?|hash|digest|ref|git|HEAD)\W*\Z", re.I)
 # Names are bounded, so that a long text without any assignment takes no longer than it must.
+# `name=value`, `name: value`, and what follows an option in a command or a list, if it has a digit.
 _ASSIGNED = re.compile(
-    r"""(?P<name>[A-Za-z][\w.-]{0,99})(?P<sign>["']?\s?[=:]\s?)"""
-    r"""(?:"(?P<double>[^"\n]{8,})"|'(?P<single>[^'\n]{8,})'|(?P<bare>[^\s"',;&]{8,}))"""
+    r"""(?P<dash>(?<![\w.-])--?)?(?P<name>[A-Za-z][\w.-]{0,99}+)"""
+    r"""(?P<sign>["']?\s?[=:]\s?|(?(dash)["']?,?\s+(?:-\s+)?(?=["']?[^\s-]\S*\d)|(?!)))"""
+    r"""(?:"(?P<double>[^"\n]{8,})"|'(?P<single>[^'\n]{8,})'|(?P<bare>[^\s"';&]{8,}))"""
 )
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", re.DOTALL)
 
@@ -202,9 +205,8 @@ def find_secret(
     for name, value in [(of, text), *([(option["name"], option["value"])] if option else [])]:
         if holds_secret(name, value):
             return f"a value that looks like a secret, under the name {name}"
-    for match in _ASSIGNED.finditer(text):
-        if _assigns_secret(match):
-            return f"a value that looks like a secret, under the name {match['name']}"
+    for name in _assigned(text):
+        return f"a value that looks like a secret, under the name {name}"
     return None
 
 
@@ -265,17 +267,36 @@ def _without_secrets(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _without_its_secret(match: re.Match[str]) -> str:
-    return (
-        f"{match['name']}{match['sign']}[{match['name']}]" if _assigns_secret(match) else match[0]
-    )
+    if _assigns_secret(match):
+        return f"{_before(match)}[{match['name']}]"
+    # There may be another one in what this one has: `https://host?token=...`.
+    return _before(match) + _ASSIGNED.sub(_without_its_secret, _value_in(match))
+
+
+def _assigned(text: str) -> Iterator[str]:
+    """Yield the names under which a text has a secret."""
+    for match in _ASSIGNED.finditer(text):
+        if _assigns_secret(match):
+            yield match["name"]
+        else:
+            yield from _assigned(_value_in(match))
+
+
+def _before(match: re.Match[str]) -> str:
+    return match[0][: match.end("sign") - match.start()]
+
+
+def _value_in(match: re.Match[str]) -> str:
+    """Return what follows the sign, with its quotes."""
+    return match[0][match.end("sign") - match.start() :]
 
 
 def _assigns_secret(match: re.Match[str]) -> bool:
     """Whether what is written as `name=value` or `name: value` is a secret."""
     value = match["double"] or match["single"] or match["bare"]
-    # In prose a word follows: "unknown key: evaluatoin".
-    is_prose = match["sign"] == ": " and value.isalpha() and _ENDING.search(match["name"])
-    return holds_secret(match["name"], value) and not (is_prose and is_prose["plain"])
+    # Of a message, where a word follows: "unknown key: evaluatoin".
+    is_prose = match["sign"] == ": " and match["name"] in _PROSE and value.isalpha()
+    return holds_secret(match["name"], value) and not is_prose
 
 
 def _forty(text: str) -> list[re.Match[str]]:

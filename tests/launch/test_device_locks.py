@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import device_locks, run_sweep
+from batchscape.launch import device_locks, placement, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
@@ -282,6 +283,81 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
     assert RunStatus.read(folder.status).status is Status.COMPLETED
     assert read_json(folder.launch)["devices"] == [0, 1]
+
+
+def test_who_holds_the_devices_is_told() -> None:
+    mine = locks()
+    assert mine.holders() == "the system does not tell who"
+    with held("cpu", "1") as other:
+        assert mine.take(0)
+        assert not mine.take(1)
+        name = psutil.Process().username()
+        assert mine.holders() == f"user {name}, process {other.pid}"
+        # Of another kind: nobody waits for it.
+        assert locks("cuda").holders() == "the system does not tell who"
+        mine.give_back(0)
+
+
+def test_waiting_is_given_up_after_the_stated_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "GIVE_UP_S", 1.8)
+    output = io.StringIO()
+    with held("cpu", "0", "1") as other:
+        result = run_sweep(
+            [spec_named("completes-d2")],
+            SweepFolder(tmp_path),
+            MACHINE,
+            target=TARGET,
+            method="spawn",
+            console=Console(file=output, width=400),
+        )
+    said = output.getvalue()
+    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid})"
+    assert holds in said
+    assert "gives up after 0.0005 h without a start" in said
+    assert result.stopped is not None
+    assert result.stopped.startswith("given up: Waiting for cores")
+    assert [run.status for run in result.runs] == [Status.PENDING]
+
+
+def test_the_wait_counts_from_the_last_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Launcher(FOUR, tmp_path, "completes-a-d4", "completes-b-d4")
+    with held("cuda", "GPU-0"):
+        assert launcher.start() == set()
+        monkeypatch.setattr(placement, "GIVE_UP_S", 0.0)
+        assert launcher.placement.has_given_up
+    assert len(launcher.start()) == 1
+    assert not launcher.placement.has_given_up
+
+
+def test_whose_folder_forbids_locks_is_told() -> None:
+    """As a user who may not look into the folder of another one."""
+    folder = locks().folder
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0)
+    owner = psutil.Process().username()
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        said: list[str] = []
+        taken = DeviceLocks("cpu", {0: "0"}, said.append).take(0)
+        os.write(writable, f"{taken} {said}".encode())
+        os._exit(0)
+    try:
+        os.close(writable)
+        with os.fdopen(readable) as pipe:
+            answer = pipe.read()
+    finally:
+        os.waitpid(child, 0)
+        folder.chmod(0o1777)
+    assert answer.startswith("True ")
+    assert "Permission denied" in answer
+    assert f"which belongs to user {owner})" in answer
 
 
 @pytest.mark.slow

@@ -176,9 +176,9 @@ def _named(pid: int) -> str | None:
 
 
 def _owned(error: OSError) -> str:
-    """Name the owner of what cannot be used, or of the folder that it is in."""
+    """Name the owner of what cannot be used, or of the first folder above it that can be seen."""
     path = Path(str(error.filename))
-    for place in (path, path.parent):
+    for place in (path, *path.parents):
         with contextlib.suppress(OSError, KeyError):
             return f", which belongs to user {pwd.getpwuid(place.lstat().st_uid).pw_name}"
     return ""

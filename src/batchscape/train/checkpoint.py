@@ -85,14 +85,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(msg)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # Torch would have it loaded with all that it may run.
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        what = f" ({named[1]})" if named else ""
-        msg = f"{path} cannot be loaded: it holds more than weights and plain data{what}"
-        raise CheckpointError(msg) from None
     except Exception as error:  # noqa: BLE001  (pickle and zip raise many kinds; all mean damage)
-        msg = f"{path} cannot be loaded: {error}"
+        said = str(error)
+        if isinstance(error, pickle.UnpicklingError) or "weights_only" in said:
+            # Torch's own words are how to load it all the same, with what it may run.
+            named = re.search(r"GLOBAL (\S+)", said)
+            what = f" ({named[1]})" if named else ""
+            said = f"it holds more than weights and plain data{what}"
+        msg = f"{path} cannot be loaded: {said}"
         raise CheckpointError(msg) from None
     return state
 

@@ -1,0 +1,305 @@
+"""What leaves does nothing where it arrives: no escape is obeyed, no cell run, no secret told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import string
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from batchscape.analysis.figures.style import render
+from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
+from batchscape.analysis.report.latex import escape_latex, to_latex
+from batchscape.analysis.report.tables import write_csv
+from batchscape.cli import main
+from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
+from batchscape.terminal import OutgoingConsole
+
+RED = "\x1b[31mred\x1b[0m"
+LINK = "\x1b]8;;http://x.test\x1b\\link\x1b]8;;\x07"
+HOSTILE = f"{RED} {LINK} \x9b2J\x1bc\x07\x00\r\u202eback \ud800"
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def test_sequences_are_removed_and_other_controls_shown() -> None:
+    assert visible(RED) == "red"
+    assert visible(LINK) == "link"
+    assert visible("\x1b]0;title\x07\x9b1;31mx\x1b(B") == "x"
+    assert visible("a\x07b\x1b") == r"a\x07b\x1b"
+    assert visible("10%\r20%\r\nend\tx") == "10%\\x0d20%\nend\tx"
+    assert visible("\u202eabc\ud800") == r"\u202eabc\ud800"
+    # One that is cut, or put together from two, is not obeyed either.
+    assert visible("\x1b\x1b[31m[31m") == r"\x1b[31m"
+    plain = "µ ≤ 3 · 日本 👩‍🔬 [31m"
+    assert visible(plain) == plain
+
+
+ANYTHING = st.text(
+    st.sampled_from("\x1b\x9b\x9d\x07\r\n\t[]0;31m\\=+-@'a\u202e\ud800") | st.characters()
+)
+
+
+@given(ANYTHING)
+@example(HOSTILE)
+def test_nothing_that_is_obeyed_is_left(text: str) -> None:
+    left = visible(text)
+    assert not OBEYED.search(left)
+    assert visible(left) == left
+    left.encode()
+
+
+@given(ANYTHING)
+@example("=1+1")
+@example("-1")
+@example("-1+cmd|' /C calc'!A0")
+@example("\t=1")
+def test_a_cell_is_no_formula_and_a_number_stays_one(text: str) -> None:
+    cell = outgoing_cell(text)
+    begins = cell[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}
+    if begins:
+        float(cell)
+    try:
+        float(text)
+    except ValueError:
+        pass
+    else:
+        if text == text.strip():
+            assert cell == text
+    assert outgoing_cell(cell) == cell
+
+
+def test_a_csv_file_reads_back_as_it_was_but_for_what_would_run(tmp_path: Path) -> None:
+    table = pd.DataFrame(
+        {
+            "loss": [-0.5, np.nan, 2.0],
+            "n": [-1, 2, 3],
+            "done": [True, False, True],
+            "note": ["=cmd|' /C calc'!A0", "-0.5", None],
+            "reason": [f"{RED}: x, y", "two\nlines", "@SUM(A1)"],
+            "tags": [["=a"], ["b"], None],
+            "=name": ["plain", "+1", "-1"],
+        }
+    )
+    before = table.copy(deep=True)
+    write_csv(tmp_path / "t.csv", table)
+    pd.testing.assert_frame_equal(table, before)
+    read = pd.read_csv(tmp_path / "t.csv")
+    for name in ("loss", "n", "done"):
+        pd.testing.assert_series_equal(read[name], table[name])
+    assert read["note"].tolist()[:2] == ["'=cmd|' /C calc'!A0", "-0.5"]
+    assert read["note"].isna().tolist() == [False, False, True]
+    assert read["reason"].tolist() == ["red: x, y", "two\nlines", "'@SUM(A1)"]
+    assert list(read) == ["loss", "n", "done", "note", "reason", "tags", "'=name"]
+    assert pd.read_csv(tmp_path / "t.csv")["'=name"].tolist() == ["plain", "+1", "-1"]
+
+
+def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() -> None:
+    out = io.StringIO()
+    console = OutgoingConsole(file=out, width=100, markup=False, force_terminal=True)
+    table = Table(f"head {RED}", title=f"title {RED}")
+    table.add_row(f"cell {LINK}")
+    table.add_row(Text(f"styled {RED}", style="bold"))
+    console.print(f"bare {HOSTILE}")
+    console.print(Group(table, Text(f"grouped {RED}")))
+    console.print(Text("ours", style="red"))
+    said = out.getvalue()
+    assert "\x1b[31mours\x1b[0m" in said
+    own = re.compile(r"\x1b\[[0-9;]*m")
+    assert not OBEYED.search(own.sub("", said))
+    assert "\x1b[31mred" not in said
+    for text in ("head red", "title red", "cell link", "styled red", "grouped red", "bare red"):
+        assert text in own.sub("", said)
+
+
+def test_markdown_latex_figures_and_json_are_clean() -> None:
+    secret = "hf_" + "aB3" * 11
+    grid = Grid([f"h {RED}", "v"], [[HOSTILE, secret]], f"h {RED}", footnotes={"a": HOSTILE})
+    for text in (
+        to_markdown(grid),
+        to_latex(grid),
+        escape_markdown(f"{HOSTILE} {secret}"),
+        escape_latex(f"{HOSTILE} {secret}"),
+        json.dumps(outgoing_json({RED: [HOSTILE, secret, 1, None]}), ensure_ascii=False),
+    ):
+        assert not OBEYED.search(text)
+        assert "red" in text
+        assert "31m" not in text
+        assert "aB3aB3" not in text
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 2], label=RED)
+    axes.set_title(f"{HOSTILE}{secret}")
+    axes.legend()
+    render(figure)
+    assert axes.get_title().startswith("red link")
+    assert "aB3aB3" not in axes.get_title()
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["red"]
+
+
+# Every way in, every way out
+
+ENDINGS = ("KEY", "TOKEN", "SECRET", "PASS", "PASSWORD", "PASSWD", "PWD", "CREDENTIALS")
+SMALL = (
+    *("budget.samples=32", "batch.micro_batch_size=4", "launcher.device=cpu"),
+    *("tracker=none", "engine=command"),
+)
+
+
+@st.composite
+def secret_of_a_name(draw: st.DrawFn) -> tuple[str, str]:
+    """Draw a name, fused or not, and a value that no rule excuses."""
+    name = draw(st.sampled_from(["PG", "SSH", "MY_", "x", "Db-", ""])) + draw(
+        st.sampled_from([ending for word in ENDINGS for ending in (word, word.lower())])
+    )
+    drawn = draw(st.text(string.ascii_letters + string.digits, min_size=7, max_size=40))
+    # A digit between letters: neither a number, nor a word that messages have.
+    return name, f"{drawn[:3]}7q9{drawn[3:]}"
+
+
+@contextmanager
+def elsewhere() -> Iterator[Path]:
+    """Work in an empty folder."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+
+
+WAYS_IN = {
+    "environment": "+engine.environment.{name}={value}",
+    "values": "+engine.values.{name}={value}",
+    "axis": "+engine.values.{name}={value},other{value}",
+    "option": "engine.argv=[a,'--{name}={value}']",
+    "next argument": "engine.argv=[a,--{name},{value}]",
+    "header": "engine.argv=[a,'Authorization: Bearer {value}']",
+    "url": "engine.argv=[a,'https://me:{value}@host/']",
+    "variable": "engine.argv=[a,x{value}y]",
+    "name": "sweep_name=n{value}",
+    "place": "sweep_dir=o/{value}",
+    "unknown": "nothing.{name}={value}",
+}
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.generate],  # each example takes a second: a smaller one is not worth the wait
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn=secret_of_a_name(), way=st.sampled_from(sorted(WAYS_IN)), verb=st.sampled_from("psc"))
+def test_a_secret_among_settings_stays_out(
+    drawn: tuple[str, str], way: str, verb: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before anything is written, by plan and sweep; and not shown by `--cfg job`."""
+    name, value = drawn
+    words = {"p": ["plan"], "s": ["sweep"], "c": ["run", "--cfg", "job"]}[verb]
+    # Some names promise nothing by themselves: the value is known from the environment.
+    by_variable = way in {"variable", "name", "place"}
+    variables = {"MYPASSWORD": value} if by_variable else {}
+    with elsewhere() as folder, pytest.MonkeyPatch.context() as patch:
+        for variable, text in variables.items():
+            patch.setenv(variable, text)
+        arguments = [*words, *SMALL, WAYS_IN[way].format(name=name, value=value)]
+        code = main(arguments)
+        told = capfd.readouterr()
+        assert value not in told.out + told.err
+        assert (code == 2) is (verb != "c" or way in {"unknown", "axis"})
+        assert [path for path in folder.rglob("*") if value in str(path)] == []
+        assert list(folder.iterdir()) == []
+
+
+TELLS = r"""
+import os, sys
+sys.stderr.write("\x1b]0;owned\x07\x1b[31m" + os.environ["PGPASSWORD"] + " SSHPASS="
+    + os.environ["ANY"] + " \x1b[0m =cmd|x ghp_" + "aB3d" * 9 + " \x9b2J\n")
+sys.exit(3)
+"""
+
+
+def batchscape(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "batchscape", *arguments], capture_output=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_what_a_program_says_leaves_clean_by_every_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last words reach status, report, tables and JSON without escapes and without secrets."""
+    secrets = {"PGPASSWORD": "hunter22q9", "ANY": "Zx81kQp9"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tells.py").write_text(TELLS)
+    ran = batchscape(
+        *("sweep", *SMALL, "engine.argv=['{python}','tells.py','{note}']"),
+        *("+engine.values.note='=1+1','\x1b[31mred\x1b[0m'", "sweep_dir=o"),
+    )
+    assert ran.returncode == 1, ran.stderr
+    outputs = {"sweep": ran.stdout + ran.stderr}
+    for verb in (["report", "o"], ["status", "o"], ["status", "o", "--json"]):
+        done = batchscape(*verb)
+        assert done.returncode == 0, done.stderr
+        outputs[" ".join(verb)] = done.stdout + done.stderr
+    files = [path for path in (tmp_path / "o").rglob("*") if path.is_file()]
+    written = {str(path): path.read_bytes() for path in files if path.name != "log.txt"}
+    for where, content in {**outputs, **written}.items():
+        for secret in (*secrets.values(), "aB3daB3d"):
+            assert secret.encode() not in content, where
+    leaving = {
+        **outputs,
+        **{k: v for k, v in written.items() if k.endswith((".md", ".tex", ".csv"))},
+    }
+    for where, content in leaving.items():
+        assert not OBEYED.search(content.decode()), where
+    assert b"[PGPASSWORD] SSHPASS=[SSHPASS]" in outputs["sweep"]
+    assert any(b"[PGPASSWORD]" in v for k, v in written.items() if k.endswith("runs.csv"))
+    # What begins a formula is defused in both tables of runs, and nothing else is changed.
+    for table in ("o/plan.csv", "o/report/tables/runs.csv"):
+        with Path(table).open(newline="") as file:
+            cells = {cell for row in csv.reader(file) for cell in row}
+        assert "'=1+1" in cells
+        assert not [c for c in cells if c[:1] in set("=+-@") and not re.fullmatch(r"[-+.\de]+", c)]
+
+
+def test_a_refused_option_is_quoted_as_it_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    token = "sk_live_" + "aB3d" * 4
+    with pytest.raises(SystemExit):
+        main(["report", "x", "--target", f"{RED}{token}"])
+    said = capsys.readouterr().err
+    assert "[a key of Stripe]" in said
+    assert not OBEYED.search(said)
+    assert main([f"\x1b[31mplanne\x1b[0m{token}"]) == 2
+    said = capsys.readouterr().err
+    assert "aB3d" not in said
+    assert not OBEYED.search(said)
+
+
+def test_outgoing_joins_both() -> None:
+    token = "ghp_" + "aB3d" * 9
+    assert outgoing(f"{token[:9]}\x1b[0m{token[9:]}") == "[a token of GitHub]"

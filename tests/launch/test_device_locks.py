@@ -442,3 +442,19 @@ def test_processes_killed_at_random_never_share_a_device() -> None:
     assert said.count("done") == 3
     assert said.count("leased") > 3 * 150
     assert [line for line in said if line not in {"leased", "done", ""}] == []
+
+
+def test_the_turn_is_kept_for_its_time_and_then_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at = 1000.0
+    monkeypatch.setattr(device_locks.time, "monotonic", lambda: at)
+    mine = locks()
+    assert mine.take_turn()
+    at += device_locks._TURN_S
+    assert mine.take_turn()
+    at += 0.1
+    assert not mine.take_turn()
+    at += device_locks._PAUSE_S
+    assert mine.take_turn()
+    mine.end_turn()

@@ -158,3 +158,13 @@ def test_damaged_outcomes_are_refused(tmp_path: Path) -> None:
         Outcome.read(path)
     with pytest.raises(RecordError, match="missing"):
         Outcome.read(tmp_path / "outcome-1.json")
+
+
+def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours() -> None:
+    """The clock is coarse: the death may carry the time of the signal."""
+    ended = RankExit("run", 0, -9, 100.0)
+    said = Outcome(Status.FAILED, None, "it raised", 100.2, 3, None)
+    verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.0)
+    assert (verdict.rank, verdict.reason) == (1, "it raised")
+    verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.1)
+    assert verdict.cause is Cause.KILLED

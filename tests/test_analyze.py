@@ -66,6 +66,7 @@ def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) 
         tmp_path / "zhang.csv",
         group=["model"],
         columns={"steps_to_target": "steps_used"},
+        form="two_term",
         reference_batch_size=256,
     )
     views = {view.name: view.table for section in found.sections for view in section.tables}
@@ -82,6 +83,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     zhang().query("model == '85M'").to_csv(tmp_path / "zhang.csv", index=False)
     arguments = ["analyze", str(tmp_path / "zhang.csv"), "--group", "model"]
     arguments += ["--column", "steps_to_target=steps_used", "--reference-batch", "256"]
+    arguments += ["--form", "two_term"]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "steps_used is taken for steps_to_target" in said
@@ -89,7 +91,8 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     assert "UNTUNED" in said
     table = pd.read_csv(tmp_path / "out" / "tables" / "critical_batch.csv")
     assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
-    assert "| 745 |" in (tmp_path / "out" / "tables" / "critical_batch.md").read_text()
+    assert table["other_form"].tolist() == ["free_exponent"]
+    assert "| 745 (n = 1) |" in (tmp_path / "out" / "tables" / "critical_batch.md").read_text()
     assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
     assert (tmp_path / "out" / "macros.tex").exists()
     assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -34,35 +34,35 @@ def overview_text(found: Overview) -> RenderableType:
     parts += _faults(found)
     for title, status in (("Damaged", DAMAGED), ("Cannot be read", UNREADABLE)):
         if unread := found.with_status(status):
-            parts.append(_title(title))
-            parts += [_listed(f"{run.run_id}: {run.reason}") for run in unread[:_MOST_LISTED]]
-            parts += _more(len(unread))
+            parts += _section(title, [f"{run.run_id}: {run.reason}" for run in unread])
             parts.append(_listed(f"What to do: {advice_of(unread[0])}"))
-    if stopped := found.with_status(Status.INTERRUPTED):
-        parts.append(_title("Interrupted"))
-        parts += [_listed(_interrupted(run)) for run in stopped[:_MOST_LISTED]]
-        parts += _more(len(stopped))
-    if diverged := found.with_status(Status.DIVERGED, Status.PRUNED):
-        parts.append(_title("Over, without having reached their budget"))
-        parts += [_listed(f"{r.run_id} {r.status}: {r.reason}") for r in diverged[:_MOST_LISTED]]
-        parts += _more(len(diverged))
-    if rejected := found.with_status(Status.REJECTED):
-        parts.append(_title("Rejected cells"))
-        parts += [_listed(f"{count}: {reason}") for reason, count in by_reason(rejected).items()]
-    if completed := found.with_status(Status.COMPLETED):
-        parts.append(_title("Completed"))
-        parts += [_listed(_completed(run)) for run in completed[:_MOST_LISTED]]
-        parts += _more(len(completed))
-    if found.set_aside:
-        parts.append(_title("Set aside in damaged/, and done anew"))
-        parts += [_listed(name) for name in found.set_aside[:_MOST_LISTED]]
-        parts += _more(len(found.set_aside))
-    if found.copies:
-        parts.append(_title("Copies of another run folder, not counted"))
-        copies = [f"{name} of {original}" for name, original in found.copies.items()]
-        parts += [_listed(text) for text in copies[:_MOST_LISTED]]
-        parts += _more(len(copies))
+    stopped = found.with_status(Status.INTERRUPTED)
+    over = found.with_status(Status.DIVERGED, Status.PRUNED)
+    rejected = by_reason(found.with_status(Status.REJECTED))
+    completed = found.with_status(Status.COMPLETED)
+    for title, lines in (
+        ("Interrupted", [_interrupted(run) for run in stopped]),
+        (
+            "Over, without having reached their budget",
+            [f"{run.run_id} {run.status}: {run.reason}" for run in over],
+        ),
+        ("Rejected cells", [f"{count}: {reason}" for reason, count in rejected.items()]),
+        ("Completed", [_completed(run) for run in completed]),
+        ("Set aside in damaged/, and done anew", found.set_aside),
+        (
+            "Copies of another run folder, not counted",
+            [f"{name} of {original}" for name, original in found.copies.items()],
+        ),
+    ):
+        parts += _section(title, lines)
     return Group(*parts, Text(""), Text(_next(found)))
+
+
+def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
+    if not lines:
+        return []
+    listed = [_listed(line) for line in lines[:_MOST_LISTED]]
+    return [_title(title), *listed, *_more(len(lines))]
 
 
 def duration(seconds: float) -> str:

@@ -234,7 +234,11 @@ def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[
 
     def name(number: int) -> str:
         text = str(batch[number])
-        return f"{text} ({_name(tuple(heads.loc[number, _CUT]))})" if several else text
+        return (
+            f"{text} ({_name(tuple(heads.loc[[number], _CUT].to_numpy(int)[0]))})"
+            if several
+            else text
+        )
 
     largest, groups = batch.max(), []
     # A bound of the smaller batch would be one from above: such pairs say nothing.

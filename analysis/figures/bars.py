@@ -123,8 +123,9 @@ def draw_processor_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None
     figure, axes = _rows(cells, shown)
     for position, cell in enumerate(shown):
         values = own.loc[own["cell"] == cell, "value"] * scale.factor
-        edge = {"edgecolor": colours[cell], "facecolor": "none", "hatch": "////"}
-        axes.barh(position, values.mean(), 0.7, **edge)
+        axes.barh(
+            position, values.mean(), 0.7, edgecolor=colours[cell], facecolor="none", hatch="////"
+        )
         axes.plot(values, np.full(len(values), position), **_POINT)
     axes.set_xlabel(f"disturbed: processor time of a step ({scale.unit})")
     return figure

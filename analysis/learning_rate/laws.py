@@ -186,8 +186,8 @@ def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
     # Optima that lie on a law exactly have an interval without width.
     rounding = 1e-9
     held = table["slope"].between(exponent.low - rounding, exponent.high + rounding)
-    criteria = table["aicc"].where(held)
-    return criteria - criteria.min()
+    criteria = table["aicc"].astype(float).where(held)
+    return criteria.sub(float(criteria.min()))
 
 
 def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:

@@ -248,8 +248,8 @@ def _parabolas(
     Returns coefficients, shape (powers, 3), and the lowest point between the ends of a span, and
     the misfit, each shape (powers,).
     """
-    design = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
-    design = design.reshape(len(powers), len(x), 3)
+    columns = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
+    design: _FLOATS = columns.reshape(len(powers), len(x), 3)
     coefficients = np.linalg.pinv(design * weights[:, None]) @ (costs * weights)
     misfit = ((costs - np.einsum("pki,pi->pk", design, coefficients)) ** 2) @ weights**2
     _, slope, curvature = coefficients.T

@@ -161,8 +161,8 @@ def analyze(
     read = as_table(table, group=group, columns=columns, minimise=minimise, nan=nan)
     _refuse_unfit(read, targets, crossing, below)
     if read.kind == "final losses":
-        sections = _of_final_losses(read, margin, below)
-        return Analysis(path, read.table, _there([*sections, *judged]), read.notes)
+        final = _of_final_losses(read, margin, below)
+        return Analysis(path, read.table, _there([*final, *judged]), read.notes)
     reaches, notes = _reaches(read, targets, crossing)
     best = at_best_learning_rate(reaches)
     warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]

@@ -81,7 +81,7 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
             yield f"{len(found) - _MAX_NAMED} more runs are {status}; tables/runs.csv has them all."
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
     for reason, of in noted.groupby("reason"):
-        yield f"Of {_counted(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason}."
+        yield f"Of {_counted(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason!s}."
     rejected = runs.loc[runs["status"].eq("rejected"), "cell"]
     if len(rejected):
         yield (

@@ -261,7 +261,8 @@ def read_file(path: Path) -> pd.DataFrame:
             path, sep=separator, skipinitialspace=True, dtype=str, keep_default_na=False
         )
         texts = texts.astype(object).apply(lambda column: column.str.strip())
-        return texts.where(texts.ne(""), None)
+        filled: pd.DataFrame = texts.where(texts.ne(""), None)
+        return filled
     except FileNotFoundError:
         msg = f"{path}: there is no such file"
         raise AnalysisError(msg) from None

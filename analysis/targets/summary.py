@@ -171,8 +171,8 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
 
 
 def _crossings(table: pd.DataFrame) -> list[str]:
-    found = table["crossing"].dropna().unique() if "crossing" in table else []
-    return [str(name) for name in found if name in _CROSSINGS]
+    found = table.reindex(columns=["crossing"])["crossing"].dropna()
+    return [str(name) for name in found.unique() if name in _CROSSINGS]
 
 
 def _figures(cell: pd.DataFrame, name: str, level: float) -> dict[str, float]:

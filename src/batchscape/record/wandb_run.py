@@ -199,8 +199,8 @@ class WandbRun:
         if untimed is not None:
             # An attempt that ended before may have left them there.
             for name in TIMES:
-                del self._run.summary[name]
-                del self._run.summary[FIGURES.get(name, name)]
+                for key in (name, FIGURES.get(name, name)):
+                    del self._run.summary[key]  # type: ignore[no-untyped-call]  # wandb's
         self._run.tags = self._tags(status)
         path = self._run.path
         self._run.finish(exit_code=0 if ok else 1)

@@ -234,11 +234,8 @@ def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[
 
     def name(number: int) -> str:
         text = str(batch[number])
-        return (
-            f"{text} ({_name(tuple(heads.loc[[number], _CUT].to_numpy(int)[0]))})"
-            if several
-            else text
-        )
+        cut = tuple(heads.loc[[number], _CUT].to_numpy(int)[0])
+        return f"{text} ({_name(cut)})" if several else text
 
     largest, groups = batch.max(), []
     # A bound of the smaller batch would be one from above: such pairs say nothing.

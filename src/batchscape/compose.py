@@ -22,6 +22,7 @@ from batchscape.config.execution import Repeated
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing
 from batchscape.plan.expand import Grid
+from batchscape.record.commands import hydra_text
 
 __all__ = ["MULTIRUN_FLAGS", "compose"]
 
@@ -219,11 +220,7 @@ def _hint(given: str, known: Sequence[str]) -> str:
 def _unread(override: str) -> str:
     """Tell how a text is written whose signs Hydra's grammar gives another meaning, or none."""
     key, _, value = override.partition("=")
-    # A backslash counts before a quote only; the end of the text stands before one.
-    escaped = re.sub(
-        r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), value
-    )
-    quoted = shlex.quote(f'{key}="{escaped}"')
+    quoted = shlex.quote(f"{key}={hydra_text(value)}")
     return (
         f"{override}: the value cannot be read. A text with anything but ASCII letters, digits, "
         rf"spaces and /-\+.$%*@?|:_ is quoted, for the shell too: {quoted}"

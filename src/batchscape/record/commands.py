@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ONE_AT_A_TIME", "Launched", "again", "command_of", "more_seeds", "time_again"]
+__all__ = [
+    "ONE_AT_A_TIME",
+    "Launched",
+    "again",
+    "command_of",
+    "hydra_text",
+    "more_seeds",
+    "time_again",
+]
 
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
 _BESIDE_OTHERS = "runs share "
@@ -69,7 +77,7 @@ def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> s
     replaced = {*settings, *_FOLDER, "launcher.retry"}
     kept = [word for word in words if word.partition("=")[0].lstrip("+~") not in replaced]
     added = [f"{key}={value}" for key, value in settings.items()]
-    return shlex.join([program, verb, *kept, *added, f"sweep_dir={_quoted(str(sweep_dir))}"])
+    return shlex.join([program, verb, *kept, *added, f"sweep_dir={_folder_text(str(sweep_dir))}"])
 
 
 def time_again(untimed: Iterable[Launched], next_repeat: Mapping[str, int]) -> str | None:
@@ -130,10 +138,16 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
     return " && ".join(dict.fromkeys(found)) or None
 
 
-def _quoted(path: str) -> str:
-    """Write a path as a text of Hydra's grammar, where `123` and `null` would be none."""
-    if "/" in path and _PLAIN.fullmatch(path):
-        return path
-    # Hydra reads backslashes before a quote as escapes, and elsewhere as themselves.
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", path)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+def hydra_text(text: str) -> str:
+    """Quote a text for Hydra's grammar, which gives many signs another meaning, or none.
+
+    Source: https://hydra.cc/docs/1.3/advanced/override_grammar/basic/, "Quoted values".
+    """
+    # A backslash counts before a quote only; the end of the text stands before one.
+    escaped = re.sub(r'(\\*)("|\Z)', lambda at: at[1] * 2 + at[2].replace('"', '\\"'), text)
+    return f'"{escaped}"'
+
+
+def _folder_text(path: str) -> str:
+    # `123` and `null` would be no text.
+    return path if "/" in path and _PLAIN.fullmatch(path) else hydra_text(path)

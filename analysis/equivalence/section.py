@@ -225,7 +225,7 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
 
 
 def _of_programs(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
-    if cells.of_programs().reindex(judged["cell"]).any():
+    if len(judged) and cells.of_programs().reindex(judged["cell"]).any():
         yield (
             "The order of samples is the script's, and so is how it sums its loss: that cuts of a "
             "program train alike is measured here, for these cuts, and assumed of no other."
@@ -234,8 +234,10 @@ def _of_programs(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
 
 def _not_shown(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
     """Say what else rests on the equality of a program's cuts where it was not shown."""
+    if judged.empty:
+        return
     own = judged[judged["cell"].map(cells.of_programs()).astype(bool)]
-    own = own[own["quantity"] == _primary(judged)] if len(own) else own
+    own = own[own["quantity"] == _primary(judged)]
     open_ = own[own["verdict"].ne("equivalent")]
     if len(open_):
         yield (

@@ -222,8 +222,9 @@ def _unread(override: str) -> str:
     key, _, value = override.partition("=")
     quoted = shlex.quote(f"{key}={hydra_text(value)}")
     return (
-        f"{override}: the value cannot be read. A text with anything but ASCII letters, digits, "
-        rf"spaces and /-\+.$%*@?|:_ is quoted, for the shell too: {quoted}"
+        f"{override}: the value cannot be read. A list is written [1,2], choices 1,2; a text with "
+        rf"anything but ASCII letters, digits, spaces and /-\+.$%*@?|:_ is quoted, for the shell "
+        f"too: {quoted}"
     )
 
 

@@ -131,7 +131,7 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     grid = comparison_grid(compare(cells), cells)
     column = grid.headers.index("disturbed: processor time (ms)")
     shown = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
-    assert shown == {"8": MISSING, "32": "36"}
+    assert shown == {"8": MISSING, "32": "36.00"}
     assert any("no step time" in note for note in grid.notes)
     # In no ratio, test or claim: those take valid figures, and it is none.
     assert not [name for name in valid_figures(cells.runs) if "processor" in name]

@@ -151,7 +151,7 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
         (["hydra.mode=RUN"], "expands sweeps itself"),
         (["data=text"], r"data\.path="),
         (["data=stdlib,text"], r"data\.path="),
-        (["seed=["], "override_grammar"),
+        (["seed=["], "cannot be read. A list is written"),
         (["seed=${nothing}"], "nothing"),
         (["--run"], "there is no option --run"),
         (["--resolve"], "in conjunction with --cfg"),

@@ -21,6 +21,10 @@ CUTS = [(1, 32, 1), (1, 8, 4)]
 
 
 def two_machines(build: Callable[..., Any], factor: float = 2.0) -> Cells:
+    return find_cells(runs_of_two_machines(build, factor))
+
+
+def runs_of_two_machines(build: Callable[..., Any], factor: float = 2.0) -> pd.DataFrame:
     """The same sweep in two folders, the second on another machine whose steps take longer."""
     # Runs with equal rows would be copies of one run.
     for folder, hardware, wait in (("one", "Slow CPU", 0.0), ("two", "Fast CPU", 0.001)):
@@ -33,11 +37,9 @@ def two_machines(build: Callable[..., Any], factor: float = 2.0) -> Cells:
     slow = runs["launch.device_model"].eq("Slow CPU")
     rng = np.random.default_rng(0)
     noise = 1 + 0.01 * rng.normal(size=len(runs))
-    return find_cells(
-        runs.assign(
-            step_time_s=np.where(slow, 0.1, 0.1 * factor) * noise,
-            peak_allocated_gib=np.where(slow, 1.0, 1.5),
-        )
+    return runs.assign(
+        step_time_s=np.where(slow, 0.1, 0.1 * factor) * noise,
+        peak_allocated_gib=np.where(slow, 1.0, 1.5),
     )
 
 
@@ -114,15 +116,14 @@ def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
 
 
 def test_swapping_the_folders_turns_the_ratio(build: Callable[..., Any]) -> None:
-    cells = two_machines(build)
-    runs = cells.runs.drop(columns=["cell", "hardware"])
+    runs = runs_of_two_machines(build)
     # Folders stand in the order given.
     names = sorted(runs["sweep_dir"].unique())
     swapped = runs.assign(
         sweep_dir=runs["sweep_dir"].map(dict(zip(names, names[::-1], strict=True)))
     )
     swapped = swapped.sort_values("sweep_dir", kind="stable")
-    sides, turned = compare_sweeps(cells), compare_sweeps(find_cells(swapped))
+    sides, turned = (compare_sweeps(find_cells(table)) for table in (runs, swapped))
     assert sides is not None
     assert turned is not None
     assert turned.names == sides.names[::-1]

@@ -176,7 +176,7 @@ def test_bad_targets_and_tables_are_refused() -> None:
     for targets in ([], [math.nan], [math.inf]):
         with pytest.raises(AnalysisError, match="finite losses"):
             steps_to_target(good, targets)
-    with pytest.raises(AnalysisError, match="'sustained' or 'first'"):
+    with pytest.raises(AnalysisError, match="one of sustained, first, first_evaluation, got"):
         steps_to_target(good, [2.0], crossing="last")  # type: ignore[arg-type]
     with pytest.raises(AnalysisError, match="needs the columns loss; it has: run"):
         steps_to_target(good.drop(columns="loss"), [2.0])

@@ -357,3 +357,30 @@ def test_claims_are_judged_by_a_table_of_times_alone(
     said = capsys.readouterr().out
     assert re.search(r"micro-before-accumulation +supported", said)
     assert "The table lacks peak_allocated_gib" in said
+
+
+@pytest.mark.parametrize("column", ["run", "warmup"])
+def test_claims_change_nothing_else(tmp_path: Path, column: str) -> None:
+    """Runs without a seed, or of two settings: neither are cuts of one training."""
+    losses = 2 + np.random.default_rng(0).normal(size=15) / 100
+    table = pd.DataFrame({"run": range(15), "batch_size": [8, 16, 32] * 5, "val_loss": losses})
+    if column == "warmup":
+        table = table.assign(seed=table["run"] // 6, warmup=table["run"] // 3 % 2)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    alone, beside = (analyze(tmp_path / "t.csv", claims=claims) for claims in (False, True))
+    assert "Of 15 runs 0 diverged" in texts_of(alone)
+    assert len(beside.sections) == len(alone.sections) + 1
+    assert [s.answer for s in beside.sections[:-1]] == [s.answer for s in alone.sections]
+    pd.testing.assert_frame_equal(beside.runs, alone.runs)
+    pd.concat([table.drop(columns="run").assign(seed=0)] * 2).to_csv(tmp_path / "twice.csv")
+    for claims in (False, True):
+        with pytest.raises(AnalysisError, match="one row a run"):
+            analyze(tmp_path / "twice.csv", claims=claims)
+
+
+def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path: Path) -> None:
+    table = pd.DataFrame({"batch_size": [8, 16, 32], "seed": 0, "val_loss": [2.0, 2.1, None]})
+    table.assign(state=["crashed", "running", "finished"]).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(AnalysisError, match=r"2 of 3 runs did not end \(crashed, running\)") as got:
+        analyze(tmp_path / "t.csv")
+    assert "1 of 3 runs have no final loss" in str(got.value)

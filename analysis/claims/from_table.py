@@ -19,8 +19,9 @@ from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.comparison import QUANTITIES
-from batchscape.analysis.targets.columns import recognise
+from batchscape.analysis.targets.columns import ALIASES, recognise
 from batchscape.analysis.targets.crossings import steps_to_target
+from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.foreign import as_table
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
@@ -54,8 +55,6 @@ class TableClaims(NamedTuple):
     evidence: Evidence
     claims: tuple[Claim, ...]
     """All claims; those that the table cannot settle find nothing, and say what it lacks."""
-    table: pd.DataFrame
-    """The table, with cuts of one training told apart as runs of one trajectory."""
 
 
 def judge_table(
@@ -107,21 +106,19 @@ def claims_from_table(
     nan: Literal["missing", "diverged"] | None = None,
 ) -> TableClaims:
     """Turn a table into what claims are judged by; as `judge_table`."""
-    named, _ = recognise(table, columns)
-    named = named.reset_index(drop=True)
+    recognised, _ = recognise(table, columns)
+    named = recognised.reset_index(drop=True)
     refuse_missing(named, [_BATCH], "a table of runs that claims are judged by")
-    keys = (*group, "group", *GEOMETRY, "learning_rate", "seed", "timing_repeat")
-    keys = tuple(name for name in dict.fromkeys(keys) if name in named)
-    # Cuts of one seed are one training cut differently, as in a run folder.
-    trained = [name for name in keys if name not in {*_CUT, "timing_repeat"}]
-    run = named["run"].astype(str) if "run" in named else _texts(named[list(keys)])
-    trajectory = named.get("trajectory_id", _texts(named[trained]))
-    given = table.reset_index(drop=True)
-    given = given if "run" in named else given.assign(run=run)
-    given = given if "trajectory_id" in named else given.assign(trajectory_id=trajectory)
-    named = named.assign(run=run, trajectory_id=trajectory)
-    runs, has_cut = _runs(named, [name for name in (*group, "group") if name in named])
-    have = {*named.columns} - (set() if has_cut else {*_CUT})
+    groups = [name for name in (*group, "group") if name in named]
+    keys = [n for n in (*groups, *GEOMETRY, "learning_rate", *_REPEATS) if n in named]
+    _refuse_mixed(named, keys)
+    named["run"] = named["run"].astype(str) if "run" in named else _texts(named[keys])
+    if "trajectory_id" not in named:
+        named = named.assign(trajectory_id=_trajectories(named, groups))
+    told = {n: named[n] for n in ("run", "trajectory_id") if n not in recognised}
+    given = table.reset_index(drop=True).assign(**told)
+    runs, has_cut, varying = _runs(named, groups)
+    have = {*named.columns} - varying - (set() if has_cut else {*_CUT})
     reaches = pd.DataFrame()
     if "loss" in named:
         finals = as_table(given, group=group, columns=columns, minimise="loss", nan=nan).table
@@ -139,15 +136,78 @@ def claims_from_table(
         have |= {_STEPS, _OUTCOME}
         have |= set() if reaches["target_loss"].isna().any() else {"target_loss"}
     evidence = Evidence(find_cells(runs), reaches=reaches)
-    return TableClaims(evidence, tuple(_withheld(claim, have) for claim in CLAIMS), given)
+    return TableClaims(evidence, tuple(_withheld(claim, have, varying) for claim in CLAIMS))
 
 
 _TABLE = "table"
+_REPEATS = ("seed", "timing_repeat")
 
 
-def _runs(named: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, bool]:
-    """Return one row a run, as run folders give them, and whether the table tells the geometry."""
+def _refuse_mixed(named: pd.DataFrame, keys: Sequence[str]) -> None:
+    """Refuse runs of several settings, and rows not told apart; of losses `as_table` does."""
+    if "loss" in named:
+        return
+    if "run" in named:
+        several = named.groupby("run", dropna=False)[list(keys)].nunique(dropna=False).gt(1)
+        wrong = several.any(axis=1) | several.index.isna()
+        if wrong.any():
+            run = wrong.index[wrong][0]
+            what = ", ".join(name for name in keys if several.loc[wrong].iloc[0][name])
+            msg = f"every row names its run, which has one value of each setting; run {run} has "
+            raise AnalysisError(msg + (f"several of {what}" if what else "no name"))
+        if "steps_to_target" not in named:
+            return
+    names = [*({"run", "target_loss"} & {*named}), *keys]
+    again = named.duplicated(names)
+    if again.any():
+        row = named.loc[again, names].iloc[0]
+        said = ", ".join(f"{name}={row[name]}" for name in keys)
+        msg = (
+            f"a run has one row; {said} is there more than once ({again.sum()} rows too many). "
+            "Tell runs apart by a column `seed`, `timing_repeat` or `run`, or groups of them with "
+            "--group COLUMN"
+        )
+        raise AnalysisError(msg)
+
+
+def _trajectories(named: pd.DataFrame, groups: Sequence[str]) -> pd.Series[str]:
+    """Name the trajectory of each row: one of its own, or one shared by cuts of one training.
+
+    Cuts share it where they have a seed, differ in the whole cut, and in no column besides that
+    is not measured.
+    """
+    apart: pd.Series[str] = "run " + named["run"]
+    if not {*_CUT, "seed"} <= {*named}:
+        return apart
+    figures = {quantity.name for quantity in QUANTITIES}
+    measured = {*ALIASES, *figures, *_CUT, "timing_repeat"} - {"group", _BATCH, *_TRAINED}
+    first = named.drop_duplicates("run")
+    settings = [name for name in named if name in groups or name not in measured]
+    # What varies along a run was measured.
+    varies = named.groupby("run")[settings].nunique(dropna=False).gt(1).any()
+    trained = [name for name in settings if not varies[name]]
+    shared = _texts(first[trained])
+    cut = [*_CUT, *({"timing_repeat"} & {*named})]
+    twice = first[cut].astype(str).assign(shared=shared).duplicated(keep=False)
+    lone = shared.isin(set(shared[twice]))
+    return named["run"].map(shared.mask(lone, apart).set_axis(first["run"]))
+
+
+_TRAINED = ("learning_rate", "seed")
+
+
+def _runs(named: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, bool, set[str]]:
+    """Return one row a run, as run folders give them, and whether the table tells the geometry.
+
+    The third are the figures that vary along a run: no row of it has the run's own.
+    """
     first = named.drop_duplicates("run").reset_index(drop=True)
+    if "status" in named:
+        # How a run ended stands in its last row.
+        progress = [name for name in PROGRESS if name in named][:1]
+        far = {name: pd.to_numeric(named[name], errors="coerce") for name in progress}
+        ordered = named.assign(**far).sort_values(progress, kind="stable") if progress else named
+        first["status"] = first["run"].map(ordered.groupby("run")["status"].last())
     has_cut = set(_CUT) <= set(first)
     batch = _whole(first, _BATCH)
     cut = {name: _whole(first, name) for name in _CUT} if has_cut else {}
@@ -163,7 +223,11 @@ def _runs(named: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, boo
             raise AnalysisError(msg)
     # Claims on a geometry are withheld without one; a run of any needs some.
     known = cut or {_CUT[0]: batch * 0 + 1, _CUT[1]: batch, _CUT[2]: batch * 0 + 1}
-    figures = [quantity.name for quantity in QUANTITIES if quantity.name in first]
+    there = [quantity.name for quantity in QUANTITIES if quantity.name in first]
+    numbers = named[there].apply(pd.to_numeric, errors="coerce").groupby(named["run"])
+    differ = numbers.nunique().gt(1).any()
+    varying = {name for name in there if differ[name]}
+    figures = [name for name in there if name not in varying]
     status = first["status"] if "status" in first else pd.Series("completed", first.index)
     ended = status.fillna("completed").replace({"finished": "completed"})
     runs = pd.DataFrame(
@@ -188,18 +252,20 @@ def _runs(named: pd.DataFrame, groups: Sequence[str]) -> tuple[pd.DataFrame, boo
         rates = pd.to_numeric(first["learning_rate"]).to_numpy(dtype=float)
         runs = runs.assign(**{"learning_rate": rates, "optimizer.learning_rate": rates})
     for name in figures:
-        runs[name] = pd.to_numeric(first[name], errors="coerce").to_numpy(dtype=float)
+        runs[name] = first["run"].map(numbers[name].first()).to_numpy(dtype=float)
     # A column of groups makes a context of its own, as a model does.
-    return runs.assign(**{f"table.{name}": first[name].astype(str) for name in groups}), has_cut
+    runs = runs.assign(**{f"table.{name}": first[name].astype(str) for name in groups})
+    return runs, has_cut, varying
 
 
-def _withheld(claim: Claim, have: set[Any]) -> Claim:
+def _withheld(claim: Claim, have: set[Any], varying: set[str]) -> Claim:
     """Let a claim that the table cannot settle find nothing, and say what is lacking."""
     needs = _NEEDS.get(claim.id)
     lacking = [_ROWS] if needs is None else [name for name in needs if name not in have]
     if not lacking:
         return claim
-    said = f"{claim.needs}. The table lacks {', '.join(lacking)}"
+    whys = [f"{n} (it varies along a run)" if n in varying else n for n in lacking]
+    said = f"{claim.needs}. The table lacks {', '.join(whys)}"
     return replace(claim, needs=said, decide=lambda _: None)
 
 

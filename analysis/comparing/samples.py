@@ -38,6 +38,8 @@ __all__ = [
 
 _CELL = ("group", "target_loss", "global_batch_size", "learning_rate")
 """Columns that tell cells apart, as far as a table has them."""
+_TELLING = ("outcome", "status", "final_eval_loss")
+"""Columns that tell whether a run diverged."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def compare_samples(
     Raises
     ------
     AnalysisError
-        If columns are missing, a value is none, there is no second sample, or the reference is
-        not one of them.
+        If columns are missing, a value or sample is none, there is no second sample, or the
+        reference is not one of them.
 
     Notes
     -----
@@ -115,6 +117,13 @@ def compare_samples(
     Schuirmann 1987, doi:10.1007/BF01068419, for the equivalence.
     """
     refuse_missing(table, [value, by], "a comparison of samples")
+    unnamed = int(table[by].isna().sum())
+    if unnamed:
+        msg = (
+            f"{by} is missing in {unnamed} of {len(table)} rows; leave out runs of no sample, or "
+            "name theirs"
+        )
+        raise AnalysisError(msg)
     samples: dict[object, NDArray[np.float64]] = {
         name: _values(own, value) for name, own in table.groupby(by, sort=False)
     }
@@ -268,8 +277,9 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     Parameters
     ----------
     table : DataFrame
-        One row a run, with `outcome`, `status`, or `final_eval_loss`: a run diverged where one of
-        them says so, the loss by not being finite.
+        With `outcome`, `status`, or `final_eval_loss`: a run diverged where one of them says so,
+        the loss by being infinite. A run of which none is there is left out, and counted in the
+        note. Of a run with several targets one row counts, of its lowest.
     level : float
         Least coverage of the interval.
 
@@ -277,7 +287,7 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     -------
     Estimate
         With the interval of Clopper and Pearson, which holds the share at least as often as
-        `level` says, at any number of runs.
+        `level` says, at any number of runs; not identified where nothing tells of any run.
 
     Raises
     ------
@@ -288,8 +298,14 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     -----
     Source: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
     """
-    diverged = _diverged(table)
+    diverged, unknown = _diverged(_one_row_a_run(table))
     count, n = int(diverged.sum()), len(diverged)
+    definition = "share of runs that diverged"
+    lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
+    if not n:
+        missing = math.nan
+        why = f"{NOT_IDENTIFIED}: {lost}"
+        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
     ends = stats.binomtest(count, n).proportion_ci(level, method="exact")
     return Estimate(
         value=count / n,
@@ -298,8 +314,8 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
         n=n,
         unit="",
         method=f"Clopper-Pearson over {n} runs",
-        definition="share of runs that diverged",
-        note=f"{count} of {n}",
+        definition=definition,
+        note="; ".join([f"{count} of {n}", *([lost] if lost else [])]),
     )
 
 
@@ -310,7 +326,7 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     ----------
     table : DataFrame
         As for `divergence_rate`; cells are told apart by `group`, `global_batch_size` and
-        `learning_rate`, as far as it has them. Of a run with several targets one row counts.
+        `learning_rate`, as far as it has them.
     level : float
         Least coverage of the intervals.
 
@@ -324,17 +340,12 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     AnalysisError
         As `divergence_rate` does.
     """
-    _diverged(table)
+    runs = _one_row_a_run(table)
     names = [name for name in _CELL if name in table and name != "target_loss"]
-    runs = table
-    if "target_loss" in table:
-        target = table["target_loss"].fillna(0.0).to_numpy()
-        group = table["group"].to_numpy() if "group" in table else np.zeros(len(table))
-        runs = table[target == pd.Series(target).groupby(group).transform("max").to_numpy()]
     rows = []
     for key, own in runs.groupby(names, dropna=False) if names else [((), runs)]:
         found = divergence_rate(own, level=level)
-        count = round(found.value * found.n)
+        count = round(found.value * found.n) if found.n else 0
         numbers = {"n": found.n, "diverged": count, "rate": found.value}
         ends = {"low": found.low, "high": found.high}
         rows.append({**dict(zip(names, key, strict=True)), **numbers, **ends})
@@ -400,18 +411,33 @@ def _numbers(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
     return numbers
 
 
-def _diverged(table: pd.DataFrame) -> NDArray[np.bool_]:
-    known = [n for n in ("outcome", "status", "final_eval_loss") if n in table]
+def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of the lowest target that runs of a cell and seed have: one a run."""
+    known = [n for n in _TELLING if n in table]
     if table.empty or not known:
         msg = (
             "a rate of divergence needs runs with outcome, status or final_eval_loss; the table "
             f"has {len(table)} rows and {', '.join(map(str, table.columns)) or 'no columns'}"
         )
         raise AnalysisError(msg)
-    found = np.zeros(len(table), dtype=bool)
-    for name in known:
+    if "target_loss" not in table:
+        return table
+    # A run may reach a target and diverge on its way to a lower one.
+    target = table["target_loss"].fillna(np.inf)
+    names = [n for n in (*_CELL, "seed") if n in table and n != "target_loss"]
+    own = target.groupby([table[n] for n in names], dropna=False) if names else None
+    return table[target.eq(target.min() if own is None else own.transform("min"))]
+
+
+def _diverged(runs: pd.DataFrame) -> tuple[NDArray[np.bool_], int]:
+    """Tell which of the runs that anything is known of diverged, and how many others there are."""
+    found, known = np.zeros((2, len(runs)), dtype=bool)
+    for name in (n for n in _TELLING if n in runs):
         if name == "final_eval_loss":
-            found |= ~np.isfinite(_numbers(table, name))
+            losses = _numbers(runs, name)
+            found |= np.isinf(losses)
+            known |= ~np.isnan(losses)
         else:
-            found |= table[name].eq("diverged").to_numpy(dtype=bool)
-    return found
+            found |= runs[name].eq("diverged").to_numpy(dtype=bool)
+            known |= runs[name].notna().to_numpy(dtype=bool)
+    return found[known], int((~known).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from batchscape.analysis.comparing.samples import (
     one_sided_test,
     pooled_spread,
 )
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.section import Section, TableView
@@ -26,8 +28,6 @@ __all__ = ["samples_section"]
 
 _BATCH, _RATE = "global_batch_size", "learning_rate"
 _LOSS, _STEPS = "final_eval_loss", "log steps to target"
-_FEWEST = 3
-"""Runs on either side below which no interval is shown: it would say nothing."""
 
 
 def samples_section(
@@ -61,12 +61,14 @@ def samples_section(
     own, value, unit = _runs_of(runs)
     spread = pooled_spread(own, value)
     rate = divergence_rate(runs)
-    cells = _cells(own, value)
-    compared = _compared(own, value, names, margin)
+    cells = _cells(runs, own, value)
+    common, where = _common(runs, own, names)
+    compared = _compared(common, value, names, margin)
     tested = _tested(own, below)
     answer = [
         *_said(spread, rate, unit),
         *_groups_said(compared, value),
+        *where,
         *_tests_said(tested, below),
     ]
     tables = []
@@ -87,24 +89,58 @@ def samples_section(
 
 
 def _runs_of(runs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    """Return one row a run, what is compared, and its unit; at the target that most reached."""
+    """Return one row a run, what is compared, and its unit; at the target most reached by group."""
     if _LOSS in runs:
         return runs, _LOSS, "nats"
-    target = runs["target_loss"].fillna(np.inf)
-    counts = runs["outcome"].eq("reached").groupby(target).sum()
-    own = runs[target.eq(float(counts[counts.eq(counts.max())].index.min()))]
+    parts = [_at(own, _most_reached(own)) for _, own in runs.groupby("group")]
+    return pd.concat(parts).sort_index(), _STEPS, "in log steps"
+
+
+def _common(
+    runs: pd.DataFrame, own: pd.DataFrame, names: Mapping[int, str]
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs whose groups are compared, at one target, and which one that is."""
+    if _LOSS in runs or runs["group"].nunique() < 2:
+        return own, []
+    counts = runs.groupby(_targets(runs))["group"].nunique()
+    if counts.max() < 2:
+        return own.iloc[:0], ["Groups are not compared: no two of them have a target in common."]
+    shared = runs[_targets(runs).isin(counts.index[counts.eq(counts.max())])]
+    target = _most_reached(shared)
+    found = _at(runs, target)
+    if not np.isfinite(target):
+        return found, []
+    absent = [names.get(int(g), f"group {g}") for g in runs["group"].unique()
+              if g not in set(found["group"])]  # fmt: skip
+    rest = f"; without runs at it, and not compared: {', '.join(absent)}" if absent else ""
+    return found, [f"Groups are compared at the target {target:g}{rest}."]
+
+
+def _targets(runs: pd.DataFrame) -> pd.Series[float]:
+    return runs["target_loss"].astype(float).fillna(np.inf)
+
+
+def _most_reached(runs: pd.DataFrame) -> float:
+    """Return the target that most runs reached, the lowest of several."""
+    counts = runs["outcome"].eq("reached").groupby(_targets(runs)).sum()
+    return float(counts[counts.eq(counts.max())].index.min())
+
+
+def _at(runs: pd.DataFrame, target: float) -> pd.DataFrame:
+    own = runs[_targets(runs).eq(target)]
     steps = own["steps_to_target"].where(own["outcome"].eq("reached"), np.inf)
-    return own.assign(**{_STEPS: np.log(steps.to_numpy(dtype=float))}), _STEPS, "in log steps"
+    return own.assign(**{_STEPS: np.log(steps.to_numpy(dtype=float))})
 
 
-def _cells(runs: pd.DataFrame, value: str) -> pd.DataFrame:
+def _cells(runs: pd.DataFrame, own: pd.DataFrame, value: str) -> pd.DataFrame:
     """Sum up each cell: runs, divergence with its interval, mean and spread of what is finite."""
     rates = divergence_rates(runs)
     keys = [name for name in ("group", _BATCH, _RATE) if name in rates]
-    own = runs.assign(value=runs[value].where(np.isfinite(runs[value])))
+    own = own.assign(value=own[value].where(np.isfinite(own[value])))
     found = own.groupby(keys, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
     found = found.rename(columns={"std": "sd", "count": "finite"})
-    return rates.rename(columns={"low": "rate_low", "high": "rate_high"}).merge(found, on=keys)
+    rates = rates.rename(columns={"low": "rate_low", "high": "rate_high"})
+    return rates.merge(found, on=keys, how="left").fillna({"finite": 0}).astype({"finite": int})
 
 
 def _compared(
@@ -121,7 +157,11 @@ def _compared(
             place = dict(zip(keys, key, strict=True))
             pairs = compare_samples(own, value, "group", margin=margin)
             found += [(place, pair) for pair in pairs]
-    return found
+    adjusted = holm([pair.p_different for _, pair in found])
+    return [
+        (place, replace(pair, p_adjusted=float(p)))
+        for (place, pair), p in zip(found, adjusted, strict=True)
+    ]
 
 
 def _tested(runs: pd.DataFrame, below: float | None) -> pd.DataFrame:
@@ -139,15 +179,19 @@ def _tested(runs: pd.DataFrame, below: float | None) -> pd.DataFrame:
 
 def _said(spread: Estimate, rate: Estimate, unit: str) -> Iterator[str]:
     if spread.is_identified:
+        how = f" and {LEVEL:.0%} interval; {spread.method}" if spread.n >= FEWEST else ""
         yield (
             f"Runs that differ in their seed alone spread by {spread.text()} {unit} (standard "
-            f"deviation and {LEVEL:.0%} interval; {spread.method})."
+            f"deviation{how})."
         )
     else:
         yield f"The spread over seeds is {spread.note}."
+    if not rate.n:
+        yield f"The share of runs that diverged is {rate.note}."
+        return
+    how = f" ({LEVEL:.0%} interval of Clopper and Pearson)" if rate.n >= FEWEST else ""
     yield (
-        f"Of {rate.n} runs {round(rate.value * rate.n)} diverged: a share of {rate.text()} "
-        f"({LEVEL:.0%} interval of Clopper and Pearson)."
+        f"Of {rate.n} runs {round(rate.value * rate.n)} diverged: a share of {rate.text()}{how}."
     )
 
 
@@ -155,10 +199,11 @@ def _groups_said(compared: list[tuple[dict[str, Any], TwoSamples]], value: str) 
     if not compared:
         return
     tested = [found for _, found in compared if np.isfinite(found.p_different)]
-    apart = sum(found.difference.low > 0 or found.difference.high < 0 for found in tested)
+    apart = sum(found.p_adjusted < 1 - LEVEL for found in tested)
     text = (
         f"Groups are compared unpaired (Welch) in {len(compared)} places by "
-        f"{value.replace('_', ' ')}: in {apart} of {len(tested)} with an interval it leaves out 0."
+        f"{value.replace('_', ' ')}: in {apart} of {len(tested)} that could be tested they differ "
+        f"at {1 - LEVEL:.0%} by Holm's adjustment for all of them."
     )
     judged = [found.equivalence for _, found in compared if found.equivalence is not None]
     if judged:
@@ -217,7 +262,7 @@ def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
             str(row["n"]),
             significant(row["mean"]),
             significant(row["sd"], 2),
-            f"{row['diverged']} [{row['rate_low']:.0%}, {row['rate_high']:.0%}]",
+            f"{row['diverged']}{_share_ends(row)}",
         ]
         for row in cells.to_dict("records")
     ]
@@ -228,9 +273,14 @@ def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
         n_left=len(place),
         notes=[
             "Mean and standard deviation of the runs that did not diverge; of those that did the "
-            f"number, and the {LEVEL:.0%} interval of their share (Clopper and Pearson).",
+            f"number, and from {FEWEST} runs on the {LEVEL:.0%} interval of their share (Clopper "
+            "and Pearson).",
         ],
     )
+
+
+def _share_ends(row: Mapping[Any, Any]) -> str:
+    return f" [{row['rate_low']:.0%}, {row['rate_high']:.0%}]" if row["n"] >= FEWEST else ""
 
 
 def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
@@ -242,7 +292,7 @@ def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
         difference = significant(row["difference"], 3)
         pair = f"{row['other']} against {row['reference']}"
         counts = f"{row['n_other']} and {row['n_reference']}"
-        shown = np.isfinite(row["low"]) and min(row["n_reference"], row["n_other"]) >= _FEWEST
+        shown = np.isfinite(row["low"]) and min(row["n_reference"], row["n_other"]) >= FEWEST
         known = difference + (ends if shown else "")
         cells = [*texts(row), pair, counts, known, significant(row["p_adjusted"], 2)]
         rows.append([*cells, *([row["equivalence"] or MISSING] if has_margin else [])])
@@ -254,8 +304,7 @@ def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
         n_left=len(place) + 1,
         notes=[
             f"Difference of mean {value.replace('_', ' ')}, runs taken as independent (Welch); p "
-            "adjusted for the groups compared in one place, not for the number of places. Runs on "
-            "the same samples would say more in pairs.",
+            "adjusted for all comparisons here. Runs on the same samples would say more in pairs.",
         ],
     )
 

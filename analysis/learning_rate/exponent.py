@@ -38,12 +38,12 @@ from scipy import stats
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 
-__all__ = ["exponent_of", "is_bounded", "left_out_reason", "power_law"]
+__all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason", "power_law"]
 
 _Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""
-_UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
+UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
 _DEFINITION = "slope of log best learning rate on log global batch, by least squares"
 
 
@@ -66,14 +66,19 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     ends = used.reindex(columns=["low", "high"]).to_numpy(dtype=float)
     reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
     exponent = power_law(batch, rate, None if known.all() else reach)
-    if exponent.is_identified and "low" in best and np.isnan(ends).any():
-        return replace(exponent, low=math.nan, high=math.nan, method="none", note=_UNBOUNDED)
+    if exponent.is_identified and lacks_ends(used):
+        return replace(exponent, low=math.nan, high=math.nan, method="none", note=UNBOUNDED)
     return exponent
 
 
 def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
     """Tell which batches have an optimum with two ends, or one of too few seeds to have ends."""
     return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
+
+
+def lacks_ends(used: pd.DataFrame) -> bool:
+    """Tell whether any of the optima that count is of too few seeds to have ends."""
+    return "low" in used and bool(used[["low", "high"]].isna().any(axis=None))
 
 
 def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) -> Estimate:

@@ -38,7 +38,7 @@ from batchscape.analysis.learning_rate.exponent import (
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
-__all__ = ["LAWS", "LearningRateLaws", "learning_rate_laws", "predict"]
+__all__ = ["LAWS", "LearningRateLaws", "deltas", "learning_rate_laws", "predict"]
 
 _Array = NDArray[np.float64]
 _SAME = 2.0
@@ -107,7 +107,7 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     fits = [_fit(law, batch, rate) for law in LAWS]
     table = pd.DataFrame(fits)
     exponent = exponent_of(best)
-    table["delta_aicc"] = _deltas(table, exponent)
+    table["delta_aicc"] = deltas(table, exponent)
     likelihood = np.exp(-table["delta_aicc"] / 2)
     table["weight"] = likelihood / likelihood.sum() if likelihood.notna().any() else np.nan
     left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
@@ -181,7 +181,7 @@ def _aicc(variance: float, n: int, parameters: int) -> float:
     return n * math.log(variance) + 2 * parameters + correction
 
 
-def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
+def deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
     """Return how far each law that the exponent's interval holds lies above the lowest AICc."""
     # Optima that lie on a law exactly have an interval without width.
     rounding = 1e-9

@@ -2,7 +2,8 @@
 
 `laws.py` fits the logarithms of the optima, so that each counts by its relative error. Published
 fits often take the learning rates themselves, so that the largest count most: here both can be set
-side by side. Each scale has an AICc of its own, which says nothing of the other's.
+side by side. Each scale has an AICc of its own, which says nothing of the other's; on both a law is
+compared only where its slope over these batches lies inside the exponent's interval (`laws.py`).
 
 The noise batch of a saturating or surge law, B_noise, has the interval of its profile: all values
 at which the sum of squares exceeds the least one by no more than the F quantile with 1 and n - 2
@@ -24,8 +25,13 @@ from scipy import optimize, stats
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.aim import Optima
-from batchscape.analysis.learning_rate.exponent import is_bounded
-from batchscape.analysis.learning_rate.laws import LAWS
+from batchscape.analysis.learning_rate.exponent import (
+    UNBOUNDED,
+    exponent_of,
+    is_bounded,
+    lacks_ends,
+)
+from batchscape.analysis.learning_rate.laws import LAWS, deltas
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.section import Section, TableView
@@ -62,8 +68,9 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
     DataFrame
         One row a law: `law`, `parameters`, `coefficient`, `exponent` (of the power law),
         `noise_scale`, `noise_scale_low`, `noise_scale_high` (samples; of saturating and surge),
-        `rms` (of residuals, in learning rate), `aicc` and `delta_aicc`; NaN where there are too few
-        batches.
+        `slope` (of the logarithms over these batches), `rms` (of residuals, in learning rate),
+        `aicc` and `delta_aicc` (of the laws whose slope lies inside the exponent's interval); NaN
+        where there are too few batches.
 
     Raises
     ------
@@ -81,7 +88,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
         scales = law in {"saturating", "surge"}
         parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
         row: dict[str, object] = {"law": law, "parameters": parameters}
-        empty = ("coefficient", "exponent", "noise_scale", "rms", "aicc")
+        empty = ("coefficient", "exponent", "noise_scale", "slope", "rms", "aicc")
         row |= dict.fromkeys((*empty, "noise_scale_low", "noise_scale_high"), math.nan)
         rows.append(row)
         if len(batch) <= parameters:
@@ -96,7 +103,9 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
             found = noise_batch(best, law, scale="linear", level=level)
             names = ("noise_scale", "noise_scale_low", "noise_scale_high")
             row |= zip(names, (found.value, found.low, found.high), strict=True)
-        shape = np.exp(LAWS[law](batch, second))
+        logs, centred = LAWS[law](batch, second), batch - batch.mean()
+        row["slope"] = float(centred @ logs / (centred @ centred))
+        shape = np.exp(logs)
         least = float(squares(np.array([second]))[0])
         row["coefficient"] = float(shape @ np.exp(rate) / (shape @ shape))
         row["rms"] = math.sqrt(least / len(batch))
@@ -104,7 +113,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
         criterion = aicc(least / float(np.exp(2 * rate).mean()), len(batch), parameters)
         row["aicc"] = criterion if math.isfinite(criterion) else math.nan
     table = pd.DataFrame(rows)
-    return table.assign(delta_aicc=table["aicc"] - table["aicc"].min())
+    return table.assign(delta_aicc=deltas(table, exponent_of(best)))
 
 
 def noise_batch(
@@ -126,8 +135,9 @@ def noise_batch(
     Returns
     -------
     Estimate
-        In samples; not identified where it lies more than a factor of 10 outside the batches, or
-        there are fewer than 3. An end of 0 or infinity is none.
+        In samples; not identified where the interval lacks an end (is 0 or infinite; the other is
+        a bound), it lies more than a factor of 10 outside the batches, or there are fewer than 3.
+        Without an interval where an optimum has none, as for the exponent.
 
     Raises
     ------
@@ -168,11 +178,19 @@ def noise_batch(
             ends.append(none)
         else:
             ends.append(math.exp(optimize.brentq(excess, float(end), beyond)))
-    held = batch.min() - _NEAR < value < batch.max() + _NEAR
-    note = None if held else f"{NOT_IDENTIFIED}: the batches do not reach it"
-    method = f"profile of the sum of squares, F with 1 and {n - 2} degrees of freedom"
+    low, high = ends
+    near = batch.min() - _NEAR < value < batch.max() + _NEAR
+    held = near and low > 0 and high < math.inf
+    method, note = f"profile of the sum of squares, F with 1 and {n - 2} degrees of freedom", None
+    if lacks_ends(best[is_bounded(best)]):
+        low, high, method, note = missing, missing, "none", UNBOUNDED
+    if not held:
+        said = ["the batches leave it open" if near else "the batches do not reach it"]
+        said += [f"at least {significant(low, 2)}"] if low > 0 else []
+        said += [f"at most {significant(high, 2)}"] if high < math.inf else []
+        note = f"{NOT_IDENTIFIED}: {', '.join(said)}"
     number = math.exp(value) if held else missing
-    return Estimate(number, ends[0], ends[1], n, "samples", method, definition, note)
+    return Estimate(number, low, high, n, "samples", method, definition, note)
 
 
 def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
@@ -195,19 +213,21 @@ def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
         label = groups.get(int(str(number)), f"group {number}")
         table = linear_laws(own)
         parts.append(table.assign(group=number))
+        noise: dict[str, str] = {}
         for law in ("saturating", "surge"):
             by = {scale: noise_batch(own, law, scale=scale) for scale in ("log", "linear")}
+            noise[law] = by["linear"].text(3)
             texts = " and ".join(f"{one.text(2)} on the {name} scale" for name, one in by.items())
+            notes = "; ".join(dict.fromkeys(one.note for one in by.values() if one.note))
             answer.append(
-                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}."
+                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}"
+                f"{f' ({notes})' if notes else ''}."
             )
         for row in table.to_dict("records"):
-            second = significant(row["exponent"], 3) if row["law"] == "power" else MISSING
-            if not math.isnan(row["noise_scale"]):
-                ends = (significant(row[f"noise_scale_{end}"], 2) for end in ("low", "high"))
-                second = f"{significant(row['noise_scale'], 3)} [{', '.join(ends)}]"
+            law = str(row["law"])
+            second = significant(row["exponent"], 3) if law == "power" else noise.get(law, MISSING)
             numbers = [significant(row[name], 3) for name in ("coefficient", "rms", "delta_aicc")]
-            texts_ = [str(row["law"]), numbers[0], second, *numbers[1:]]
+            texts_ = [law, numbers[0], second, *numbers[1:]]
             rows.append([*([label] if several else []), *texts_])
     headers = ["law", "coefficient", "exponent or B_noise", "residual", "ΔAICc"]
     grid = Grid(
@@ -217,7 +237,8 @@ def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
         n_left=2 if several else 1,
         notes=[
             "Least squares of the learning rates themselves, which the largest decide; ΔAICc "
-            "compares these fits with one another, not with those of logarithms. In brackets the "
+            "compares these fits with one another, not with those of logarithms, and only laws "
+            "whose slope lies inside the exponent's interval. In brackets the "
             f"{LEVEL:.0%} interval of B_noise (profile, F).",
         ],
     )

@@ -157,7 +157,6 @@ def analyze(
             judged = [claims_section(found.evidence, found.claims)]
         if not {"loss", "steps_to_target"} & set(recognise(table, columns)[0]):
             return Analysis(path, found.evidence.cells.runs, _there(judged), ())
-        table = found.table
     read = as_table(table, group=group, columns=columns, minimise=minimise, nan=nan)
     _refuse_unfit(read, targets, crossing, below)
     if read.kind == "final losses":

@@ -151,7 +151,7 @@ def as_table(
     ------
     AnalysisError
         If columns are missing or ambiguous, units are mixed, values are not what they must be, one
-        run is there twice, or a NaN may stand for two things.
+        run is there twice, a NaN may stand for two things, or of final losses none is left.
     """
     for name in group:
         if name not in table:
@@ -478,7 +478,11 @@ def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, 
         said.append(f"{early.sum()} of {len(finals)} runs did not end ({found}) and are left out")
     if missing.any():
         said.append(f"{missing.sum()} of {len(finals)} runs have no final loss and are left out")
-    return finals[~early & ~missing].reset_index(drop=True), said
+    left = finals[~early & ~missing].reset_index(drop=True)
+    if left.empty:
+        msg = f"a table of final losses needs a run that ended with one: {'; '.join(said)}"
+        raise AnalysisError(msg)
+    return left, said
 
 
 def _reaches(found: pd.DataFrame) -> pd.DataFrame:

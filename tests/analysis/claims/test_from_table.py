@@ -8,6 +8,7 @@ import pytest
 
 from batchscape.analysis import judge_claims, judge_table
 from batchscape.analysis.claims.claim import Verdict
+from batchscape.analysis.claims.from_table import claims_from_table
 from batchscape.errors import AnalysisError
 
 CUTS = [(1, 8, 1), (1, 8, 4), (1, 32, 1), (2, 8, 2), (1, 4, 8)]
@@ -100,3 +101,50 @@ def test_learning_rates_of_final_losses_and_steps_settle_their_claims() -> None:
 def test_a_geometry_that_contradicts_its_batch_is_refused() -> None:
     with pytest.raises(AnalysisError, match=r"has 1 x 8 x 1 = 8 and says 16"):
         judge_table(table().assign(batch=16))
+
+
+def trajectories(given: pd.DataFrame) -> int:
+    return claims_from_table(given).evidence.cells.runs["trajectory_id"].nunique()
+
+
+def test_cuts_share_a_trajectory_and_nothing_else_does() -> None:
+    """Four cuts have a global batch of 32, each with four seeds: these are four trainings."""
+    cut = table().query("batch == 32")
+    assert (len(cut), trajectories(cut)) == (16, 4)
+    named = cut.assign(run=np.arange(16))
+    assert trajectories(named) == 4
+    assert trajectories(named.drop(columns="seed")) == 16
+    assert trajectories(named.drop(columns="micro_batch_size")) == 16
+    assert trajectories(named.assign(warmup=np.arange(16) // 8)) == 8
+    assert trajectories(named.assign(warmup=np.arange(16))) == 16
+    # The same cut twice under one seed is two trainings, and so is what goes with it.
+    assert trajectories(named.assign(seed=0)) == 16
+    along = pd.concat([named.assign(step=step, grad_norm=step * named["run"]) for step in (1, 2)])
+    assert trajectories(along) == 4
+
+
+def test_a_seed_given_twice_is_refused() -> None:
+    twice = pd.DataFrame({"batch": [8, 8, 16], "seed": [0, 0, 0], "steps": [90, 100, 60]})
+    for given in (twice, twice.assign(run=["a", "a", "b"]), twice.drop(columns="steps")):
+        with pytest.raises(AnalysisError, match="batch_size=8, seed=0 is there more than once"):
+            judge_table(given)
+    with pytest.raises(AnalysisError, match="run a has several of global_batch_size"):
+        judge_table(twice.assign(run="a").drop(columns="steps"))
+
+
+def test_a_figure_that_varies_along_a_run_is_withheld() -> None:
+    """A table of curves: its first row is a warm-up, its last says how the run ended."""
+    once = table()
+    status = np.where(once["seed"].eq(0) & once["batch"].eq(8), "failed", "finished")
+    parts = [
+        once.assign(step=step, step_time_s=once["step_time_s"] * slow,
+                    status="running" if step < 2 else status)
+        for step, slow in ((2, 1), (1, 50))
+    ]  # fmt: skip
+    curves = pd.concat(parts)
+    found = by_id(judge_table(curves))
+    assert found["micro-before-accumulation"].verdict == "not identified"
+    assert "step_time_s (it varies along a run)" in found["micro-before-accumulation"].explanation
+    assert found["memory-follows-micro"].verdict == "supported"
+    runs = claims_from_table(curves).evidence.cells.runs
+    assert runs["status"].value_counts().to_dict() == {"completed": 19, "failed": 1}

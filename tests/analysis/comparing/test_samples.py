@@ -148,3 +148,25 @@ def test_rates_of_divergence_count_each_run_once() -> None:
     assert found["low"].tolist() == pytest.approx([proportion_confint(1, 2, method="beta")[0]] * 2)
     with pytest.raises(AnalysisError, match="needs runs with outcome, status"):
         divergence_rate(pd.DataFrame({"x": [1]}))
+    # At its lowest target a run may have diverged that reached a higher one; seeds tell runs apart.
+    partial = rows.head(3).assign(seed=[0, 0, 1])
+    assert (divergence_rate(partial).value, divergence_rate(partial).n) == (0.5, 2)
+
+
+def test_a_missing_loss_is_no_divergence() -> None:
+    losses = pd.DataFrame({LOSS: [2.0, math.nan, math.nan, math.nan, math.inf]})
+    found = divergence_rate(losses)
+    assert (found.value, found.n) == (0.5, 2)
+    assert found.note == "1 of 2; 3 runs without outcome, status, final_eval_loss are left out"
+    ended = losses.assign(status=["completed", "failed", "running", "completed", "completed"])
+    assert divergence_rate(ended).note == "1 of 5"
+    nothing = divergence_rate(losses.iloc[1:3])
+    assert (nothing.is_identified, nothing.n) == (False, 0)
+    assert divergence_rates(losses.iloc[1:3])[["n", "diverged"]].to_numpy().tolist() == [[0, 0]]
+
+
+def test_runs_of_no_sample_are_refused() -> None:
+    table = runs(a=ONE, b=OTHER)
+    with pytest.raises(AnalysisError, match="optimizer is missing in 1 of 8 rows"):
+        compare_samples(table.assign(optimizer=table["optimizer"].where(table.index > 0)), LOSS,
+                        "optimizer")  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from scipy import optimize, stats
 
 from batchscape.analysis import linear_laws, noise_batch
+from batchscape.analysis.learning_rate.exponent import exponent_of
 from batchscape.errors import AnalysisError
 
 BATCHES = np.array([16.0, 32, 64, 128, 256, 512, 1024])
@@ -92,3 +93,37 @@ def test_what_has_no_noise_batch_is_said() -> None:
         noise_batch(optima(), "linear")
     with pytest.raises(AnalysisError, match=r"missing: \['learning_rate'"):
         linear_laws(optima()[["global_batch_size"]])
+
+
+def test_optima_of_too_few_seeds_give_no_interval() -> None:
+    best = optima(0.1).assign(low=math.nan, high=math.nan)
+    found, bounded = noise_batch(best), noise_batch(optima(0.1))
+    assert found.value == bounded.value
+    assert (math.isnan(found.low), math.isnan(found.high), found.method) == (True, True, "none")
+    assert "fewer than three seeds" in (found.note or "")
+    assert exponent_of(best).note == found.note
+    assert linear_laws(best)["delta_aicc"].isna().all()
+
+
+def test_an_open_interval_is_a_bound() -> None:
+    found = noise_batch(optima(0.2, scale=4000.0))
+    assert (found.is_identified, found.high) == (False, math.inf)
+    assert "the batches leave it open, at least" in (found.note or "")
+    assert found.text(2).startswith("not identified (≥ ")
+    below = noise_batch(optima(0.2, scale=8.0))
+    assert (below.is_identified, below.low) == (False, 0.0)
+    assert "the batches leave it open, at most" in (below.note or "")
+
+
+def test_a_law_outside_the_exponents_interval_is_not_compared() -> None:
+    """Optima of a slope near 0.3, which no law of one parameter has."""
+    rate = 0.01 * BATCHES**0.3 * np.exp(0.03 * np.random.default_rng(2).normal(size=7))
+    best = pd.DataFrame({"global_batch_size": BATCHES, "learning_rate": rate})
+    table, exponent = linear_laws(best).set_index("law"), exponent_of(best)
+    slope = np.polyfit(np.log(BATCHES), np.log(rate), 1)[0]
+    assert exponent.low < slope < exponent.high < 0.5
+    assert table.loc["sqrt", "slope"] == pytest.approx(0.5)
+    inside = table["slope"].between(exponent.low, exponent.high)
+    assert table["delta_aicc"].notna().eq(inside & table["aicc"].notna()).all()
+    assert table.loc[["fixed", "sqrt", "linear"], "delta_aicc"].isna().all()
+    assert table["delta_aicc"].min() == 0

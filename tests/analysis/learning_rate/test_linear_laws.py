@@ -106,11 +106,11 @@ def test_optima_of_too_few_seeds_give_no_interval() -> None:
 
 
 def test_an_open_interval_is_a_bound() -> None:
-    found = noise_batch(optima(0.2, scale=4000.0))
+    found = noise_batch(optima(0.2, scale=2000.0))
     assert (found.is_identified, found.high) == (False, math.inf)
     assert "the batches leave it open, at least" in (found.note or "")
     assert found.text(2).startswith("not identified (≥ ")
-    below = noise_batch(optima(0.2, scale=8.0))
+    below = noise_batch(optima(0.2, 1, scale=8.0))
     assert (below.is_identified, below.low) == (False, 0.0)
     assert "the batches leave it open, at most" in (below.note or "")
 

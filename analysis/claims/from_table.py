@@ -22,7 +22,7 @@ from batchscape.analysis.comparison import QUANTITIES
 from batchscape.analysis.targets.columns import ALIASES, recognise
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import PROGRESS
-from batchscape.analysis.targets.foreign import as_table
+from batchscape.analysis.targets.foreign import EARLY, as_table
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
 
@@ -120,7 +120,7 @@ def claims_from_table(
     runs, has_cut, varying = _runs(named, groups)
     have = {*named.columns} - varying - (set() if has_cut else {*_CUT})
     reaches = pd.DataFrame()
-    if "loss" in named:
+    if "loss" in named and not runs["status"].isin(EARLY).all():
         finals = as_table(given, group=group, columns=columns, minimise="loss", nan=nan).table
         losses = finals.set_index("run_id")["final_eval_loss"].reindex(runs["run_id"]).to_numpy()
         diverged = np.isinf(losses)

@@ -33,7 +33,15 @@ from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
 
-__all__ = ["ForeignTable", "Minimised", "NotANumber", "as_table", "read_file", "read_table"]
+__all__ = [
+    "EARLY",
+    "ForeignTable",
+    "Minimised",
+    "NotANumber",
+    "as_table",
+    "read_file",
+    "read_table",
+]
 
 Minimised = Literal["loss", "steps"]
 """What a learning rate is chosen by: the final loss of a run, or its steps to a target loss."""
@@ -59,7 +67,7 @@ _MISSING = {"", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "null", "none"}
 """Texts that stand for no value, in small letters."""
 _NAN = {sign + text for text in ("nan", "1.#ind", "1.#qnan") for sign in ("", "-", "+")}
 """Texts that programs write for a number that is none."""
-_EARLY = (
+EARLY = (
     "crashed",
     "failed",
     "interrupted",
@@ -470,7 +478,7 @@ def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, 
     if has_progress:
         last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)
         finals = finals.assign(**{name: last[name] for name in PROGRESS})
-    early = finals["status"].isin(_EARLY)
+    early = finals["status"].isin(EARLY)
     missing = finals["final_eval_loss"].isna() & ~early
     said = []
     if early.any():

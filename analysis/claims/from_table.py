@@ -149,9 +149,9 @@ def _refuse_mixed(named: pd.DataFrame, keys: Sequence[str]) -> None:
         return
     if "run" in named:
         several = named.groupby("run", dropna=False)[list(keys)].nunique(dropna=False).gt(1)
-        wrong = several.any(axis=1) | several.index.isna()
+        wrong = several.to_numpy(dtype=bool).any(axis=1) | several.index.isna()
         if wrong.any():
-            run = wrong.index[wrong][0]
+            run = several.index[wrong][0]
             what = ", ".join(name for name in keys if several.loc[wrong].iloc[0][name])
             msg = f"every row names its run, which has one value of each setting; run {run} has "
             raise AnalysisError(msg + (f"several of {what}" if what else "no name"))
@@ -185,7 +185,7 @@ def _trajectories(named: pd.DataFrame, groups: Sequence[str]) -> pd.Series[str]:
     settings = [name for name in named if name in groups or name not in measured]
     # What varies along a run was measured.
     varies = named.groupby("run")[settings].nunique(dropna=False).gt(1).any()
-    trained = [name for name in settings if not varies[name]]
+    trained = [name for name in settings if name not in set(varies.index[varies])]
     shared = _texts(first[trained])
     cut = [*_CUT, *({"timing_repeat"} & {*named})]
     twice = first[cut].astype(str).assign(shared=shared).duplicated(keep=False)

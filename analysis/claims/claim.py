@@ -201,7 +201,7 @@ def found(
     if single:
         explanation = (
             f"{explanation.strip()} Of {len(contrasts)} comparisons {single} "
-            f"{'has' if single == 1 else 'have'} one pair of runs and no interval."
+            f"{'has' if single == 1 else 'have'} fewer than two pairs of runs and no interval."
         )
     return Finding(answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts))
 

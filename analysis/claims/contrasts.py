@@ -67,15 +67,15 @@ class Contrast:
     name: str
     """What is compared with what, as in "accumulation 4 against 1 (micro 8, devices 1)"."""
     values: NDArray[np.float64]
-    """One difference a pair, shape (n,)."""
+    """One difference a pair, shape (n,); empty where two sides share none."""
     run_ids: tuple[str, ...]
     bounds_below: bool = False
     """Whether some values are lower bounds of the differences, as where a run was censored."""
 
     @property
     def mean(self) -> float:
-        """Mean difference."""
-        return float(self.values.mean())
+        """Mean difference; NaN without a pair."""
+        return float(self.values.mean()) if len(self.values) else np.nan
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the t-interval of the mean difference; NaN for fewer than two pairs."""

@@ -220,7 +220,8 @@ def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
 def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[Contrast]]:
     """Compare every cut of the largest batch with each one of a smaller batch, group by group.
 
-    Without `cut` a batch is one side, whatever its cuts.
+    Without `cut` a batch is one side, whatever its cuts. Sides that share no seed are compared too,
+    without a value: "every cut" and "no batch" hold only where all were looked at.
     """
     # Timing repeats share a trajectory: seeds are the pairs.
     sides = [_BATCH, *cut]
@@ -238,22 +239,20 @@ def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[
         return f"{text} ({_name(cut)})" if several else text
 
     largest, groups = batch.max(), []
-    # A bound of the smaller batch would be one from above: such pairs say nothing.
-    for one in batch.index[batch.lt(largest) & ~batch.isin(unreached)]:
-        group = []
-        for other in batch.index[batch.eq(largest)]:
-            differences = (wide[other] - wide[one]).dropna()
-            if len(differences):
-                group.append(
-                    Contrast(
-                        f"global batch {name(other)} against {name(one)}",
-                        differences.to_numpy(dtype=np.float64),
-                        tuple(sorted(set(reaches.loc[side.isin([one, other]), "run_id"]))),
-                        bounds_below=largest in unreached,
-                    )
+    for one in batch.index[batch.lt(largest)]:
+        # A bound of the smaller batch would be one from above: it stays a group that says nothing.
+        others = batch.index[batch.eq(largest) & (batch[one] not in unreached)]
+        groups.append(
+            [
+                Contrast(
+                    f"global batch {name(other)} against {name(one)}",
+                    (wide[other] - wide[one]).dropna().to_numpy(dtype=np.float64),
+                    tuple(sorted(set(reaches.loc[side.isin([one, other]), "run_id"]))),
+                    bounds_below=largest in unreached,
                 )
-        if group:
-            groups.append(group)
+                for other in others
+            ]
+        )
     return groups
 
 

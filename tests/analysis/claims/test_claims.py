@@ -498,6 +498,25 @@ def test_a_cut_that_looks_fastest_by_chance_does_not_make_the_others_slower() ->
     assert "(devices 1, micro 16, accumulation 8)" in found.effect.definition
 
 
+@pytest.mark.parametrize("slower", [True, False])
+def test_a_cut_that_shares_no_seed_leaves_the_claim_open(slower: bool) -> None:
+    """The last cut of one batch ran with other seeds, and might turn the answer."""
+    times = np.full((6, 2, 2), np.nan)
+    times[:3, 0, 0] = 10.0 * np.exp([0.0, 0.01, 0.02])
+    times[:3, 1, 0] = 20.0 if slower else 5.0
+    if slower:
+        times[3:, 1, 1] = 5.0
+    else:
+        times[3:, 0, 1] = 1.0
+    found = fewer_updates_slower_convergence(of_cuts(times))
+    assert found is not None
+    assert found.answer == "not identified"
+    assert "Of 2 comparisons 1 has fewer than two pairs of runs" in found.explanation
+    alone = fewer_updates_slower_convergence(of_cuts(times[:3]))
+    assert alone is not None
+    assert alone.answer == ("supported" if slower else "contradicted")
+
+
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
     world: Callable[[], Any],
 ) -> None:
@@ -642,7 +661,7 @@ def test_a_cut_with_one_seed_leaves_all_cuts_open(world: Callable[[], Any]) -> N
     table.run((1, 16, 2), 0, final_eval_loss=9.0)
     verdict = judged("decompositions-are-equivalent", table.evidence())
     assert verdict.verdict == "not identified"
-    assert "1 has one pair of runs and no interval" in verdict.explanation
+    assert "1 has fewer than two pairs of runs and no interval" in verdict.explanation
 
 
 def test_the_allocator_does_not_speak_against_memory_of_the_first_device(

@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from scipy import stats
+from scipy import optimize, stats
+from scipy.special import expit
 
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.tradeoff.fit import TradeoffFit
+from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
+from batchscape.analysis.tradeoff.quantities import log_reach
 
 __all__ = ["Growth", "break_even_batch"]
 
 Growth = Literal["accumulation", "micro"]
 """How the global batch grows at one number of devices."""
 
+_STEP = 1e-5
+"""Of a logarithm, to take a derivative."""
+
 
 def break_even_batch(
-    critical: Estimate,
+    fit: TradeoffFit,
     model: StepTimeModel,
     *,
     devices: int,
@@ -30,9 +37,8 @@ def break_even_batch(
 
     Parameters
     ----------
-    critical : Estimate
-        The critical batch b/a of steps S = a + b/B (McCandlish), in samples, with its interval at
-        the same level.
+    fit : TradeoffFit
+        Of steps against the global batch, S = a + b/B^alpha, with intervals at the same level.
     model : StepTimeModel
     devices : int
         Data-parallel size, which stays.
@@ -51,23 +57,26 @@ def break_even_batch(
 
     Notes
     -----
-    A step takes c0 + c1 B, where c0 is what does not grow with the batch. (a + b/B)(c0 + c1 B) is
-    least at B = sqrt((b/a)(c0/c1)). The interval adds the variances of log(b/a) and of log c0 and
-    log c1, taken as independent.
+    A step takes c0 + c1 B, where c0 is what does not grow with the batch. The batch at which
+    (a + b/B^alpha)(c0 + c1 B) is least is found numerically; with alpha = 1 it is
+    sqrt((b/a)(c0/c1)). The interval adds the variance of its logarithm that the fitted a, b and
+    alpha leave, together and by linear propagation, and those of log c0 and log c1, taken as
+    independent.
     """
     definition = (
         f"global batch of least time to target on {devices} devices, growing by {growth}: "
-        "sqrt(critical batch x fixed time of a step / time a sample adds)"
+        f"where S (c0 + c1 B) is least, by {FORMULAS[fit.form]}, the fixed time c0 of a step and "
+        "the time c1 that a sample adds"
     )
-    method = "logarithms of the critical batch and of both times combined, t-interval"
+    method = "linear propagation from the fit of steps and from both times, t quantiles"
 
     def unknown(reason: str) -> Estimate:
         note = f"{NOT_IDENTIFIED}: {reason}"
         return Estimate(
-            math.nan, math.nan, math.nan, critical.n, "samples", method, definition, note
+            math.nan, math.nan, math.nan, fit.n_seeds, "samples", method, definition, note
         )
 
-    if not critical.is_identified:
+    if fit.fitted is None or not fit.identified:
         return unknown("the critical batch is not identified")
     if devices > 1 and "exchange_s" not in {name for part in model.parts for name in part.terms}:
         return unknown("the exchange between devices was not measured")
@@ -80,30 +89,48 @@ def break_even_batch(
         fixed, per_sample = _intercept(model, devices)
     if not (fixed.value > 0 and per_sample.value > 0):
         return unknown("the cells do not tell what of a step's time grows with the batch")
-    value = math.sqrt(critical.value * fixed.value / per_sample.value)
-    lows, highs = [_half(critical.value, critical.low)], [_half(critical.high, critical.value)]
+    ratio = math.log(fixed.value / per_sample.value)
+    theta = fit.fitted.theta[0]
+    place = _log_cheapest(theta, ratio)
+    reaches = [log_reach(fit.fitted, lambda moved: _log_cheapest(moved, ratio))]
+    # How far the place moves with the logarithm of c0 over c1.
+    slope = (_log_cheapest(theta, ratio + _STEP) - _log_cheapest(theta, ratio - _STEP)) / (
+        2 * _STEP
+    )
     for part in (fixed, per_sample):
         quantile = stats.t.ppf(0.5 + level / 2, part.degrees) if part.degrees > 0 else math.nan
-        spread = float(quantile) * math.sqrt(part.variance) / part.value
-        lows.append(spread)
-        highs.append(spread)
-    low, high = (math.sqrt(sum(end**2 for end in ends)) / 2 for ends in (lows, highs))
+        reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
+    reach = math.hypot(*reaches)
     return Estimate(
-        value,
-        value * math.exp(-low),
-        value * math.exp(high),
-        critical.n,
+        math.exp(place),
+        math.exp(place - reach),
+        math.exp(place + reach),
+        fit.n_seeds,
         "samples",
         method,
         definition,
-        "no interval: one of its parts has none" if math.isnan(low + high) else None,
+        "no interval: one of its parts has none" if math.isnan(reach) else None,
     )
 
 
-def _half(upper: float, lower: float) -> float:
-    if math.isnan(upper) or math.isnan(lower):
-        return math.nan
-    return math.inf if lower <= 0 or math.isinf(upper) else math.log(upper / lower)
+def _log_cheapest(theta: Floats, ratio: float) -> float:
+    """Return log B at which steps by the fitted curve times c0 + c1 B are least.
+
+    `theta` is (p, c, log q) of the curve, `ratio` the logarithm of c0 over c1. With alpha = q the
+    derivative is zero where B^alpha = alpha (c0/c1) C^alpha / B + (alpha - 1) C^alpha; the left
+    side rises and the right one falls with B, so that there is one such place.
+    """
+    critical, q = float(theta[1]), math.exp(theta[2])
+    # From the place for an exponent of 1, on the scale of the critical batch.
+    start, room = (ratio - critical) / 2, 1.0
+
+    def slope(x: float) -> float:
+        """Derivative of log S plus that of log(c0 + c1 B), at log B = critical + x."""
+        return float(expit(x + critical - ratio) - q * expit(-q * x))
+
+    while slope(start - room) > 0 or slope(start + room) < 0:
+        room *= 2
+    return critical + float(optimize.brentq(slope, start - room, start + room, xtol=1e-12))
 
 
 def _split(model: StepTimeModel, devices: int, micro: int) -> tuple[Combination, Combination]:

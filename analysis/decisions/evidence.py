@@ -19,7 +19,7 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.tradeoff.fit import fit_tradeoff
+from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
 
@@ -50,13 +50,18 @@ class Evidence:
     """Whether devices share what a model takes, so that more of them need less memory each."""
     is_program: bool = False
     """Whether a program of others trained: its cuts have steps to the target of their own each."""
-    critical: Estimate | None = None
-    """Critical batch b/a of S = a + b/B."""
+    tradeoff: TradeoffFit | None = None
+    """Steps to the target against the global batch; None: nothing was reached."""
     warnings: list[str] = field(default_factory=list)
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
     """All runs of their sweeps."""
+
+    @property
+    def critical(self) -> Estimate | None:
+        """The critical batch, where steps are twice the fewest; None without a fit."""
+        return None if self.tradeoff is None else self.tradeoff.critical_batch_size
 
     @cached_property
     def memory(self) -> MemoryModel | None:
@@ -195,7 +200,7 @@ def _evidence(
     runs: pd.DataFrame,
     warnings: list[str],
 ) -> Evidence:
-    critical = None
+    tradeoff = None
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
@@ -205,7 +210,7 @@ def _evidence(
         if is_program:
             reaches = _every_cut(hardest, reaches, runs)
         try:
-            critical = fit_tradeoff(reaches).critical_batch_size
+            tradeoff = fit_tradeoff(reaches)
         except AnalysisError as error:
             warnings.append(f"the critical batch is not identified: {error}")
     memory_gib = device_memory(runs)
@@ -232,7 +237,7 @@ def _evidence(
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
         is_sharded=is_sharded(runs),
         is_program=is_program,
-        critical=critical,
+        tradeoff=tradeoff,
         warnings=warnings,
     )
 

@@ -99,14 +99,14 @@ def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
 
 def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str, Estimate]]:
     model = evidence.step_time
-    if model is None or evidence.critical is None or found.geometry is None:
+    if model is None or evidence.tradeoff is None or found.geometry is None:
         return
     devices, micro, _ = found.geometry
     yield (
         "accumulation",
-        break_even_batch(evidence.critical, model, devices=devices, micro_batch_size=micro),
+        break_even_batch(evidence.tradeoff, model, devices=devices, micro_batch_size=micro),
     )
-    yield "micro", break_even_batch(evidence.critical, model, devices=devices, growth="micro")
+    yield "micro", break_even_batch(evidence.tradeoff, model, devices=devices, growth="micro")
 
 
 def _break_even_answer(found: Mapping[str, Estimate]) -> Iterable[str]:

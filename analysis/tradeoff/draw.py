@@ -98,7 +98,7 @@ def draw_critical_batches(
             color=colour,
             linewidth=0.8,
             capsize=2,
-            label=label or "b/a",
+            label=label or "critical batch size",
         )
         scale = (scales or {}).get(label, math.nan)
         if math.isfinite(scale):

@@ -98,7 +98,7 @@ class TradeoffFit:
     exponent: Estimate
     """alpha; 1 by definition in the two-term form."""
     critical_batch_size: Estimate
-    """Where steps are twice the fewest (`mccandlish`): b/a."""
+    """Where steps are twice the fewest (`mccandlish`): (b/a)^(1/alpha)."""
     overhead_batch_size: Estimate
     """Largest batch size that needs at most a stated fraction of samples more than another one."""
     batches: pd.DataFrame

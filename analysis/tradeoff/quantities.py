@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "largest_batch",
     "least_samples",
     "least_steps",
+    "log_reach",
 ]
 
 LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
@@ -171,7 +173,7 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     base = (1 + overhead) * reference
     if fit.form == "free_exponent":
         value = _overhead_root(fit.theta[0], reference, 1 + overhead)
-        reach = _overhead_reach(fit, reference, 1 + overhead)
+        reach = log_reach(fit, lambda t: math.log(_overhead_root(t, reference, 1 + overhead)))
         low, high = value * math.exp(-reach), value * math.exp(reach)
         method = fit.method.replace("score interval", "linear propagation")
     else:
@@ -190,6 +192,33 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
         sizes = base + overhead * fit.leave_one_out["critical_batch_size"]
         return replace(estimate, note=_range_note(fit, sizes))
     return estimate
+
+
+def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
+    """Return how far the logarithm of a quantity may lie from its estimate.
+
+    Parameters
+    ----------
+    fit : Fitted
+    quantity : callable
+        Gives that logarithm for parameters (p, c, log q) of the curve, shape (3,).
+
+    Returns
+    -------
+    float
+        Half of the interval at the level of the fit, by linear propagation of the errors of cell
+        means; NaN for fewer than three seeds.
+    """
+    if fit.noise is None:
+        return math.nan
+    theta, step = fit.theta[0], 1e-5
+    # The exponent of the two-term form does not move.
+    ways = np.eye(3)[: 2 if fit.form == "two_term" else 3]
+    slope = np.array(
+        [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
+    )
+    variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
+    return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
 
 
 def no_estimate(found: Measurements, why: str, unit: str, definition: str) -> Estimate:
@@ -284,21 +313,6 @@ def _range_note(fit: Fitted, values: pd.Series[float]) -> str:
 def seeds_text(n: int) -> str:
     """Write how many seeds there are."""
     return "one seed" if n == 1 else f"{n} seeds"
-
-
-def _overhead_reach(fit: Fitted, reference: float, factor: float) -> float:
-    """Return how far the logarithm of the overhead batch size may lie from its estimate."""
-    if fit.noise is None:
-        return math.nan
-    theta, step = fit.theta[0], 1e-5
-    roots = [
-        math.log(_overhead_root(theta + sign * step * way, reference, factor))
-        for way in np.eye(3)
-        for sign in (1, -1)
-    ]
-    slope = -np.diff(np.reshape(roots, (3, 2)))[:, 0] / (2 * step)
-    variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
 
 
 def _overhead_root(theta: Floats, reference: float, factor: float) -> float:

@@ -18,8 +18,8 @@ from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.view import decision_section
-from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
 from batchscape.geometry import solve
@@ -163,10 +163,13 @@ def test_no_geometry_is_named_without_a_valid_step_time():
 
 
 def test_the_critical_batch_is_said_where_no_geometry_can_be():
-    critical = Estimate(40.0, 30.0, 60.0, 5, "samples", "m", "d")
+    batches = (8, 16, 32, 64, 128)
+    rows = [(b, n, (100 + 4000 / b) * 1.001**n) for b in batches for n in range(3)]
+    columns = ["global_batch_size", "seed", "steps_to_target"]
+    tradeoff = fit_tradeoff(pd.DataFrame(rows, columns=columns))
     table = evidence().table.assign(step_time_s=math.nan)
-    found = recommend(evidence(table=table, critical=critical), Needs())
-    assert found.reasons[0].startswith("Critical batch: 40.0 [30.0, 60.0] samples.")
+    found = recommend(evidence(table=table, tradeoff=tradeoff), Needs())
+    assert found.reasons[0].startswith("Critical batch: 40.0 [40.0, 40.0] samples.")
 
 
 def test_no_batch_that_reached_the_target_names_no_geometry():

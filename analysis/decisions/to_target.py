@@ -36,7 +36,8 @@ def steps_by_batch(
         bound for runs that ended before), `outcome`, `trajectory_id`, `learning_rate`, `run_id`.
     by : sequence of str
         What has steps of its own. The cuts of a global batch share them, but for those of a program
-        of others: give `FACTORS`, columns of `reaches` too.
+        of others: give `FACTORS`, columns of `reaches` too. Its timing repeats then have steps of
+        their own as well, and count once, by the mean of their logarithms.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def steps_by_batch(
     rows = _checked_reaches(reaches, by)
     found = {}
     for key, group in rows.groupby(list(by) if len(by) > 1 else by[0]):
-        runs, name = _trajectories(group)
+        runs, name = _trajectories(group, by)
         steps = runs["steps"].to_numpy(dtype=float)
         reached = np.isfinite(steps)
         logs = np.log(steps)
@@ -226,10 +227,26 @@ def _checked_reaches(reaches: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     )
 
 
-def _trajectories(group: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Keep one run a trajectory, as all of a group train alike; with the column that names it."""
+def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:
+    """Give one row a trajectory, with the column that names it.
+
+    All runs of one train alike, so that any that reached stands for them. Where cuts have steps of
+    their own so have repeats: the mean of their logarithms counts, infinite if any is.
+    """
     key = "seed" if group["trajectory_id"].isna().all() else "trajectory_id"
-    return group.sort_values("steps", kind="stable").drop_duplicates(key), key
+    ordered = group.sort_values("steps", kind="stable")
+    if not set(FACTORS) & set(by):
+        return ordered.drop_duplicates(key), key
+    repeats = ordered.assign(steps=np.log(ordered["steps"])).groupby(key, dropna=False)
+    runs = repeats.agg(
+        steps=("steps", "mean"),
+        least=("least", "min"),
+        # The last is the one that took longest, or did not reach.
+        outcome=("outcome", "last"),
+        learning_rate=("learning_rate", "first"),
+        run_id=("run_id", lambda ids: ";".join(sorted(map(str, ids.dropna()))) or None),
+    )
+    return runs.assign(steps=np.exp(runs["steps"])).reset_index(), key
 
 
 def _median(values: _Floats) -> float:

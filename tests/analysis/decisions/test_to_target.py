@@ -75,6 +75,27 @@ def test_runs_of_one_trajectory_count_once():
     assert found["steps"] == pytest.approx(math.sqrt(12000))
 
 
+def test_repeats_of_a_program_count_once_by_all_of_them():
+    cut = {"data_parallel_size": 1, "micro_batch_size": 32, "gradient_accumulation_steps": 1}
+    rows = reaches(
+        [100.0, 144.0, 120.0, 90.0, math.inf],
+        trajectory_id=["a", "a", "b", "c", "c"],
+        run_id=list("12345"),
+        outcome=["reached"] * 4 + ["diverged"],
+        **cut,
+    )
+    alike = steps_by_batch(rows[:3], tuple(cut)).iloc[0]
+    assert (alike["n_seeds"], alike["n_reached"]) == (2, 2)
+    assert alike["steps_log_of"] == pytest.approx({"a": math.log(120), "b": math.log(120)})
+    found = steps_by_batch(rows, tuple(cut)).iloc[0]
+    assert (found["n_seeds"], found["n_reached"]) == (3, 2)
+    assert found["steps_log_of"]["c"] == math.inf
+    assert found["outcomes"] == "2 reached, 1 diverged"
+    assert found["run_ids"] == "1;2;3;4;5"
+    # Runs of one trajectory that train alike: the one that ended early tells nothing of its own.
+    assert steps_by_batch(rows).loc[32, "n_reached"] == 3
+
+
 def test_one_seed_or_one_time_has_a_value_without_interval():
     table = times({(1, 32, 1): 2.0}, repeats=(1.0,))
     found = time_to_target(steps_by_batch(reaches([10.0])), step_times(table, [(1, 32, 1)])).iloc[0]

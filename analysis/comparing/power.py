@@ -125,15 +125,14 @@ def _figures(cells: Cells, reaches: pd.DataFrame | None) -> pd.DataFrame:
     figures = valid_figures(cells.runs)
     runs = cells.runs.loc[figures.index]
     seeds = blocks_of(runs, SEEDS)
-    # The same trajectory at every seed is one training, whatever its cut.
+    # The same trajectory at every seed is one training, whatever its cut, but for programs'.
     head = runs[["sweep_dir", "run_id", "global_batch_size"]].assign(
         seeds=seeds, block=blocks_of(runs, (*SEEDS, "timing_repeat"))
     )
     figures = figures.join(head)
     first = figures.groupby("trajectory_id")["cell"].transform("min")
-    figures["training"] = (
-        figures.groupby("cell")["cell"].transform("min").where(first.isna(), first)
-    )
+    own = first.isna() | figures["cell"].map(cells.of_programs()).astype(bool)
+    figures["training"] = figures["cell"].where(own, first)
     figures["steps_to_target"] = _steps(figures, reaches)
     return figures
 

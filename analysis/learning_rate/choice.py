@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
-from batchscape.analysis.learning_rate.table import SERIES, cost_table
+from batchscape.analysis.learning_rate.table import SERIES, cost_table, told
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
-__all__ = ["at_best_learning_rate", "tied_warning", "tuning_warning"]
+__all__ = ["at_best_learning_rate", "tied_warning", "tuning_warning", "with_cuts_of_programs"]
 
 
 def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
@@ -62,6 +62,28 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
         edge=edge,
         n_learning_rates=kept["n_learning_rates"].to_numpy(),
     )
+
+
+def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:
+    """Add the runs of every cut of a program of others, at the learning rates that were chosen.
+
+    Parameters
+    ----------
+    best : DataFrame
+        As `at_best_learning_rate(reaches)` returns it: one run a trajectory, of whichever cut.
+    reaches : DataFrame
+        With `program_cut`, as `steps_to_target` returns it for recorded runs.
+
+    Returns
+    -------
+    DataFrame
+        `best`, where each such run is replaced by those of all cuts and repeats.
+    """
+    keys = [*SERIES, "global_batch_size", "learning_rate"]
+    own = best["program_cut"].notna()
+    rates = best.loc[own, [*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates(keys)
+    cuts = reaches[reaches["program_cut"].notna() & told(reaches)].merge(rates, on=keys)
+    return pd.concat([best[~own], cuts], ignore_index=True) if len(cuts) else best
 
 
 def tuning_warning(reaches: pd.DataFrame) -> str | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["SERIES", "cost_table", "series_of"]
+__all__ = ["SERIES", "cost_table", "series_of", "told"]
 
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
@@ -70,7 +70,7 @@ def cost_table(table: pd.DataFrame, value: str) -> pd.DataFrame:
             "cost": _costs(table, value),
         }
     )
-    costs = costs[_told(table)]
+    costs = costs[told(table)]
     if costs.empty:
         msg = f"no run has a result: all of them ended as one of {', '.join(_UNTOLD)}"
         raise AnalysisError(msg)
@@ -108,11 +108,11 @@ def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
     return np.asarray(texts[codes])
 
 
-def _told(table: pd.DataFrame) -> NDArray[np.bool_]:
-    told = np.ones(len(table), dtype=bool)
-    if "status" in table:
-        told = ~table["status"].isin(_UNTOLD).to_numpy()
-    return told
+def told(table: pd.DataFrame) -> NDArray[np.bool_]:
+    """Tell which runs have a result: all but those that ended, or stopped, before they had one."""
+    if "status" not in table:
+        return np.ones(len(table), dtype=bool)
+    return ~table["status"].isin(_UNTOLD).to_numpy(dtype=bool)
 
 
 def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:

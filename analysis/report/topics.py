@@ -17,7 +17,11 @@ from batchscape.analysis.engines.section import engines_section
 from batchscape.analysis.equivalence.section import equivalence_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
-from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.analysis.learning_rate.choice import (
+    at_best_learning_rate,
+    tuning_warning,
+    with_cuts_of_programs,
+)
 from batchscape.analysis.learning_rate.view import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
 from batchscape.analysis.noise_scale.section import noise_scale_section
@@ -141,7 +145,12 @@ def _converged(
             tuning=tuning,
         ),
         learning_rate_section(reaches, _finals(cells), labels),
-        targets_section(best, groups=labels, notes=notes, schedules=list(schedules)),
+        targets_section(
+            with_cuts_of_programs(best, reaches),
+            groups=labels,
+            notes=notes,
+            schedules=list(schedules),
+        ),
     ]
 
 

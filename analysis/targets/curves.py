@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
@@ -38,8 +38,10 @@ IDENTITY = (
     "sweep_dir",
     "cell",
     "trajectory_id",
+    "program_cut",
 )
-"""Columns that say what a run is; equal in all of its rows."""
+"""Columns that say what a run is; equal in all of its rows. `program_cut` is the geometry of a
+program of others, whose cuts are not known to train alike; missing for any other run."""
 
 QUANTITIES = {
     "eval_loss": "held-out loss",
@@ -199,7 +201,8 @@ def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
         "cell": runs["cell"].to_numpy(dtype=np.int64),
     }
     texts = {name: pd.Categorical(runs[name].astype(object)) for name in _TEXTS if name in runs}
-    return pd.DataFrame({**known, **texts})
+    cut = runs["cell"].map(geometry_label(cells.table).where(cells.of_programs(), None))
+    return pd.DataFrame({**known, **texts, "program_cut": pd.Categorical(cut)})
 
 
 def _numbers(runs: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missi
 
 __all__ = ["reaches_grid", "reaches_table", "tidy_reaches"]
 
-_KEYS = ("group", "global_batch_size", "learning_rate", "target_loss")
+_KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_loss")
 _CROSSINGS = {
     "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
     "is at or below it.",
@@ -89,7 +89,8 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a group, target, global batch and learning rate, in this order: `n`, `n_reached`,
+        One row a group, target, global batch (and `program_cut`, where programs of others ran) and
+        learning rate, in this order: `n`, `n_reached`,
         `n_censored`, `n_pruned`, `n_diverged`; of each of steps, samples, tokens and time the
         median with infinity (`steps_to_target`, `..._low`, `..._high`) and, where all runs
         reached, the geometric mean (`..._geometric_mean`); `crossing`, `interpolation_error`
@@ -97,10 +98,11 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
         stands.
     """
     reaches = distinct_trajectories(tidy_reaches(reaches))
-    keys = [name for name in _KEYS if name in reaches]
+    apart = "program_cut" in reaches and reaches["program_cut"].notna().any()
+    keys = [n for n in _KEYS if n in reaches and (apart or n != "program_cut")]
     order = [name for name in ("group", "target_loss", *_KEYS) if name in keys]
     rows = []
-    for values, cell in reaches.groupby(keys, dropna=False, sort=True):
+    for values, cell in reaches.groupby(keys, dropna=False, sort=True, observed=True):
         row: dict[str, Any] = dict(zip(keys, values, strict=True))
         counts = cell["outcome"].value_counts()
         row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
@@ -142,6 +144,9 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
         columns.append([f"{value:.7g}" for value in table["target_loss"]])
     headers.append("global batch")
     columns.append([str(int(batch)) for batch in table["global_batch_size"]])
+    if "program_cut" in table:
+        headers.append("cut")
+        columns.append([MISSING if pd.isna(cut) else cut for cut in table["program_cut"]])
     n_left = len(headers)
     if "learning_rate" in table and table["learning_rate"].notna().any():
         headers.append("learning rate")

@@ -69,19 +69,25 @@ def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     reaches : DataFrame
-        With `target_loss`, and `group`, `trajectory_id` and `status` where they are known.
+        With `target_loss`, and `group`, `trajectory_id`, `program_cut` and `status` where they are
+        known. Cuts of a program of others are not known to train alike: each has its own.
 
     Returns
     -------
     DataFrame
-        The rows of one run of each trajectory, a completed one where there is one, in order.
+        The rows of one run of each trajectory, a completed one where there is one (of a program one
+        that diverged before that), in order.
     """
     if "trajectory_id" not in reaches:
         return reaches
-    keys = [name for name in ("group", "trajectory_id", "target_loss") if name in reaches]
+    names = ("group", "trajectory_id", "program_cut", "target_loss")
+    keys = [name for name in names if name in reaches]
     unknown = reaches["trajectory_id"].isna()
-    open_first = reaches.get("status", pd.Series("completed", reaches.index)).ne("completed")
-    ranked = reaches.assign(_later=open_first).sort_values("_later", kind="stable")
+    status = reaches.get("status", pd.Series("completed", reaches.index))
+    cuts = reaches.reindex(columns=["program_cut"])["program_cut"].notna()
+    # Repeats of a program need not be equal: one that reached must not hide one that diverged.
+    later = status.ne("completed").astype(int).mask(cuts & status.eq("diverged"), -1)
+    ranked = reaches.assign(_later=later).sort_values("_later", kind="stable")
     again = ranked.duplicated(keys) & ~unknown.reindex(ranked.index)
     return reaches[~again.reindex(reaches.index)]
 

@@ -123,3 +123,13 @@ def test_one_trajectory_a_seed_is_unpaired_and_one_seed_is_nothing(
     first = runs.drop_duplicates("trajectory_id")["final_eval_loss"].dropna().astype(float)
     assert table.loc["final_eval_loss", "spread"] == pytest.approx(first.std())
     assert detectable_effects(find_cells(runs[runs["seed"].eq(0)])).empty
+
+
+def test_cuts_of_a_program_are_cells_of_their_own(build: Callable[..., Any]) -> None:
+    runs = load(build().fork().path).runs
+    alike = detectable_effects(find_cells(runs)).set_index("quantity")
+    apart = detectable_effects(find_cells(runs.assign(**{"engine.name": "command"})))
+    apart = apart.set_index("quantity")
+    assert alike.loc["final_eval_loss", "cells"] == 1
+    assert apart.loc["final_eval_loss", "cells"] == 4
+    assert apart.loc["final_eval_loss", "paired"]

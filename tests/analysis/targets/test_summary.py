@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report import topics
+from batchscape.analysis.targets.crossings import steps_to_target
+from batchscape.analysis.targets.curves import curves_of
 from batchscape.analysis.targets.section import targets_section
 from batchscape.analysis.targets.summary import reaches_grid, reaches_table
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.errors import AnalysisError
+from batchscape.record.tables import load
 
 
 def reaches(**more: object) -> pd.DataFrame:
@@ -128,3 +136,34 @@ def test_nothing_to_say_and_nothing_to_sum_up() -> None:
         reaches_table(reaches().iloc[:0])
     with pytest.raises(AnalysisError, match="needs the columns steps_to_target"):
         reaches_table(pd.DataFrame({"global_batch_size": [8]}))
+
+
+def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[..., Any]) -> None:
+    sweep = build()
+    for seed in range(3):
+        sweep.run((1, 8, 4), seed=seed)
+        sweep.run((1, 32, 1), seed=seed, status="diverged")
+    tables = load(sweep.path)
+    runs = tables.runs.assign(**{"engine.name": "command"})
+    assert runs.groupby("seed")["trajectory_id"].nunique().eq(1).all()
+    cells = find_cells(runs)
+    section = topics._converged(
+        cells,
+        steps_to_target(curves_of(cells, tables), [5.0]),
+        (),
+        pd.DataFrame({"note": [], "estimate": []}),
+    )[-1]
+    table = section.tables[0].table.set_index("program_cut")
+    counts = table[["n", "n_reached", "n_diverged"]]
+    assert counts.loc[TIMES.join("184")].tolist() == [3, 3, 0]
+    assert counts.loc[TIMES.join(["1", "32", "1"])].tolist() == [3, 0, 3]
+    assert "cut" in section.tables[0].grid.headers
+
+
+def test_a_repeat_of_a_program_that_diverged_is_not_hidden() -> None:
+    rows = reaches(trajectory_id=list("pqrstuvvv"), status="completed", program_cut="1 x 8 x 1")
+    rows.loc[7, "status"] = "diverged"
+    assert distinct_trajectories(rows)["run_id"].tolist() == list("abcdefh")
+    assert distinct_trajectories(rows.assign(program_cut=None))["run_id"].tolist() == list(
+        "abcdefg"
+    )

@@ -178,10 +178,11 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     -------
     DataFrame
         The candidates with `times_slower` (time over that of the chosen), `times_slower_low`,
-        `times_slower_high`, `times_dearer` (the same of device-hours) and `probability_faster`
-        (that the candidate takes less time; NaN where nothing tells). Steps of cuts of one global
-        batch are paired by trajectory, and cancel where they share them; those of different
-        batches are taken as independent.
+        `times_slower_high`, `times_slower_n` (the fewest of the units behind: times of either, and
+        seeds unless they cancel), `times_dearer` (the same of device-hours) and
+        `probability_faster` (that the candidate takes less time; NaN where nothing tells). Steps of
+        cuts of one global batch are paired by trajectory, and cancel where they share them; those
+        of different batches are taken as independent.
     """
     own = candidates["global_batch_size"] == chosen["global_batch_size"]
     same = own & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
@@ -195,15 +196,21 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     of_times = candidates["time_degrees"].clip(upper=chosen["time_degrees"])
     of_steps = candidates["steps_degrees"].clip(upper=chosen["steps_degrees"])
     degrees = np.minimum(of_times, of_steps.where(~own, paired["degrees"]))
+    units = of_times + 1
+    seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
+    cancel = own & paired["degrees"].eq(math.inf)
     half = (stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # The end of an interval of two seeds may be beyond all numbers: infinite.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
+        low, high = np.exp(difference - half), np.exp(difference + half)
     devices = candidates["data_parallel_size"] / chosen["data_parallel_size"]
     ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])
     return candidates.assign(
         times_slower=ratio,
-        times_slower_low=np.exp(difference - half),
-        times_slower_high=np.exp(difference + half),
+        times_slower_low=low,
+        times_slower_high=high,
+        times_slower_n=np.minimum(units, seeds).where(~cancel, units),
         times_dearer=ratio * devices,
         probability_faster=pd.Series(probability, index=candidates.index).where(~same),
     )

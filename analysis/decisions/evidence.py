@@ -67,7 +67,7 @@ class Evidence:
     def memory(self) -> MemoryModel | None:
         """The memory model; None where no run has a figure."""
         try:
-            return fit_memory(self.table)
+            return fit_memory(self.table, is_sharded=self.is_sharded)
         except AnalysisError:
             return None
 

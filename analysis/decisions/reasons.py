@@ -18,7 +18,6 @@ from batchscape.analysis.decisions.candidates import (
 )
 from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.evidence import Evidence
-from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import significant
 
 __all__ = ["known_without_times", "measured_again", "missing_evidence", "reasons_for"]
@@ -327,8 +326,7 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
     ends = ""
-    unknown = math.isnan(chosen["time_low_s"]) or math.isnan(chosen["time_high_s"])
-    if not unknown and chosen["degrees"] >= FEWEST - 1:
+    if chosen["has_interval"]:
         low, high = show_duration(chosen["time_low_s"]), show_duration(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
     return (

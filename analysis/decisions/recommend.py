@@ -289,13 +289,15 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
         return fastest, []
     if fastest["n_seeds"] == 0:
         return fastest, ["the deadline could not be checked: no time to a target is known"]
-    safe = order[order["time_high_s"] <= deadline_s]
+    # The end of an interval of too few seeds promises nothing, as where there is none.
+    ends = order["time_high_s"].where(order["has_interval"])
+    safe = order[ends <= deadline_s]
     likely = order[order["time_s"] <= deadline_s]
     if len(safe):
         return safe.sort_values("device_hours", kind="stable").iloc[0], []
     if len(likely):
-        least = likely.sort_values("time_high_s", kind="stable").iloc[0]
-        if math.isnan(least["time_high_s"]):
+        least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
+        if not least["has_interval"]:
             return least, [
                 f"the deadline is {deadline_s / least['time_s']:.3g} times the time, of which "
                 f"there is no interval ({least['note']}): how sure it is to be met is not known"
@@ -313,7 +315,7 @@ def _by_recipe(
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
-        tied = tied[tied["time_high_s"] <= deadline_s]
+        tied = tied[tied["has_interval"] & (tied["time_high_s"] <= deadline_s)]
     if tied.empty:
         return best
     return tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)

@@ -102,13 +102,15 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
                 f"{cut} = {int(row['global_batch_size'])}",
                 "beyond the range" if row["beyond"] else str(row["source"]),
                 f"{int(row['n_reached'])} of {int(row['n_seeds'])}",
-                _interval(row["time_s"], row["time_low_s"], row["time_high_s"], row["degrees"]),
+                _interval(
+                    row["time_s"], row["time_low_s"], row["time_high_s"], row["has_interval"]
+                ),
                 significant(row["device_hours"], 3),
                 _ratio(
                     row["times_slower"],
                     row["times_slower_low"],
                     row["times_slower_high"],
-                    row["degrees"],
+                    row["times_slower_n"],
                 ),
                 significant(row["probability_faster"], 2),
                 "yes" if row["on_front"] else "",
@@ -138,15 +140,15 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     )
 
 
-def _interval(value: float, low: float, high: float, degrees: float) -> str:
-    if math.isnan(low) or math.isnan(high) or degrees < FEWEST - 1:
+def _interval(value: float, low: float, high: float, is_shown: bool) -> str:
+    if not is_shown:
         return show_duration(value)
     return f"{show_duration(value)} [{show_duration(low)}, {show_duration(high)}]"
 
 
-def _ratio(value: float, low: float, high: float, degrees: float) -> str:
+def _ratio(value: float, low: float, high: float, n: float) -> str:
     if math.isnan(value):
         return MISSING
-    if math.isnan(low) or math.isnan(high) or degrees < FEWEST - 1:
+    if math.isnan(low) or math.isnan(high) or n < FEWEST:
         return significant(value, 3)
     return f"{significant(value, 3)} [{significant(low, 3)}, {significant(high, 3)}]"

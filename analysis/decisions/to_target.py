@@ -13,7 +13,7 @@ from scipy import stats
 
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, one_group
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
@@ -134,8 +134,9 @@ def time_to_target(
     DataFrame
         The rows of `times` whose global batch, or cut, is in `steps`, with the columns of both and
         `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
-        `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
-        and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
+        `device_hours_high`, `log`, `log_variance`, `degrees`, `has_interval` (of `FEWEST` seeds
+        and degrees to match; else none is shown), `on_front` (no other row is faster and cheaper)
+        and `note`. Where a run did not reach, the upper end is infinite and the lower
         one a bound; where most did not, the value is infinite. NaN: unknown, or no interval.
     """
     rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
@@ -155,6 +156,9 @@ def time_to_target(
     rows["time_s"] = rows["steps"] * rows["step_time_s"]
     rows["time_low_s"] = np.exp(rows["log"] - half).where(every, bound)
     rows["time_high_s"] = np.exp(rows["log"] + half).where(every, math.inf)
+    # Without a target (0 seeds) the runs that were timed are the units.
+    few = rows["n_seeds"].between(1, FEWEST - 1) | (degrees < FEWEST - 1)
+    rows["has_interval"] = rows[["time_low_s", "time_high_s"]].notna().all(axis=1) & ~few
     hours = rows["data_parallel_size"] / 3600
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours
@@ -292,10 +296,10 @@ def _note(row: pd.Series[Any]) -> str:
     notes = []
     if row["n_reached"] < row["n_seeds"]:
         notes.append(f"{row['n_seeds'] - row['n_reached']} of {row['n_seeds']} did not reach")
-    if row["n_seeds"] == 1:
-        notes.append("one seed")
-    if row["source"] == "measured" and row["n_runs"] == 1:
-        notes.append("one valid time")
+    if 0 < row["n_seeds"] < FEWEST:
+        notes.append("one seed" if row["n_seeds"] == 1 else f"{row['n_seeds']} seeds")
+    if row["source"] == "measured" and row["n_runs"] < FEWEST:
+        notes.append("one valid time" if row["n_runs"] == 1 else f"{row['n_runs']} valid times")
     if row["source"] != "measured":
         notes.append(f"step time {row['source']}")
     if row["beyond"]:

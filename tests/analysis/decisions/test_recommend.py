@@ -17,6 +17,7 @@ from batchscape.analysis.decisions.evidence import Evidence, gather
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
+from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.decisions.view import decision_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
@@ -493,3 +494,30 @@ def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
     assert one["times_slower"] == pytest.approx(expected, rel=1e-4)
     # Seeds differ by a factor of two and are paired: the ratio is known to the noise of the times.
     assert one["times_slower_high"] / one["times_slower_low"] < 1.001
+
+
+def test_two_seeds_have_no_interval_anywhere():
+    """Student's t of one degree would end far out; of many times, Satterthwaite's hide it."""
+    steps = {32: [100.0, 150.0], 128: [60.0, 61.0]}
+    made = evidence(steps=steps, noise=0.2)
+    found = recommend(made, Needs())
+    time_s = found.chosen["time_s"]
+    assert found.chosen["time_high_s"] > time_s
+    late = recommend(made, Needs(deadline_s=1.01 * time_s))
+    (said,) = [text for text in late.warnings if "deadline" in text]
+    assert "there is no interval (2 seeds): how sure it is to be met is not known" in said
+    # An end that meets the deadline promises no more.
+    far = recommend(made, Needs(deadline_s=1e6 * time_s))
+    assert any("2 seeds" in text for text in far.warnings)
+    assert "[" not in found.reasons[-1]
+    assert "(2 of 2 seeds reached it)" in found.reasons[-1]
+    grid = candidates_grid(found.candidates, 99)
+    shown = [row for row in grid.rows if row[1] == "measured"]
+    assert len(shown) == len(CELLS)
+    assert not any("[" in row[3] for row in shown)
+    # Of cuts of one batch the steps cancel, and three times tell their ratio.
+    own = f"= {int(found.chosen['global_batch_size'])}"
+    assert all(("[" in row[5]) == row[0].endswith(own) for row in shown)
+    three = recommend(evidence(noise=0.2), Needs())
+    rows = candidates_grid(three.candidates, 99).rows
+    assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")

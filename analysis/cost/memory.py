@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,6 @@ MEMORY_TERMS = {
         "memory that more than one device takes on each of them: buckets of the exchange, less "
         "what shards save",
         ("data_parallel_size",),
-        may_save=True,
     ),
 }
 """Terms of a memory phase."""
@@ -91,7 +90,9 @@ class MemoryModel:
         return outside(self.measured, devices, micro, accumulation)
 
 
-def fit_memory(table: pd.DataFrame, *, level: float = LEVEL) -> MemoryModel:
+def fit_memory(
+    table: pd.DataFrame, *, is_sharded: bool = False, level: float = LEVEL
+) -> MemoryModel:
     """Fit memory = fixed + slope x micro-batch + copies of the gradient, for each phase.
 
     Parameters
@@ -100,6 +101,9 @@ def fit_memory(table: pd.DataFrame, *, level: float = LEVEL) -> MemoryModel:
         One row a run of one machine, model and setting: `data_parallel_size`,
         `micro_batch_size`, `gradient_accumulation_steps`, and one or more of `MEMORY_PHASES` in
         GiB, of the fullest device.
+    is_sharded : bool
+        Whether devices share what a model takes. Only then more of them may need less memory each;
+        elsewhere a term below zero is a form that does not hold.
     level : float
         Coverage of the intervals.
 
@@ -116,10 +120,10 @@ def fit_memory(table: pd.DataFrame, *, level: float = LEVEL) -> MemoryModel:
         If the table lacks a column, holds impossible values, or no row has a figure.
     """
     rows = one_group(table, list(MEMORY_PHASES))
+    devices = replace(MEMORY_TERMS["devices_gib"], may_save=is_sharded)
+    terms = {**MEMORY_TERMS, "devices_gib": devices}
     phases = {
-        name: fit_cost(
-            rows, name, MEMORY_TERMS, unit="GiB", relative=False, repeats=False, level=level
-        )
+        name: fit_cost(rows, name, terms, unit="GiB", relative=False, repeats=False, level=level)
         for name in MEMORY_PHASES
         if name in rows and rows[name].notna().any()
     }

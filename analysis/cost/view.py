@@ -56,13 +56,11 @@ def cost_section(cells: Cells) -> Section | None:
         own = table[table["group"] == number]
         label = str(own["group_label"].iloc[0])
         suffix = f"_{number}" if label else ""
-        memory, times = _memory(own), _times(own)
+        shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
+        memory, times = _memory(own, shards), _times(own)
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
-            shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
-            answer += [
-                f"{label}: {text}" if label else text for text in _answers(memory, times, shards)
-            ]
+            answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
             pictures += _pictures(memory, times, suffix, label)
         if memory is not None:
             headlines |= _named(memory.phases[memory.limiting[-1]].estimates, "memory", suffix)
@@ -79,9 +77,9 @@ def cost_section(cells: Cells) -> Section | None:
     return Section("What a step costs", answer, tables, pictures, (), headlines)
 
 
-def _memory(table: pd.DataFrame) -> MemoryModel | None:
+def _memory(table: pd.DataFrame, shards: bool) -> MemoryModel | None:
     try:
-        return fit_memory(table)
+        return fit_memory(table, is_sharded=shards)
     except AnalysisError:
         return None
 
@@ -124,9 +122,7 @@ def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[d
             }
 
 
-def _answers(
-    memory: MemoryModel | None, times: StepTimeModel | None, shards: bool
-) -> Iterable[str]:
+def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[str]:
     if memory is not None:
         phase = memory.phases[memory.limiting[-1]]
         slope = phase.estimates["per_sample_gib"]
@@ -141,12 +137,7 @@ def _answers(
         accumulation, devices = (phase.estimates[n] for n in ("accumulation_gib", "devices_gib"))
         if accumulation.is_identified:
             yield f"Accumulation adds {_with_unit(accumulation)} on each device."
-        if devices.value < 0:
-            saved = replace(devices, value=-devices.value, low=-devices.high, high=-devices.low)
-            of = ": what shards save, less the buckets of the exchange" if shards else ""
-            yield f"More than one device takes {_with_unit(saved)} less on each device{of}."
-        elif devices.is_identified:
-            yield f"More than one device adds {_with_unit(devices)} on each device."
+        yield from _of_more_devices(devices)
     if times is None:
         yield "No step time is valid, so there is no model of it."
         return
@@ -159,6 +150,22 @@ def _answers(
     error = times.cells["left_out_error_pct"].abs().max()
     if pd.notna(error):
         yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
+
+
+def _of_more_devices(found: Estimate) -> Iterable[str]:
+    """Say what more than one device adds or, where it shards, surely saves."""
+    if not found.is_identified:
+        return
+    if found.high < 0:
+        saved = replace(found, value=-found.value, low=-found.high, high=-found.low)
+        yield (
+            f"More than one device takes {_with_unit(saved)} less on each device: what shards "
+            "save, less the buckets of the exchange."
+        )
+    elif found.value < 0:
+        yield f"No difference found of more than one device, on each: {_with_unit(found)}."
+    else:
+        yield f"More than one device adds {_with_unit(found)} on each device."
 
 
 def _with_unit(found: Estimate) -> str:

@@ -253,18 +253,32 @@ def test_a_term_that_is_surely_negative_is_not_a_certain_zero():
 def test_what_shards_save_is_negative_and_said(build):
     rows = table(MANY)
     rows["peak_allocated_gib"] -= 0.3 * (rows["data_parallel_size"] > 1)
-    found = fit_memory(rows).phases["peak_allocated_gib"].estimates["devices_gib"]
+    found = fit_memory(rows, is_sharded=True).phases["peak_allocated_gib"]
+    found = found.estimates["devices_gib"]
     assert (found.value, found.low, found.high) == pytest.approx((0.07 - 0.3,) * 3)
+    # Copies save nothing: there it is the form that does not hold.
+    copies = fit_memory(rows).phases["peak_allocated_gib"].estimates["devices_gib"]
+    assert not copies.is_identified
+    assert "below zero, so its form does not hold" in copies.note
     sweep = build()
     for cut in [(1, 8, 4), (1, 16, 2), (2, 8, 2), (2, 16, 1), (1, 32, 1)]:
         sweep.run(cut, engine={"name": "fsdp"})
     runs = load(sweep.path).runs
-    gib = 1 + runs["micro_batch_size"] / 64 - 0.25 * (runs["data_parallel_size"] > 1)
-    runs = runs.assign(**dict.fromkeys(MEMORY_PHASES, math.nan)).assign(peak_allocated_gib=gib)
-    section = cost_section(find_cells(runs))
-    said = [text for text in section.answer if text.startswith("More than one device")]
+
+    def said_of(runs, off=0.0):
+        gib = 1 + runs["micro_batch_size"] / 64 - 0.25 * (runs["data_parallel_size"] > 1)
+        gib += off * runs["micro_batch_size"].eq(16) * (runs["data_parallel_size"] - 1.5)
+        runs = runs.assign(**dict.fromkeys(MEMORY_PHASES, math.nan)).assign(peak_allocated_gib=gib)
+        section = cost_section(find_cells(runs))
+        return [text for text in section.answer if "ore than one device" in text]
+
+    said = said_of(runs)
     assert len(said) == 1
     assert said[0].startswith("More than one device takes 256 ")
+    (vague,) = said_of(runs, off=0.3)
+    assert vague.startswith("No difference found of more than one device, on each: ")
+    assert "less" not in vague
+    assert said_of(runs.assign(**{"engine.name": "ddp"})) == []
     assert said[0].endswith(
         "less on each device: what shards save, less the buckets of the exchange."
     )

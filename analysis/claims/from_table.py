@@ -149,7 +149,7 @@ def _refuse_mixed(named: pd.DataFrame, keys: Sequence[str]) -> None:
         return
     if "run" in named:
         several = named.groupby("run", dropna=False)[list(keys)].nunique(dropna=False).gt(1)
-        wrong = several.to_numpy(dtype=bool).any(axis=1) | several.index.isna()
+        wrong = np.logical_or(several.any(axis=1).to_numpy(dtype=bool), several.index.isna())
         if wrong.any():
             run = several.index[wrong][0]
             what = ", ".join(name for name in keys if several.loc[wrong].iloc[0][name])

@@ -217,8 +217,12 @@ def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
         for law in ("saturating", "surge"):
             by = {scale: noise_batch(own, law, scale=scale) for scale in ("log", "linear")}
             noise[law] = by["linear"].text(3)
-            texts = " and ".join(f"{one.text(2)} on the {name} scale" for name, one in by.items())
-            notes = "; ".join(dict.fromkeys(one.note for one in by.values() if one.note))
+            texts = "; ".join(
+                f"on the {name} scale {one.text(2) if one.is_identified else one.note}"
+                for name, one in by.items()
+            )
+            weak = [one.note for one in by.values() if one.is_identified and one.note]
+            notes = "; ".join(dict.fromkeys(weak))
             answer.append(
                 f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}"
                 f"{f' ({notes})' if notes else ''}."

@@ -323,7 +323,8 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
     own = final_losses().query("batch == 16 and lr == 0.004")["val_loss"]
     row = views["below"].query("global_batch_size == 16 and learning_rate == 0.004").iloc[0]
     assert row["p"] == pytest.approx(stats.ttest_1samp(own, 2.01, alternative="less").pvalue)
-    spread = found.sections[0].headlines["seed_spread"]
+    assert found.sections[0].title == "Learning rate"
+    (spread,) = (s.headlines["seed_spread"] for s in found.sections if "seed_spread" in s.headlines)
     assert spread.low < 0.003 < spread.high
     explicit = ["analyze", str(tmp_path / "t.csv"), "--minimise", "loss", "--out"]
     assert main([*explicit, str(tmp_path / "out")]) == 0

@@ -212,9 +212,9 @@ def _of_final_losses(
     with paper_style():
         rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
         samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
+    found = _there([rates, _linear(pd.DataFrame(), runs, read.groups), samples])
     said = [text for text in warnings if text is not None]
-    first = replace(samples, warnings=[*said, *samples.warnings])
-    return _there([first, rates, _linear(pd.DataFrame(), runs, read.groups)])
+    return (replace(found[0], warnings=[*said, *found[0].warnings]), *found[1:])
 
 
 def _linear(

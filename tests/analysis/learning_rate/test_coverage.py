@@ -17,6 +17,7 @@ from batchscape.analysis.learning_rate.exponent import exponent_of
 from batchscape.analysis.learning_rate.lowest_point import optimum_of
 
 SWEEPS = 400
+SOME_SWEEPS = 150
 BATCHES = 4.0 ** np.arange(6)
 
 
@@ -101,11 +102,14 @@ def test_a_parabola_in_the_rate_has_no_bias():
 @pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])
 @pytest.mark.parametrize("curve", [bowl, linear, slope, steep, quadratic])
 def test_bias_and_coverage_by_shape_and_grid(curve, factor, noise, n):
-    error, held = found_optima(curve, factor=factor, noise=noise, n=n, sweeps=150)
+    error, held = found_optima(curve, factor=factor, noise=noise, n=n, sweeps=SOME_SWEEPS)
     # On a coarse grid nothing tells where between two rates a wall stands.
     walled = curve in {steep, quadratic} and factor > 3
     assert abs(error) < (0.2 if walled else 0.08)
-    assert held >= 0.85
+    # At a steep wall fewer are known to; elsewhere 97 to 100 % (91 % on the coarsest grid), less
+    # the Monte Carlo error of so many sweeps.
+    least = 0.85 if curve is steep else 0.93 - math.sqrt(0.93 * 0.07 / SOME_SWEEPS)
+    assert held >= least
 
 
 def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):

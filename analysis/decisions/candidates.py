@@ -210,7 +210,7 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
         times_slower=ratio,
         times_slower_low=low,
         times_slower_high=high,
-        times_slower_n=np.minimum(units, seeds).where(~cancel, units),
+        times_slower_n=units.where(cancel, units.clip(upper=seeds)),
         times_dearer=ratio * devices,
         probability_faster=pd.Series(probability, index=candidates.index).where(~same),
     )

@@ -395,7 +395,7 @@ def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> 
     words = shlex.split(str(verdict.settle))
     assert words[2:] == [
         *("sweeps=mine", "launcher.concurrent_runs=2", "seed=0,1,2,3,4,5,6,7,8,9"),
-        "sweep_dir='sweep'",
+        'sweep_dir="sweep"',
     ]
 
 

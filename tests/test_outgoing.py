@@ -52,6 +52,14 @@ def test_sequences_are_removed_and_other_controls_shown() -> None:
     assert visible(plain) == plain
 
 
+def test_begins_of_strings_without_an_end_are_looked_at_once() -> None:
+    """Each searched to the end of the text, this would not end."""
+    count = 300_000
+    assert visible("\x1b]" * count) == ""
+    assert visible("\x1b]0;x\x9d1;y" * count) == "0;x\\x9d1;y" * count
+    assert visible("\x1b]0;" + "x" * count + "\x07") == ""
+
+
 ANYTHING = st.text(
     st.sampled_from("\x1b\x9b\x9d\x07\r\n\t[]0;31m\\=+-@'a\u202e\ud800") | st.characters()
 )

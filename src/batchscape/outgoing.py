@@ -16,7 +16,8 @@ __all__ = ["outgoing", "outgoing_cell", "outgoing_json", "visible"]
 
 # ECMA-48, and xterm's control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
 _SEQUENCE = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n]*?(?:\x07|\x1b\\|\x9c)"  # titles, links, strings
+    # Titles, links, strings. Another escape ends the search, so that each begin is looked at once.
+    r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n\x07\x1b\x90\x98\x9c-\x9f]*+(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, the cursor
     r"|\x1b[ -/]*[0-~]"
 )

@@ -13,7 +13,9 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,8 @@ from batchscape.cli import main
 from batchscape.compose import _settings
 from batchscape.config import RunConfig
 from batchscape.credentials import (
+    _OWN_WORDS,
+    _remembered,
     find_secret,
     holds_secret,
     is_secret_name,
@@ -37,13 +41,16 @@ from batchscape.credentials import (
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
 from batchscape.launch.lock import sweep_lock
+from batchscape.outgoing import outgoing
 from batchscape.plan.disclosure import refuse_secrets
+from batchscape.record.causes import Cause
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
-from batchscape.record.files import JsonLines, write_json
+from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
 from batchscape.record.mirror_state import MirrorState
+from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder
 from batchscape.train.checkpoint import load_checkpoint, save_checkpoint
@@ -126,6 +133,7 @@ def test_names_promise_by_their_end_or_by_a_word(name: str, promises: bool) -> N
         ("OLDPWD", "/usr/share/gone", False),
         ("TLSKEY", "./own.pem", False),
         ("HF_TOKEN", "disabled", False),  # a word of batchscape's own
+        ("DB_PASS", "training", True),  # only its source has this one
         ("PASSWORD", "micro_batch_size", False),
         ("SORT_KEY", "any-words-of-a-sweep", False),
         ("DB_PASS", "any-words-of-a-sweep", True),
@@ -266,6 +274,64 @@ def test_what_only_resembles_them_is_left_alone(text: str) -> None:
 def test_redaction_never_fails_and_needs_one_pass(text: str) -> None:
     once = redact(text, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"})
     assert redact(once, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"}) == once
+
+
+def words_of(hint: object) -> Iterator[str]:
+    if get_origin(hint) is Literal:
+        yield from map(str, get_args(hint))
+    else:
+        for part in get_args(hint):
+            yield from words_of(part)
+
+
+def test_no_word_of_settings_and_records_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told without reading a file, and the list of them has nothing else."""
+    words = {str(word) for kind in (Status, StopReason, Cause) for word in kind}
+    words |= {f.name for kind in (RunStatus, Attempt, MirrorState) for f in fields(kind)}
+    for key, hint in _settings(RunConfig, ""):
+        words |= {*key.split("."), *words_of(hint)}
+    own = {word for word in words if re.fullmatch(r"[a-z]+(?:_[a-z]+)*", word) and len(word) >= 8}
+    assert own == _OWN_WORDS
+    monkeypatch.setattr(Path, "read_text", lambda *_: pytest.fail("a file is read"))
+    assert secret_variables(dict.fromkeys(own, "unused") | {f"{w}_PASS": w for w in own}) == {}
+    assert holds_secret("DB_PASS", "somethingelse")
+
+
+def test_long_texts_with_many_names_end(tmp_path: Path) -> None:
+    """As deep as they are long, or the square of that, they would not."""
+    text = ",".join(f"layer{i}.loss:0.{i:04d}" for i in range(3_000))
+    for told in (text, f"{text},password=hunter22", f"password=hunter22 {text}"):
+        assert redact(told, {}) == told.replace("hunter22", "[password]")
+        assert (find_secret(told, {}) is None) is ("hunter22" not in told)
+        assert outgoing(told) == redact(told, {})
+        write_json(tmp_path / "a.json", {"reason": told})
+    assert redact(hexadecimal := "0123456789abcdef0123456789abcdef01234567 " * 5000, {}) == (
+        hexadecimal.replace(hexadecimal[:40], "[40 hexadecimal digits]")
+    )
+
+
+def test_what_is_judged_by_its_begin_is_replaced_whole_and_not_kept() -> None:
+    value = "Zx81kQp9" * 2000
+    before = _remembered.cache_info().currsize
+    for written in (f"password={value}", f'password: "{value}"', f"--password {value}"):
+        assert redact(written, {}) == written.replace(value, "[password]").replace('"', "")
+    assert _remembered.cache_info().currsize == before
+
+
+def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
+    content = {
+        "api_key": "abcdEFGH12345678",
+        "deep": [{"tokens": ["Zx81kQp9vB2nM4rT", 3, None]}],
+        "sort_key": "micro_batch_size",
+        "digest": "abcdEFGH12345678",
+    }
+    write_json(tmp_path / "a.json", content)
+    found = read_json(tmp_path / "a.json")
+    assert {name: found[name] for name in content} == {
+        **content,
+        "api_key": "[api_key]",
+        "deep": [{"tokens": ["[tokens]", 3, None]}],
+    }
 
 
 # Settings

@@ -17,7 +17,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,38 @@ _OTHER_WORDS = re.compile(
 )
 _PROSE = frozenset({"key", "Key", "full_key", "token", "Token"})
 _SHORTEST = 8
+_OWN_WORDS = frozenset(
+    """
+    accelerate activation_checkpointing adamw_learning_rate arguments attempts attention
+    batch_size bucket_cap_mb checkpoint completed concurrent_runs constant contradiction
+    damaged_records data_parallel_size data_seed decay_samples deepspeed devices_per_node
+    disabled diverged divergence divergence_factor divergence_steps documents
+    ema_half_life_tokens ended_at environment equivalence_margin equivalence_margin_steps
+    evaluation evaluation_pattern every_samples exception exchange_every_micro_step
+    exclusive_devices external final_fraction first_step from_optimizer_step geometry_pattern
+    global_batch global_batch_size global_batch_tokens gradient_accumulation_steps
+    gradient_clip_norm half_life hang_factor hang_least_s hang_outside_s held_out_path
+    held_out_pct hidden_sizes infrastructure init_seed initial_step interrupted keep_last
+    label_field last_step launcher learning_rate litgpt_csv lost_connection max_devices
+    max_failures max_ranks_per_core max_ranks_per_device max_runs_per_device memory_limit_gib
+    micro_batch micro_batch_size momentum n_kv_heads n_layers nesterov newton_schulz_steps
+    noise_scale_every optimizer optimizer_steps order_seed out_of_memory peak_memory_gib
+    peak_memory_method peak_tflops precision prefetch pretrained recorder
+    reference_global_batch_size rejected reshard_after_forward resumable rope_base schedule
+    segments sequence_length settings skip_larger_after_oom started_at stop_on_nan stop_reason
+    sweep_dir sweep_name target_loss text_field tie_embeddings time_limit timeout_s timescale
+    timing_repeat tokenizer trainer_state transformers updated_at uploaded_step vocabulary_size
+    warmup_optimizer_steps warmup_samples weight_decay zero_stage
+    """.split()  # noqa: SIM905  (120 words)
+)
+"""Names and values of settings and of what `status.json` and `wandb.json` hold, of 8 characters or
+more: replaced wherever they stand, they would make settings and records unreadable."""
+_LONGEST_JUDGED = 512
+"""Characters of a value that tell whether it is a secret."""
+_LONGEST_REMEMBERED = 256
+"""Characters of a value whose judgement is kept."""
+_BEFORE_A_REVISION = 100
+"""Characters before 40 hexadecimal digits in which a word may name a revision."""
 _REFERENCE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\{\{[^{}]*\}\}")
 """A placeholder, a special token of a vocabulary, or what a secret was replaced by."""
 _PLACES = frozenset(
@@ -91,7 +123,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"|dop_v1_[0-9a-f]{40,}|SG\.[\w-]{16,}\.[\w-]{16,})"
         ),
     ),
-    ("a web token", re.compile(r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}")),
+    ("a web token", re.compile(r"eyJ[\w-]{10,2000}+\.eyJ[\w-]{10,}\.[\w-]{10,}")),
     (
         "an authorization header",
         re.compile(
@@ -114,10 +146,12 @@ _FORTY_HEX = re.compile(r"(?<![0-9A-Za-z@/])[0-9a-f]{40}(?![0-9A-Za-z])")
 """A key of Weights & Biases, or the name of a git revision: what stands before it tells."""
 _NAMES_A_REVISION = re.compile(r"(?:revision|commit|sha1?|hash|digest|ref|git|HEAD)\W*\Z", re.I)
 # Names are bounded, so that a long text without any assignment takes no longer than it must.
-# `name=value`, `name: value`, and what follows an option in a command or a list, if it has a digit.
-_ASSIGNED = re.compile(
+# `name=`, `name: `, and an option in a command or a list, if what follows it has a digit.
+_NAMED = re.compile(
     r"""(?P<dash>(?<![\w.-])--?)?(?P<name>[A-Za-z][\w.-]{0,99}+)"""
     r"""(?P<sign>["']?\s?[=:]\s?|(?(dash)["']?,?\s+(?:-\s+)?(?=["']?[^\s-]\S*\d)|(?!)))"""
+)
+_VALUE = re.compile(
     r"""(?:"(?P<double>[^"\n]{8,})"|'(?P<single>[^'\n]{8,})'|(?P<bare>[^\s"';&]{8,}))"""
 )
 _OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)=(?P<value>.*)", re.DOTALL)
@@ -140,7 +174,6 @@ def is_secret_name(name: str) -> bool:
     return words[-1] not in _PLACES and not _NAME_WORDS.isdisjoint(words)
 
 
-@lru_cache(maxsize=4096)
 def holds_secret(name: str, value: str) -> bool:
     """Whether a value is a secret by the name that it has.
 
@@ -150,14 +183,22 @@ def holds_secret(name: str, value: str) -> bool:
         As `is_secret_name` takes it.
     value : str
     """
+    judged = _remembered if len(value) <= _LONGEST_REMEMBERED else _is_secret
+    return judged(name, value)
+
+
+def _is_secret(name: str, value: str) -> bool:
     if len(value) < _SHORTEST or not is_secret_name(name) or _REFERENCE.fullmatch(value):
         return False
-    ending = _ENDING.search(name)
+    value, ending = value[:_LONGEST_JUDGED], _ENDING.search(name)
     if ending is None:
         return looks_secret(value)
     if ending["plain"] and _is_words(value):
         return False
-    return not (_is_path(value) or _is_own_word(value))
+    return not (_is_path(value) or value in _OWN_WORDS)
+
+
+_remembered = lru_cache(maxsize=4096)(_is_secret)
 
 
 def looks_secret(value: str) -> bool:
@@ -199,13 +240,13 @@ def find_secret(
     for kind, shape in _SHAPES:
         if any(not _is_only_a_name(match[0]) for match in shape.finditer(text)):
             return kind
-    if any(not _NAMES_A_REVISION.search(of + "=" + text[: m.start()]) for m in _forty(text)):
+    if any(_is_a_key(match, of) for match in _FORTY_HEX.finditer(text)):
         return "a key of the shape of Weights & Biases' (40 hexadecimal digits)"
     option = _OPTION.fullmatch(text)
     for name, value in [(of, text), *([(option["name"], option["value"])] if option else [])]:
         if holds_secret(name, value):
             return f"a value that looks like a secret, under the name {name}"
-    for name in _assigned(text):
+    for name, _, _ in _assigned(text):
         return f"a value that looks like a secret, under the name {name}"
     return None
 
@@ -223,10 +264,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
         As `secret_variables` takes it.
     """
     text = _without_secrets(text, secret_variables(environment))
-    for match in reversed(list(_forty(text))):
-        if not _NAMES_A_REVISION.search(text[: match.start()]):
-            text = f"{text[: match.start()]}[40 hexadecimal digits]{text[match.end() :]}"
-    return text
+    return _FORTY_HEX.sub(lambda m: "[40 hexadecimal digits]" if _is_a_key(m) else m[0], text)
 
 
 def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  (of JSON)
@@ -244,13 +282,13 @@ def redacted(content: Any, environment: Mapping[str, str] | None = None) -> Any:
     return _walk(content, secret_variables(environment))
 
 
-def _walk(content: Any, variables: Mapping[str, str]) -> Any:  # noqa: ANN401  (anything of JSON)
+def _walk(content: Any, variables: Mapping[str, str], of: str = "") -> Any:  # noqa: ANN401  (anything of JSON)
     if isinstance(content, str):
-        return _without_secrets(content, variables)
+        return f"[{of}]" if holds_secret(of, content) else _without_secrets(content, variables)
     if isinstance(content, Mapping):
-        return {_walk(key, variables): _walk(value, variables) for key, value in content.items()}
+        return {_walk(k, variables): _walk(v, variables, str(k)) for k, v in content.items()}
     if isinstance(content, list | tuple):
-        return [_walk(value, variables) for value in content]
+        return [_walk(value, variables, of) for value in content]
     return content
 
 
@@ -260,47 +298,44 @@ def _without_secrets(text: str, variables: Mapping[str, str]) -> str:
     if len(text) < _SHORTEST:
         return text
     for kind, shape in _SHAPES:
-        for match in reversed(list(shape.finditer(text))):
-            if not _is_only_a_name(match[0]):
-                text = f"{text[: match.start()]}[{kind}]{text[match.end() :]}"
-    return _ASSIGNED.sub(_without_its_secret, text)
+        text = shape.sub(partial(_unless_only_a_name, f"[{kind}]"), text)
+    pieces: list[str] = []
+    rest = 0
+    for name, begin, end in _assigned(text):
+        pieces += [text[rest:begin], f"[{name}]"]
+        rest = end
+    return "".join([*pieces, text[rest:]])
 
 
-def _without_its_secret(match: re.Match[str]) -> str:
-    if _assigns_secret(match):
-        return f"{_before(match)}[{match['name']}]"
-    # There may be another one in what this one has: `https://host?token=...`.
-    return _before(match) + _ASSIGNED.sub(_without_its_secret, _value_in(match))
+def _assigned(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the names under which a text has a secret, and where that begins and ends."""
+    place = 0
+    while (named := _NAMED.search(text, place)) is not None:
+        # There may be another one in what this one has: `https://host?token=...`.
+        place = named.end()
+        value = _VALUE.match(text, place) if is_secret_name(named["name"]) else None
+        if value is not None and _assigns_secret(named, value):
+            yield named["name"], place, value.end()
+            place = value.end()
 
 
-def _assigned(text: str) -> Iterator[str]:
-    """Yield the names under which a text has a secret."""
-    for match in _ASSIGNED.finditer(text):
-        if _assigns_secret(match):
-            yield match["name"]
-        else:
-            yield from _assigned(_value_in(match))
-
-
-def _before(match: re.Match[str]) -> str:
-    return match[0][: match.end("sign") - match.start()]
-
-
-def _value_in(match: re.Match[str]) -> str:
-    """Return what follows the sign, with its quotes."""
-    return match[0][match.end("sign") - match.start() :]
-
-
-def _assigns_secret(match: re.Match[str]) -> bool:
+def _assigns_secret(named: re.Match[str], value: re.Match[str]) -> bool:
     """Whether what is written as `name=value` or `name: value` is a secret."""
-    value = match["double"] or match["single"] or match["bare"]
+    text = value[value.lastgroup or 0]
     # Of a message, where a word follows: "unknown key: evaluatoin".
-    is_prose = match["sign"] == ": " and match["name"] in _PROSE and value.isalpha()
-    return holds_secret(match["name"], value) and not is_prose
+    is_prose = named["sign"] == ": " and named["name"] in _PROSE and text.isalpha()
+    return holds_secret(named["name"], text) and not is_prose
 
 
-def _forty(text: str) -> list[re.Match[str]]:
-    return [match for match in _FORTY_HEX.finditer(text) if len(set(match[0])) > 4]
+def _is_a_key(forty: re.Match[str], of: str = "") -> bool:
+    """Whether 40 hexadecimal digits are a key: drawn at random, and not said to be a revision."""
+    first = max(0, forty.start() - _BEFORE_A_REVISION)
+    before = f"{of}={forty.string[first : forty.start()]}"
+    return len(set(forty[0])) > 4 and not _NAMES_A_REVISION.search(before)
+
+
+def _unless_only_a_name(instead: str, match: re.Match[str]) -> str:
+    return match[0] if _is_only_a_name(match[0]) else instead
 
 
 def _is_only_a_name(match: str) -> bool:
@@ -324,24 +359,6 @@ def _is_path(value: str) -> bool:
         return "/" in value and path.exists()
     except (OSError, ValueError):
         return False
-
-
-@cache
-def _is_own_word(value: str) -> bool:
-    """Whether a value is a word of batchscape: `disabled`, `completed`, a key of its records.
-
-    Replaced wherever it stands, it would make settings and records unreadable.
-    """
-    if not re.fullmatch("[a-z]+(?:_[a-z]+)*", value):
-        return False
-    whole = re.compile(rf"\b{value}\b")
-    for folder, _, files in os.walk(Path(__file__).parent, followlinks=True):
-        for name in files:
-            if name.endswith((".py", ".yaml")):
-                text = Path(folder, name).read_text(encoding="utf-8")
-                if whole.search(text):
-                    return True
-    return False
 
 
 def _is_words(value: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import WandbTracker
+from batchscape.errors import DamageError
 from batchscape.record import mirror
+from batchscape.record.damage import set_aside
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
-from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
+from batchscape.record.mirror_state import MirrorState, content_of, id_of, wandb_folder
 from batchscape.record.status import Status
 from batchscape.record.sync import pending
 from batchscape.record.wandb_run import WandbRun
@@ -381,3 +384,26 @@ def test_what_is_there_already_is_counted_and_nothing_is_sent(sweep, fake_traini
         0,
         "Weights & Biases: nothing to upload; 2 had been uploaded before; 1 have not ended\n",
     )
+
+
+def test_a_run_begun_anew_is_another_one_of_wandb(sweep, fake_training) -> None:
+    """The W&B run of its name has the steps of the damaged folder: they would be skipped."""
+    run = fake_training("run-a")
+    run.begin()
+    segments = wandb_folder(sweep.path)
+    segments.mkdir(parents=True)
+    (segments / "run-20260101_000000-run-a-0123abcd").mkdir()
+    (sweep.damaged / "run-a-x-1").mkdir(parents=True)  # of another run
+    assert id_of(sweep.path, "run-a") == "run-a-0123abcd"
+    set_aside(sweep, run.folder, "planted")
+    drawn = id_of(sweep.path, "run-a")
+    assert re.fullmatch("run-a-[0-9a-f]{8}", drawn)
+    assert drawn != "run-a-0123abcd"
+
+
+def test_the_repair_of_a_damaged_state_can_be_pasted(tmp_path) -> None:
+    sweep = SweepFolder(tmp_path / "a b")
+    sweep.run("x").mirror.parent.mkdir(parents=True)
+    sweep.run("x").mirror.write_text("")
+    with pytest.raises(DamageError, match=re.escape(f"`batchscape sync '{sweep.path}'` goes on")):
+        MirrorState.read(sweep.run("x"))

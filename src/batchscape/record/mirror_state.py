@@ -143,10 +143,9 @@ class MirrorState:
         try:
             return cls._checked(folder)
         except DamageError as error:
-            sweep_dir = folder.path.parents[1]
             msg = (
-                f"{error}. Delete this file; then `batchscape sync {sweep_dir}` goes on with the "
-                "same run of Weights & Biases"
+                f"{error}. Delete this file; then `{sync_command(folder.path.parents[1])}` goes on "
+                "with the same run of Weights & Biases"
             )
             raise DamageError(msg) from None
 
@@ -206,7 +205,9 @@ def sync_command(sweep_dir: Path) -> str:
 def id_of(sweep_dir: Path, run_id: str) -> str:
     """Return the name of the W&B run of a run that has no state: a new one, unless it had one.
 
-    Where its state was deleted, the folders that W&B wrote for it still carry the name.
+    Where its state was deleted, the folders that W&B wrote for it still carry the name. Where its
+    folder was set aside as damaged, the W&B run of that name is of the damaged one: steps that it
+    has would be skipped.
 
     Parameters
     ----------
@@ -214,11 +215,15 @@ def id_of(sweep_dir: Path, run_id: str) -> str:
         Folder of the sweep.
     run_id : str
     """
+    drawn = f"{run_id}-{secrets.token_hex(4)}"
+    set_aside = re.compile(rf"{re.escape(run_id)}-\d+")
+    if any(set_aside.fullmatch(path.name) for path in SweepFolder(sweep_dir).damaged.glob("*")):
+        return drawn
     segment = re.compile(rf"(?:offline-)?run-([0-9_]+)-({re.escape(run_id)}-[0-9a-f]{{8}})")
     folder = wandb_folder(sweep_dir)
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     found = [(match[1], match[2]) for name in names if (match := segment.fullmatch(name))]
-    return max(found)[1] if found else f"{run_id}-{secrets.token_hex(4)}"
+    return max(found)[1] if found else drawn
 
 
 def progress_sign(sweep_dir: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
@@ -298,6 +299,53 @@ def test_who_holds_the_devices_is_told() -> None:
         mine.give_back(0)
 
 
+def test_a_lock_is_known_by_its_device_and_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inode of another file system, and lines that say something else, are passed over."""
+    mine = locks()
+    assert mine.take(0)
+    file = (mine.folder / "cpu-0").stat()
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    elsewhere = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev) + 1:02x}:{file.st_ino}"
+    other = os.getppid()
+    monkeypatch.setattr(device_locks, "_PROC_LOCKS", tmp_path / "locks")
+    strange = f"2: LEASE  ACTIVE\n\n3: FLOCK  ADVISORY  WRITE {other} <none>:0 0 EOF\nµ\n"
+    line = "FLOCK  ADVISORY  WRITE"
+    for lines, names in {
+        f"1: {line} 1 {elsewhere} 0 EOF\n": "the system does not tell who",
+        f"{strange}4: {line} {other} {place} 0 EOF\n": f"user {username(other)}, process {other}",
+        f"{strange}4: -> {line} {other} {place} 0 EOF": f"user {username(other)}, process {other}",
+    }.items():
+        (tmp_path / "locks").write_text(lines)
+        assert mine.holders() == names
+    mine.give_back(0)
+
+
+def username(pid: int) -> str:
+    return psutil.Process(pid).username()
+
+
+def test_a_lock_that_is_refused_names_the_folder_s_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error without a file, as ENOLCK is, must not name who owns the current folder."""
+    said: list[str] = []
+    mine = DeviceLocks("cpu", {0: "0"}, said.append)
+    asked: list[Path] = []
+    look = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lambda path: asked.append(path) or look(path))
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(device_locks.fcntl, "flock", refuse)
+    assert mine.take(0)
+    assert asked == [mine.folder]
+    assert "No locks available, which belongs to user" in said[0]
+
+
 def test_waiting_is_given_up_after_the_stated_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +363,7 @@ def test_waiting_is_given_up_after_the_stated_time(
     said = output.getvalue()
     holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid})"
     assert holds in said
-    assert "gives up after 0.0005 h without a start" in said
+    assert "gives up after 0.0005 h with no run at work" in said
     assert result.stopped is not None
     assert result.stopped.startswith("given up: Waiting for cores")
     assert [run.status for run in result.runs] == [Status.PENDING]
@@ -331,6 +379,25 @@ def test_the_wait_counts_from_the_last_start(
         assert launcher.placement.has_given_up
     assert len(launcher.start()) == 1
     assert not launcher.placement.has_given_up
+
+
+def test_the_wait_does_not_count_while_own_runs_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "GIVE_UP_S", 0.0)
+    launcher = Launcher(FOUR, tmp_path, "completes-a-d1", "completes-b-d4", concurrent_runs=2)
+    assert launcher.start() == {"completes-a-d1"}
+    with held("cuda", "GPU-3"):
+        other = locks("cuda")
+        assert other.take_turn()
+        assert launcher.start() == {"completes-a-d1"}
+        assert launcher.placement.waits is not None
+        assert not launcher.placement.has_given_up
+        launcher.end("completes-a-d1")
+        assert launcher.start() == set()
+        assert launcher.placement.has_given_up
+        other.end_turn()
+    launcher.placement.close()
 
 
 def test_whose_folder_forbids_locks_is_told() -> None:

@@ -21,6 +21,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -111,13 +112,9 @@ class DeviceLocks:
         The system tells which process took a lock; one that only inherited it is not named.
         """
         with contextlib.suppress(OSError):
-            ours = {path.stat().st_ino for path in self.folder.glob(f"{self._kind}-*")}
-            found = set()
-            for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-                # `1: FLOCK  ADVISORY  WRITE 4711 fe:01:262146 0 EOF`; `->` marks who waits.
-                _, kind, _, _, pid, place, *_ = line.replace("->", "").split()
-                if kind == "FLOCK" and int(place.rpartition(":")[2]) in ours:
-                    found.add(int(pid))
+            ours = {_place(path.stat()) for path in self.folder.glob(f"{self._kind}-*")}
+            lines = _LOCKED.finditer(_PROC_LOCKS.read_text(encoding="utf-8", errors="replace"))
+            found = {int(line["pid"]) for line in lines if line["place"] in ours}
             names = [_named(pid) for pid in sorted(found - {os.getpid()})]
             return ", ".join(name for name in names if name) or _UNKNOWN
         return _UNKNOWN
@@ -155,16 +152,38 @@ class DeviceLocks:
             self._give_up(error)
             return None
 
+    def _owned(self, error: OSError) -> str:
+        """Name the owner of what cannot be used, or of the first folder above it that is seen."""
+        # A lock that is refused names no file.
+        path = Path(error.filename or self.folder)
+        for place in (path, *path.parents):
+            with contextlib.suppress(OSError, KeyError):
+                return f", which belongs to user {pwd.getpwuid(place.lstat().st_uid).pw_name}"
+        return ""
+
     def _give_up(self, error: OSError) -> None:
         if self._usable:
             self._usable = False
             self._warn(
-                f"devices cannot be locked in {self.folder} ({error}{_owned(error)}): launchers on "
-                "this machine may take the same ones"
+                f"devices cannot be locked in {self.folder} ({error}{self._owned(error)}): launchers "
+                "on this machine may take the same ones"
             )
 
 
 _UNKNOWN = "the system does not tell who"
+_PROC_LOCKS = Path("/proc/locks")
+_LOCKED = re.compile(
+    r"^\d+: *(?:-> *)?FLOCK +\S+ +\S+ +(?P<pid>\d+) (?P<place>[0-9a-f]+:[0-9a-f]+:\d+) ", re.M
+)
+"""A line of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4711 fe:01:262146 0 EOF`; `->` waits.
+
+Source: https://man7.org/linux/man-pages/man5/proc_locks.5.html.
+"""
+
+
+def _place(file: os.stat_result) -> str:
+    """Say where a file lies as `/proc/locks` does: by the numbers of its device and of itself."""
+    return f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
 
 
 def _named(pid: int) -> str | None:
@@ -173,15 +192,6 @@ def _named(pid: int) -> str | None:
         return f"user {psutil.Process(pid).username()}, process {pid}"
     except (psutil.Error, ValueError):
         return None
-
-
-def _owned(error: OSError) -> str:
-    """Name the owner of what cannot be used, or of the first folder above it that can be seen."""
-    path = Path(str(error.filename))
-    for place in (path, *path.parents):
-        with contextlib.suppress(OSError, KeyError):
-            return f", which belongs to user {pwd.getpwuid(place.lstat().st_uid).pw_name}"
-    return ""
 
 
 def _release(descriptor: int) -> None:

@@ -27,7 +27,7 @@ _OTHERS = ""
 """Name of what other launchers have at work, as if it were one run."""
 _NOUNS = {"cpu": "cores", "cuda": "CUDA devices"}
 GIVE_UP_S = 12 * 3600.0
-"""How long to wait for devices that others hold without starting anything: longer than a run that
+"""How long to wait for devices that others hold with no run at work: longer than a run that
 somebody lets go on overnight."""
 
 
@@ -118,7 +118,7 @@ class Placement:
             if placed is not None:
                 self._waits_since = None
                 return placed
-        if self.waits is None:
+        if self.waits is None or any(kind.running for kind in self._kinds.values()):
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = time.monotonic()
@@ -126,7 +126,7 @@ class Placement:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether nothing could start for too long because others hold the devices."""
+        """Whether nothing was at work for too long because others hold the devices."""
         since = self._waits_since
         return since is not None and time.monotonic() - since >= GIVE_UP_S
 
@@ -237,6 +237,6 @@ def _waits(kind: _Kind) -> str:
         return text
     return (
         f"{text} ({kind.locks.holders()}); both take turns (locks in {kind.locks.folder}), and "
-        f"this one gives up after {GIVE_UP_S / 3600:g} h without a start; "
+        f"this one gives up after {GIVE_UP_S / 3600:g} h with no run at work; "
         "launcher.exclusive_devices=false would share them"
     )

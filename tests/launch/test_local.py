@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from sweeps_of_fakes import MACHINE, TARGET, renamed, spec_named
 
 from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch.child import Start
 from batchscape.launch.local import launch_order
+from batchscape.launch.processes import Spawned
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
@@ -504,3 +507,18 @@ def test_the_mirror_comes_after_the_last_run(sweep: Sweep) -> None:
     result = sweep.run(spec_named("completes", tracker=tracker))
     assert result.mirror_note is None, result.mirror_note
     assert sweep.folder.run("completes").mirror.exists()
+
+
+def test_what_a_later_start_notes_is_told_once(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that dies after the first start is replaced by a later one, which says so."""
+    start = Spawned.start
+
+    def noting(self: Spawned, begun: Start, keep_open: Sequence[int] = ()) -> None:
+        self.note = "started again" if begun.run == "completes-a" else self.note
+        start(self, begun, keep_open)
+
+    monkeypatch.setattr(Spawned, "start", noting)
+    sweep.run(spec_named("completes-a"), spec_named("completes-b"))
+    assert sweep.printed.count("started again") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,7 +14,9 @@ import pytest
 from sweeps_of_fakes import TARGET, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
+from batchscape.launch import forked
 from batchscape.launch.child import RankExit, Start
+from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.processes import Forked, Processes, Spawned, open_processes
 from batchscape.record.files import write_json
 
@@ -193,6 +196,22 @@ class TestForked:
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(LaunchError, match="planted"):
             open_processes(TARGET, lambda: False, "fork")
+
+    def test_a_second_boot_that_the_machine_refuses_is_the_machine_s_fault(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        processes = Forked(TARGET)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        monkeypatch.setattr(forked, "start_interpreter", refuse)
+        processes._server.kill()
+        try:
+            with pytest.raises(ServerKilledError, match=r"again.*Cannot allocate memory"):
+                wait_until(lambda: processes.is_ready(0.1), "its end is not seen")
+        finally:
+            processes.close()
 
     def test_booting_can_be_stopped(self) -> None:
         assert open_processes(TARGET, lambda: True, "fork") is None

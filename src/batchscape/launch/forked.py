@@ -43,7 +43,7 @@ class ServerError(LaunchError):
 
 
 class ServerKilledError(ServerError):
-    """The machine kills every fork server: nothing is wrong with what was asked for."""
+    """The machine lets no fork server live: nothing is wrong with what was asked for."""
 
 
 class Forked:
@@ -112,9 +112,17 @@ class Forked:
             msg = f"the fork server was {how}, {_BOOTS} times; look at the machine's memory"
             raise ServerKilledError(msg)
         self.note = f"the fork server was {how}, and was started again"
+        self._replace()
+
+    def _replace(self) -> None:
+        """Start another server in place of one that is gone."""
         self._channel.close()
         self._errors.close()
-        self._boot()
+        try:
+            self._boot()
+        except OSError as error:
+            msg = f"the fork server cannot be started again: {error}"
+            raise ServerKilledError(msg) from None
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced.
@@ -128,13 +136,7 @@ class Forked:
             # What it had started is reported by the next `wait`.
             while not self._is_gone:
                 self._unreported = self.wait(0.1)
-            self._channel.close()
-            self._errors.close()
-            try:
-                self._boot()
-            except OSError as error:
-                msg = f"the fork server cannot be started again: {error}"
-                raise ServerError(msg) from None
+            self._replace()
         deadline = time.monotonic() + _BOOT_LIMIT_S
         while not self.is_ready(1.0):
             if time.monotonic() > deadline:

@@ -177,8 +177,6 @@ def _launched(
         placement = Placement(machine, launcher, durations, progress.warn)
         stack.callback(placement.close)
         stack.callback(processes.close)
-        if processes.note is not None:
-            progress.note(processes.note, "yellow")
         session = Session(
             sweep=sweep,
             machine=machine,

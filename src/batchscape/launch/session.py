@@ -211,7 +211,7 @@ class Session:
         self._presence.show()
         others = self._presence.others()
         is_command = isinstance(spec.config.engine, Command)
-        return begin(
+        run = begin(
             spec,
             self._sweep.run(spec.run_id),
             lease,
@@ -228,6 +228,11 @@ class Session:
             variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
             keep_open=(lock.descriptor, *lease.locks),
         )
+        # A server that died meanwhile was replaced by this start.
+        if self._processes.note is not None:
+            self._progress.warn(self._processes.note)
+            self._processes.note = None
+        return run
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
         folder = self._sweep.run(spec.run_id)

@@ -397,3 +397,20 @@ def test_cuda_devices_are_found_as_torch_sees_them() -> None:
     assert found["NCCL"].status == "ok"
     assert machine.driver()[0].status == "ok"
     assert torch_probes.compilation()[0].detail.startswith("a tiny function on cuda")
+
+
+def test_what_is_still_probed_leaves_as_all_texts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "ghp_" + "aB3d" * 9
+    shown = io.StringIO()
+    shown.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def late() -> list[Finding]:
+        threading.Event().wait(0.5)  # the other one is shown as done before
+        return [OK]
+
+    examine_with([(f"with {token}", late), ("quick", lambda: [OK])])
+    assert "with [a token of GitHub]" in shown.getvalue()
+    assert token not in shown.getvalue()

@@ -654,7 +654,7 @@ def _launch(grid: Grid, arguments: Sequence[str]) -> int:
     report = shlex.join(["batchscape", "report", str(plan.sweep_dir)])
     _console().print(f"Runs: {plan.sweep_dir}\nReport: {report}", soft_wrap=True)
     if (untimed := result.untimed_text(sweep, command)) is not None:
-        _console().print(redact(untimed), style="yellow", soft_wrap=True)
+        _console().print(untimed, style="yellow", soft_wrap=True)
     if result.interrupted:
         return 130
     return 1 if result.failed or result.stopped else 0

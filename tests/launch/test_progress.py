@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 from sweeps_of_fakes import spec_named
 
+from batchscape import credentials
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
@@ -23,6 +25,7 @@ from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import BUSY, BUSY_PCT
+from batchscape.terminal import OutgoingConsole
 
 
 def row(step: int, loss: float = 0.25) -> dict[str, float]:
@@ -319,3 +322,18 @@ def test_slow_steps_get_time_to_come_to_a_checkpoint_and_to_write_it(run: Active
         lines.flush()
         assert run.stop_grace_s == grace_s
     lines.close()
+
+
+def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the console that it goes through."""
+    cleaned: list[str] = []
+    monkeypatch.setattr(
+        credentials, "_without_secrets", lambda text, _: cleaned.append(text) or text
+    )
+    output = io.StringIO()
+    console = OutgoingConsole(file=output, width=100)
+    console.print(Text("one line"), soft_wrap=True)
+    times = len(cleaned)
+    Progress(console, total=1, samples=1).note("one line")
+    assert output.getvalue() == "one line\none line\n"
+    assert (times > 0, len(cleaned)) == (True, 2 * times)

@@ -18,6 +18,7 @@ from rich.text import Text
 from batchscape.doctor import machine, tools, torch_probes
 from batchscape.doctor.finding import Finding, Probe, findings_of
 from batchscape.outgoing import outgoing_json
+from batchscape.terminal import OutgoingConsole
 
 __all__ = ["Examination", "examine", "examine_with"]
 
@@ -105,7 +106,7 @@ def examine_with(
     console : Console, optional
         A terminal sees there what is still being probed; by default the standard error.
     """
-    shown = console or Console(stderr=True)
+    shown = console or OutgoingConsole(stderr=True)
     columns = (
         BarColumn(),
         MofNCompleteColumn(),

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from batchscape.credentials import redact
 from batchscape.launch.progress_text import (
     duration_text,
     ended_text,
@@ -26,7 +25,6 @@ from batchscape.launch.progress_text import (
     untimed_because,
 )
 from batchscape.launch.result import FAULTS, RunResult, SweepResult
-from batchscape.outgoing import visible
 from batchscape.record.status import RunStatus, Status
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class Progress:
     def note(self, text: str, style: str = "") -> None:
         """Write a line that stays."""
         with _even_if_nobody_reads():
-            self._console.print(Text(redact(visible(text)), style=style), soft_wrap=True)
+            self._console.print(Text(text, style=style), soft_wrap=True)
 
     def stand_still(self, results: Sequence[RunResult]) -> None:
         """Tell of runs that are not launched: sealed before, ended by a fault, or damaged."""

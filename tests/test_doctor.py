@@ -401,15 +401,24 @@ def test_cuda_devices_are_found_as_torch_sees_them() -> None:
 
 def test_what_is_still_probed_leaves_as_all_texts_do(monkeypatch: pytest.MonkeyPatch) -> None:
     token = "ghp_" + "aB3d" * 9
-    shown = io.StringIO()
-    shown.isatty = lambda: True
+    drawn = threading.Event()
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            if "1/2" in text:
+                drawn.set()
+            return super().write(text)
+
+    shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
 
     def late() -> list[Finding]:
-        threading.Event().wait(0.5)  # the other one is shown as done before
-        return [OK]
+        return [OK] if drawn.wait(30) else []
 
     examine_with([(f"with {token}", late), ("quick", lambda: [OK])])
     assert "with [a token of GitHub]" in shown.getvalue()

@@ -165,8 +165,8 @@ class DeviceLocks:
         if self._usable:
             self._usable = False
             self._warn(
-                f"devices cannot be locked in {self.folder} ({error}{self._owned(error)}): launchers "
-                "on this machine may take the same ones"
+                f"devices cannot be locked in {self.folder} ({error}{self._owned(error)}): "
+                "launchers on this machine may take the same ones"
             )
 
 

@@ -12,7 +12,7 @@ from batchscape.record.timing import VERDICT, why_untimed
 __all__ = ["known_where"]
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
-_WAITED = ("core_wait_pct", "measured_optimizer_steps")
+_WAITED = ("core_wait_pct", "optimizer_steps", "measured_optimizer_steps")
 
 
 def known_where(runs: pd.DataFrame) -> pd.DataFrame:

@@ -29,7 +29,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import next_timing_repeat
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import load
-from batchscape.record.timing import BUSY, why_untimed
+from batchscape.record.timing import BUSY, processes_share, runs_share, why_untimed
 
 TINY = [
     *("seed=0,1", "model=gpt_micro", "batch.data_parallel_size=1", "batch.global_batch_size=8"),
@@ -157,7 +157,7 @@ def test_every_printed_command_composes_and_finds_runs_to_do(
         *(claim.settle for claim in CLAIMS),
         *(claim.settle_on(["digits"]) for claim in CLAIMS),
     }
-    own = {command for command in commands if f"sweep_dir='{folder}'" in shlex.split(command)[-1]}
+    own = {command for command in commands if f'sweep_dir="{folder}"' in shlex.split(command)[-1]}
     seeds = {command for command in own if "seed=0,1,2" in command}
     times = {command for command in own if "timing_repeat=1" in command}
     assert seeds
@@ -210,9 +210,9 @@ def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
 @pytest.mark.parametrize(
     ("reason", "settings"),
     [
-        ("up to 2 runs share the machine", {"timing_repeat": 3, "launcher.concurrent_runs": 1}),
+        (runs_share(2, "the machine"), {"timing_repeat": 3, "launcher.concurrent_runs": 1}),
         (
-            f"up to 4 runs share a device; {OTHER_LAUNCHER}",
+            f"{runs_share(4, 'a device')}; {OTHER_LAUNCHER}",
             {"timing_repeat": 3, "launcher.concurrent_runs": 1},
         ),
         (BUSY, {"timing_repeat": 3, "launcher.concurrent_runs": 4}),
@@ -221,9 +221,9 @@ def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
             {"timing_repeat": 3, "launcher.concurrent_runs": 4},
         ),
         # More processes than there is room for: no repetition helps.
-        ("4 ranks share 2 cores", None),
-        ("1 rank with 2 loader workers, 3 processes, share 2 cores", None),
-        ("2 ranks share 1 CUDA device; up to 2 runs share the machine", None),
+        (processes_share("4 ranks", "2 cores"), None),
+        (processes_share("1 rank with 2 loader workers, 3 processes,", "2 cores"), None),
+        (f"{processes_share('2 ranks', '1 CUDA device')}; {runs_share(2, 'the machine')}", None),
     ],
 )
 def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] | None) -> None:

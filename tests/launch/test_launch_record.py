@@ -10,6 +10,7 @@ from batchscape.launch.launch_record import launch_record
 from batchscape.launch.pool import Lease
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
+from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,7 @@ def test_loader_workers_count_against_the_cores(
     record = launch_record(spec, Lease(tuple(range(min(ranks, 4))), ranks), machine, others=False)
     assert record["timing_invalid_reason"] == reason
     assert record["timing_valid"] == (reason is None)
+    assert reason is None or not is_mended_by_repeating(reason)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,8 @@ def test_runs_that_share_a_device_are_marked(
         spec_of((1, 2, 1), launcher=launcher), Lease((0,), 1), machine, others=False
     )
     assert (record["timing_invalid_reason"] or "").split("; ") == (reasons or [""])
+    assert all(is_beside_others(reason) for reason in reasons)
+    assert is_mended_by_repeating("; ".join(reasons))
     assert record["timing_valid"] == (not reasons)
     assert record["oversubscribed"] == any("share a device" in reason for reason in reasons)
     assert record["runs_per_device"] == min(concurrent, shares)

@@ -17,12 +17,13 @@ from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
-from batchscape.launch.progress_text import duration_text, last_row
+from batchscape.launch.progress_text import last_row
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
+from batchscape.record.progress import duration_text
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import BUSY, BUSY_PCT
 from batchscape.terminal import OutgoingConsole
@@ -304,14 +305,28 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         write_json(folder.config, {"format_version": FORMAT_VERSION, "resolved": {}})
         write_json(folder.launch, {"timing_valid": True})
         RunStatus(status, summary={"core_wait_pct": wait_pct}).write(folder.status)
-    found = overview(sweep)
-    assert [run.untimed for run in found.runs] == [BUSY, None, None]
-    output = io.StringIO()
-    Console(file=output, width=400).print(overview_text(found))
-    assert (
-        f"No times that count: 1 of 2 completed runs: {BUSY} (1); batchscape report "
-        f"'{sweep.path}' has the command that measures them again"
-    ) in output.getvalue()
+    remedy = f"; batchscape report '{sweep.path}' has the command that measures them again"
+    # Without a recorded command the report has none; and too many ranks are helped by none.
+    for command, launch, reason, has_remedy in (
+        (None, {"timing_valid": True}, BUSY, False),
+        ("batchscape sweep a=1", {"timing_valid": True}, BUSY, True),
+        (
+            "batchscape sweep a=1",
+            {"timing_valid": False, "timing_invalid_reason": "4 ranks share 2 cores"},
+            "4 ranks share 2 cores",
+            False,
+        ),
+    ):
+        write_json(
+            sweep.run("a").launch, launch | ({} if command is None else {"command": command})
+        )
+        found = overview(sweep)
+        assert [run.untimed for run in found.runs] == [reason, None, None]
+        output = io.StringIO()
+        Console(file=output, width=400).print(overview_text(found))
+        (line,) = [line for line in output.getvalue().splitlines() if "No times" in line]
+        said = f"No times that count: 1 of 2 completed runs: {reason} (1)"
+        assert line.rstrip() == said + (remedy if has_remedy else "")
 
 
 def test_slow_steps_get_time_to_come_to_a_checkpoint_and_to_write_it(run: ActiveRun) -> None:

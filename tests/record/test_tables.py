@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
 from batchscape.record.checked import ROW_CHECK
+from batchscape.record.commands import Launched, time_again
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import load, read_table, seal
+from batchscape.record.timing import why_untimed
 from exact import assert_same_rows
 
 _NAMES = st.text().filter(lambda name: name != ROW_CHECK)
@@ -172,6 +174,25 @@ def test_where_every_step_was_sampled_there_is_no_time(run):
     assert figures["measured_optimizer_steps"] == 0
     assert figures["step_time_s"] is None
     assert figures["skipped_optimizer_steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"warmup": True}, ("all were warm-up", "a smaller measure.warmup_optimizer_steps")),
+        ({"step_time_s": None}, ("the program logs no step times", "let it log")),
+        ({"step_time_s": None, "warmup": True}, ("the program logs no step times", "let it log")),
+    ],
+)
+def test_what_no_repetition_gives_times_says_what_does(run, changes, said):
+    with rows_again(run, "steps") as rows:
+        for row in rows:
+            row.update(changes)
+    launch = {"timing_valid": False, "timing_invalid_reason": "up to 2 runs share the machine"}
+    reason = why_untimed(launch, figures_of(run))
+    assert reason is not None
+    assert all(part in reason for part in said)
+    assert time_again([Launched("out", "batchscape sweep a=1", reason)], {}) is None
 
 
 def test_ranks_that_share_a_device_are_one_device(run):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.pool import Lease
 from batchscape.record.spec import RunSpec
+from batchscape.record.timing import processes_share, runs_share
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -26,22 +27,24 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     why = []
     if lease.oversubscribed and spec.device_type == "cuda":
         noun = "CUDA device" if len(lease.devices) == 1 else "CUDA devices"
-        why.append(f"{lease.ranks} ranks share {len(lease.devices)} {noun}")
+        why.append(processes_share(f"{lease.ranks} ranks", f"{len(lease.devices)} {noun}"))
     if lease.ranks > machine.cpu_cores:
-        why.append(f"{lease.ranks} ranks share {machine.cpu_cores} cores")
+        why.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
     if sharing > 1:
-        why.append(f"up to {sharing} runs share a device")
+        why.append(runs_share(sharing, "a device"))
     oversubscribed = bool(why)
     workers = spec.config.loader.workers
     if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
         ranks, each = ("1 rank", "") if lease.ranks == 1 else (f"{lease.ranks} ranks", " each")
         noun = "worker" if workers == 1 else "workers"
         why.append(
-            f"{ranks} with {workers} loader {noun}{each}, {processes} processes, share "
-            f"{machine.cpu_cores} cores"
+            processes_share(
+                f"{ranks} with {workers} loader {noun}{each}, {processes} processes,",
+                f"{machine.cpu_cores} cores",
+            )
         )
     if concurrent > 1:
-        why.append(f"up to {concurrent} runs share the machine")
+        why.append(runs_share(concurrent, "the machine"))
     if others:
         why.append(OTHER_LAUNCHER)
     memories = [d.memory_gib for d in machine.cuda_devices if d.index in lease.devices]

@@ -17,7 +17,6 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.progress_text import (
-    duration_text,
     ended_text,
     last_row,
     running_text,
@@ -25,6 +24,7 @@ from batchscape.launch.progress_text import (
     untimed_because,
 )
 from batchscape.launch.result import FAULTS, RunResult, SweepResult
+from batchscape.record.progress import duration_text
 from batchscape.record.status import RunStatus, Status
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchscape.record.checked import row_of
-from batchscape.record.progress import remaining_s
+from batchscape.record.progress import duration_text, remaining_s
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.timing import why_untimed
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
 
 __all__ = [
-    "duration_text",
     "ended_text",
     "last_row",
     "running_text",
@@ -104,15 +103,3 @@ def untimed_because(launch: dict[str, Any], status: RunStatus) -> str | None:
 def runs_text(count: int) -> str:
     """Count runs."""
     return f"{count} run" if count == 1 else f"{count} runs"
-
-
-def duration_text(seconds: float) -> str:
-    """Write a time as a person reads it."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"

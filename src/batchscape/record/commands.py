@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscape.record.timing import is_beside_others, is_mended_by_repeating
+
 __all__ = [
     "ONE_AT_A_TIME",
     "Launched",
@@ -19,10 +21,6 @@ __all__ = [
 ]
 
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
-_BESIDE_OTHERS = "runs share "
-"""In the reason why times do not count: runs of the same sweep were beside each other."""
-_TOO_MANY = re.compile(r"\brank.* share \d")
-"""In it: the processes of one run alone are more than there are devices or cores."""
 _FOLDER = ("sweep_dir", "hydra.sweep.dir")
 _LEFT_OUT = frozenset({"--multirun", "-m"})
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
@@ -93,14 +91,14 @@ def time_again(untimed: Iterable[Launched], next_repeat: Mapping[str, int]) -> s
     -------
     str or None
         For a shell; several commands where several launched these runs. None where their commands
-        are not known, or none of them would help on this machine.
+        are not known, or none of them would help.
     """
     beside: dict[tuple[str, str], bool] = {}
     for run in untimed:
-        if run.command is None or run.untimed is None or _TOO_MANY.search(run.untimed):
+        if run.command is None or run.untimed is None or not is_mended_by_repeating(run.untimed):
             continue
         key = run.sweep_dir, run.command
-        beside[key] = beside.get(key, False) or _BESIDE_OTHERS in run.untimed
+        beside[key] = beside.get(key, False) or is_beside_others(run.untimed)
     found = [
         again(
             command,
@@ -129,7 +127,7 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
     for run in runs:
         if run.command is not None:
             key = run.sweep_dir, run.command
-            shared = run.untimed is not None and _BESIDE_OTHERS in run.untimed
+            shared = run.untimed is not None and is_beside_others(run.untimed)
             known[key] = known.get(key, False) or shared
     found = [
         again(command, sweep_dir, {**(ONE_AT_A_TIME if shared else {}), **settings})

@@ -13,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape.record.advice import DAMAGED, UNREADABLE
+from batchscape.record.commands import Launched, time_again
 from batchscape.record.overview import Overview, advice_of, by_reason, next_of
-from batchscape.record.progress import RunProgress
+from batchscape.record.progress import RunProgress, duration_text
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["duration", "overview_text"]
+__all__ = ["overview_text"]
 
 _MOST_LISTED = 20
 """Runs that are listed of a kind; `--json` has all."""
@@ -65,20 +66,6 @@ def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
     return [_title(title), *listed, *_more(len(lines))]
 
 
-def duration(seconds: float) -> str:
-    """Write a time as a person says it."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02d} min"
-    return f"{hours // 24} days"
-
-
 def _headline(found: Overview) -> Text:
     processes = ", ".join(map(str, found.launchers))
     noun = "processes" if len(found.launchers) > 1 else "process"
@@ -99,11 +86,13 @@ def _counts(found: Overview) -> str:
 def _without_times(found: Overview, untimed: Counter[str]) -> str:
     listed = "; ".join(f"{reason} ({count})" for reason, count in untimed.most_common())
     completed = len(found.with_status(Status.COMPLETED))
-    report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
-    return (
-        f"No times that count: {untimed.total()} of {completed} completed runs: {listed}; "
-        f"{report} has the command that measures them again"
-    )
+    text = f"No times that count: {untimed.total()} of {completed} completed runs: {listed}"
+    folder = str(found.sweep_dir)
+    launched = (Launched(folder, run.command, run.untimed) for run in found.runs)
+    if time_again(launched, {}) is None:
+        return text
+    report = shlex.join(["batchscape", "report", folder])
+    return f"{text}; {report} has the command that measures them again"
 
 
 def _title(text: str) -> Text:
@@ -129,8 +118,8 @@ def _running(runs: list[RunProgress]) -> Table:
             run.run_id,
             "starting" if run.optimizer_step is None else _step(run),
             "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.left_s is None else duration(run.left_s),
-            "" if run.age_s is None else f"{duration(run.age_s)} ago",
+            "" if run.left_s is None else duration_text(run.left_s),
+            "" if run.age_s is None else f"{duration_text(run.age_s)} ago",
             str(run.attempts),
             run.doing or "",
         )

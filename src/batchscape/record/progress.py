@@ -21,9 +21,16 @@ from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
-from batchscape.record.timing import why_run_untimed
+from batchscape.record.timing import why_untimed
 
-__all__ = ["RunProgress", "has_launcher", "remaining_s", "run_progress", "sweep_progress"]
+__all__ = [
+    "RunProgress",
+    "duration_text",
+    "has_launcher",
+    "remaining_s",
+    "run_progress",
+    "sweep_progress",
+]
 
 _TRIED_AGAIN = "waits for its next attempt"
 _TAIL_BYTES = 1 << 16
@@ -66,6 +73,8 @@ class RunProgress:
     """What the rank of a running run that is behind the others does right now."""
     untimed: str | None = None
     """Why the times of a completed run do not count."""
+    command: str | None = None
+    """What launched a completed run."""
 
 
 def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
@@ -145,6 +154,8 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     row = _last_row(folder.lines("steps"))
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
+    is_completed = state is Status.COMPLETED
+    launch = read_json(folder.launch) if is_completed and folder.launch.exists() else {}
     steps = (config.get("resolved") or {}).get("optimizer_steps")
     progress = RunProgress(
         run_id=folder.path.name,
@@ -165,7 +176,8 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
-        untimed=why_run_untimed(folder, status) if state is Status.COMPLETED else None,
+        untimed=why_untimed(launch, status.summary) if is_completed else None,
+        command=launch.get("command"),
     )
     return progress, content_of_run(str(config.get("run_id")), status)
 
@@ -211,6 +223,18 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
     # The mean, where a program tells no more, has its slow first step.
     step_s = row.get("step_time_s") or spent_s / done
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))
+
+
+def duration_text(seconds: float) -> str:
+    """Write a time as a person reads it."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
 
 
 def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:

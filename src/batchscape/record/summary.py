@@ -23,7 +23,8 @@ SUMMARY: dict[str, str] = {
     "final_eval_loss": "held-out loss of the last evaluation",
     "final_eval_accuracy": "held-out accuracy of the last evaluation; classification only",
     "train_time_s": "time in optimizer steps, evaluation and checkpoints excluded",
-    "measured_optimizer_steps": "optimizer steps behind times: no warm-up, no sampled noise",
+    "measured_optimizer_steps": "optimizer steps behind times: no warm-up, no sampled noise; "
+    "null: none is logged",
     "step_time_s": "median time of a measured optimizer step, of a ramp's last global batch",
     "step_time_p10_s": "10th percentile of the same",
     "step_time_p90_s": "90th percentile of the same",
@@ -152,7 +153,9 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     # The noise scale costs a step a little, and more with some geometries than with others.
     warm_up = steps["warmup"].fillna(value=True).astype(bool)
     measured = steps[~warm_up & steps["small_batch_size"].isna()]
-    if measured.empty or measured["step_time_s"].isna().all():
+    if (steps if measured.empty else measured)["step_time_s"].isna().all():
+        return {}
+    if measured.empty:
         return {"measured_optimizer_steps": 0}
     # Steps of another global batch take another time: a ramp's last stage names the run.
     last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]

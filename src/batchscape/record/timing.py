@@ -14,6 +14,10 @@ __all__ = [
     "BUSY_PCT",
     "TIMES",
     "VERDICT",
+    "is_beside_others",
+    "is_mended_by_repeating",
+    "processes_share",
+    "runs_share",
     "timed_figures",
     "why_run_untimed",
     "why_untimed",
@@ -23,9 +27,15 @@ BUSY_PCT = 10.0
 """Share of the step time that a rank waited for a core beyond which its times are no times."""
 BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
 """Why they are none then."""
-_NOT_MEASURED = "no optimizer step was measured: all were warm-up, or sampled the gradient's noise"
+_NOT_LOGGED = "the program logs no step times (what helps: let it log the time of each step)"
+_NOT_MEASURED = (
+    "no optimizer step was measured: all were warm-up, or sampled the gradient's noise (what "
+    "helps: more optimizer steps, or a smaller measure.warmup_optimizer_steps)"
+)
 _NO_LAUNCH = "no record of how it was launched"
 _NO_REASON = "marked as not valid, without a reason"
+_SHARE = " share "
+_RUNS_SHARE = " runs" + _SHARE
 
 VERDICT = ("timing_valid", "timing_invalid_reason")
 """Of `launch.json`: what was known of the machine while the run ran. Part of the answer only."""
@@ -75,11 +85,38 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
     """
     if not launch:
         return _NO_LAUNCH
+    # First, as no other machine would change it.
+    if summary.get("optimizer_steps") and summary.get("measured_optimizer_steps") is None:
+        return _NOT_LOGGED
+    if summary.get("measured_optimizer_steps") == 0:
+        return _NOT_MEASURED
     if not launch.get("timing_valid"):
         return launch.get("timing_invalid_reason") or _NO_REASON
     if (summary.get("core_wait_pct") or 0.0) > BUSY_PCT:
         return BUSY
-    return _NOT_MEASURED if summary.get("measured_optimizer_steps") == 0 else None
+    return None
+
+
+def runs_share(runs: int, what: str) -> str:
+    """Say that runs of a sweep are beside each other; a reason why their times do not count."""
+    return f"up to {runs}{_RUNS_SHARE}{what}"
+
+
+def processes_share(processes: str, places: str) -> str:
+    """Say that a run alone has more processes than there is room for; a reason as well."""
+    return f"{processes}{_SHARE}{places}"
+
+
+def is_beside_others(reason: str) -> bool:
+    """Whether `runs_share` gave a reason, or one of several."""
+    return _RUNS_SHARE in reason
+
+
+def is_mended_by_repeating(reason: str) -> bool:
+    """Whether the same run, alone on this machine when it is free, would have times."""
+    if reason in {_NOT_LOGGED, _NOT_MEASURED}:
+        return False
+    return all(is_beside_others(part) or _SHARE not in part for part in reason.split("; "))
 
 
 def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:

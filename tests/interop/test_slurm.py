@@ -34,7 +34,11 @@ def directives(*options: str) -> str:
         (("--gpus=16 --nodes 2",), Job(nodes=2, gpus=16)),
         (("-G a100:16",), Job(gpus=16)),
         (("--gpus-per-task=1", "--cpus-per-task=6"), Job(gpus_per_task=1, cpus_per_task=6)),
-        (("--nodes=2-4",), Job()),
+        (("--nodes=2-4",), Job(unknown=frozenset({"nodes"}))),
+        (("--nodes=2,4",), Job(unknown=frozenset({"nodes"}))),
+        (("--nodes=1-5:2",), Job(unknown=frozenset({"nodes"}))),
+        (("-N 2k",), Job(unknown=frozenset({"nodes"}))),
+        (("--nodes=2-4", "--nodes=3"), Job(nodes=3)),
         (("--nodes=2", "--nodes=3"), Job(nodes=3)),
         (("--partition=n -J nodes -t 10:00",), Job()),
     ],
@@ -78,7 +82,11 @@ def test_variables_are_those_that_slurm_sets() -> None:
     assert Job(gpus_per_node=4).variables == gpus
     wide = Job(nodes=2, tasks=8, gpus_per_task=1, cpus_per_task=6)
     assert wide.variables == both | eight | gpus | {"SLURM_CPUS_PER_TASK": "6"}
-    assert read_options("srun", ["-N", "$N", "-l", "--ntasks=3"], wide).nodes == 2
+    assert read_options("srun", ["-N", "$N", "-l", "--ntasks=3"], wide).nodes is None
+    some = read_options("#SBATCH", ["--nodes=2-4", "--ntasks-per-node=4"], Job())
+    assert some.variables == per_node, "on two to four nodes"
+    assert read_options("srun", ["--nodes=$N"], Job(nodes=2, tasks_per_node=4)).all_tasks is None
+    assert read_options("srun", ["-n", "$N"], Job(tasks=8, tasks_per_node=4)).all_tasks is None
     assert read_options("srun", ["-N", "1", "-l", "--ntasks=3"], wide).all_tasks == 3
 
 
@@ -166,6 +174,10 @@ def test_a_launcher_that_does_not_fit_its_job_is_found(rule: str, tmp_path) -> N
 def test_tasks_of_a_job_are_spread_over_its_nodes(tmp_path) -> None:
     command = f"srun torchrun --nnodes=2 --nproc_per_node=4 {BATCH}"
     assert checked(tmp_path, directives("-N 2", "-n 2") + command).findings == ()
+    # One task a node of the step, whatever the job could have.
+    wide = directives("--nodes=4", "--ntasks-per-node=8")
+    four = command.replace("srun", "srun --ntasks=4").replace("nnodes=2", "nnodes=4")
+    assert checked(tmp_path, wide + four).findings == ()
     (found,) = checked(tmp_path, directives("-N 2", "-n 4") + command).findings
     assert "srun starts 2 tasks on a node" in found.message
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from batchscape.errors import ConfigError
-from batchscape.interop.slurm import Job, read_options
+from batchscape.interop.slurm import Job, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
 __all__ = ["FLAGS", "Launcher", "launcher_of", "read_launcher", "tasks_of"]
@@ -117,7 +117,7 @@ def tasks_of(name: str, words: Sequence[str], job: Job) -> tuple[str | None, Job
     for index, word in enumerate(words):
         program, options = PurePath(word).name, words[index + 1 :]
         if program == "srun":
-            return program, read_options(f"{name} (srun)", options, job)
+            return program, read_step(f"{name} (srun)", options, job)
         if program in {"mpirun", "mpiexec"}:
             given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
             tasks = [f"--ntasks={count}" for count in given]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
 
-__all__ = ["Job", "read_directives", "read_options"]
+__all__ = ["Job", "read_directives", "read_options", "read_step"]
 
 _DIRECTIVE = "#SBATCH"
 _NAMES = {
@@ -25,11 +25,13 @@ _NAMES = {
     "--gpus-per-task": "gpus_per_task",
     **dict.fromkeys(("--cpus-per-task", "-c"), "cpus_per_task"),
 }
+_SEVERAL = re.compile(r"\d+[km]|\d+[km]?([-,:]\d+[km]?)+", re.IGNORECASE)
+"""Nodes as Slurm takes them beside one number: `2-4`, `2,4`, `1-5:2`, `2k`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job has, or one of its steps; None where nobody says it."""
+    """What a job has, or one of its steps; None where nobody says it, or what cannot be known."""
 
     nodes: int | None = None
     tasks: int | None = None
@@ -40,13 +42,17 @@ class Job:
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
     cpus_per_task: int | None = None
+    unknown: frozenset[str] = frozenset()
+    """Those above that somebody says, by a range or a variable: no default stands for them."""
 
     @property
     def all_tasks(self) -> int | None:
         """Tasks over all nodes; a job of one node unless it says otherwise."""
-        if self.tasks is None and self.tasks_per_node is not None:
-            return self.tasks_per_node * (self.nodes or 1)
-        return self.tasks
+        if self.tasks is not None or self.tasks_per_node is None:
+            return self.tasks
+        if self.unknown & {"tasks", "nodes"}:
+            return None
+        return self.tasks_per_node * (self.nodes or 1)
 
     @property
     def tasks_on_node(self) -> int | None:
@@ -119,8 +125,8 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
     where : str
         Begins a message.
     words : sequence of str
-        Other options among them are passed over, and so is a number that is not one: a range of
-        nodes, a variable.
+        Other options among them are passed over. A variable is not known, nor are nodes that are
+        not one number: a range, a list, thousands.
     job : Job
 
     Raises
@@ -131,13 +137,25 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
     for option, value in _options(words):
         field = _NAMES[option]
         count = _gpus(option, value) if field.startswith("gpus") else value
-        if count is None or "$" in value or re.fullmatch(r"\d+-\d+", value):
+        if count is None:
+            continue
+        if "$" in value or (field == "nodes" and _SEVERAL.fullmatch(value)):
+            job = replace(job, **{field: None}, unknown=job.unknown | {field})
             continue
         if not re.fullmatch(r"[1-9]\d{0,8}", count):
             msg = f"{where} {option} must be an int from 1 to 999999999; given {value[:60]!r}"
             raise ConfigError(msg)
-        job = replace(job, **{field: int(count)})
+        job = replace(job, **{field: int(count)}, unknown=job.unknown - {field})
     return job
+
+
+def read_step(where: str, words: Sequence[str], job: Job) -> Job:
+    """Return what a step has that srun starts in a job; as `read_options`."""
+    fields = {_NAMES[option] for option, _ in _options(words)}
+    if "tasks" in fields and "tasks_per_node" not in fields:
+        # Tasks of the step; those of the job on a node are a limit of theirs alone.
+        job = replace(job, tasks_per_node=None, unknown=job.unknown - {"tasks_per_node"})
+    return read_options(where, words, job)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

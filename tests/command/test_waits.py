@@ -20,15 +20,18 @@ from batchscape.record.status import Status
 from batchscape.record.tables import load
 from batchscape.record.timing import BUSY, BUSY_PCT
 
-# Computes in processes that it starts and ends, a step each, and sleeps itself.
+# Computes in a process that it starts, and sleeps itself.
 SCRIPT = """
 import os, subprocess, sys, time
 from batchscape.recorder import Recorder
 os.sched_setaffinity(0, {int(sys.argv[1])})
-compute = "import time; began = time.monotonic(); \\nwhile time.monotonic() < began + 0.2: pass"
+compute = "while True: input(); sum(range(5_000_000)); print(flush=True)"
+pipe = subprocess.PIPE
+worker = subprocess.Popen([sys.executable, "-S", "-c", compute], stdin=pipe, stdout=pipe, bufsize=0)
 recorder = Recorder(world_size=1)
 for step in range(1, 5):
-    subprocess.run([sys.executable, "-S", "-c", compute])
+    worker.stdin.write(b"\\n")
+    worker.stdout.readline()
     recorder.step(step, loss=1 / step)
 """
 
@@ -48,11 +51,11 @@ def test_a_program_that_shares_its_core_has_no_valid_times(sweep):
     assert [run.status for run in result.runs] == [Status.COMPLETED]
     runs = load(sweep.folder.path).runs
     (waited,) = runs["core_wait_pct"]
-    # Three others take three quarters of the core, and whatever else runs here only adds to it; of
-    # processes as short as these about half is seen, up to the last look before they end.
+    # Three others take three quarters of the core, and whatever else runs here only adds to it.
     assert 2 * BUSY_PCT < waited <= 100
+    assert runs["processor_time_s"].item() > 0
     (run,) = known_where(runs).to_dict("records")
-    assert run["launch.timing_valid"]
+    assert runs["launch.timing_valid"].item()
     assert not run["timing_valid"]
     assert run["timing_note"] == BUSY
     assert BUSY in sweep.printed
@@ -65,6 +68,9 @@ class Waits:
         self.now_s = 0.0
         self.since_s = math.inf
         monkeypatch.setattr(rows_module.time, "monotonic", lambda: self.now_s)
+
+    def processors_since(self, _: float) -> float:
+        return 3.0
 
     def share_since(self, begin_s: float) -> float:
         assert begin_s < self.now_s
@@ -88,7 +94,11 @@ def writer(plan, settings, waits, tmp_path):
         return made
 
     def read() -> list[float | None]:
-        return [row["core_wait_s"] for row in read_json_lines(folder.lines("steps"))]
+        rows = list(read_json_lines(folder.lines("steps")))
+        for row in rows:
+            step_s = row.get("step_time_s")
+            assert row["processor_time_s"] == (None if step_s is None else 3.0 * step_s)
+        return [row["core_wait_s"] for row in rows]
 
     return make, read
 

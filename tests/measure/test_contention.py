@@ -89,7 +89,7 @@ class Proc:
         for number, (thread, waited_ms) in enumerate(threads.items()):
             task = self.folder / str(pid) / "task" / str(thread)
             task.mkdir(parents=True, exist_ok=True)
-            (task / "schedstat").write_text(f"123456789 {waited_ms * 1_000_000} 17\n")
+            (task / "schedstat").write_text(f"{4_000_000 * waited_ms} {waited_ms * 1_000_000} 17\n")
             # The children of a process are those of its threads; here all are of the last.
             is_last = number == len(threads) - 1
             (task / "children").write_text(" ".join(map(str, below)) + " " if is_last else "")
@@ -121,7 +121,8 @@ def test_the_thread_that_waited_longest_counts_between_two_looks(tmp_path, monke
     proc.process(50, {50: 600, 51: 2})
     waits.look()
     assert waits.share_since(101.0) == pytest.approx(0.6 / 2)
-    assert waits.share_since(0.0) == pytest.approx((0.09 + 0.6) / 3)
+    assert waits.share_since(0.0) == pytest.approx(0.6 / 3)
+    assert waits.processors_since(101.0) == pytest.approx(4 * (0.4 + 0.001 + 0.6 + 0.002) / 2)
 
     # 50 has ended, and its number is that of another process now, which has waited less.
     proc.now_s = 104.0
@@ -130,7 +131,8 @@ def test_the_thread_that_waited_longest_counts_between_two_looks(tmp_path, monke
     proc.process(50, {50: 300})
     waits.look()
     assert waits.share_since(103.0) == pytest.approx(0.3)
-    assert waits.share_since(102.0) == pytest.approx((0.3 + 0.3) / 2)
+    assert waits.share_since(102.0) == pytest.approx(0.3 / 2), "50 was two threads"
+    assert waits.share_since(0.0) == pytest.approx(0.6 / 4), "which has ended"
 
     # What is listed and has ended since is passed over; the guard's own wait is nobody's.
     proc.now_s = 105.0
@@ -146,6 +148,29 @@ def test_the_thread_that_waited_longest_counts_between_two_looks(tmp_path, monke
     proc.process(10, {10: 40, 11: 5000}, (20,))
     waits.look()
     assert waits.share_since(105.0) == 1.0
+
+
+def test_threads_that_wait_in_turn_are_no_slow_rank(tmp_path, monkeypatch):
+    """Ten threads that wait 1 % each, one after another, however many looks are kept."""
+    monkeypatch.setattr(contention, "_MOST_LOOKS", 8)
+    proc = Proc(tmp_path, monkeypatch)
+    proc.process(1, {1: 0}, (10, 20))
+    waited_ms = dict.fromkeys(range(10, 20), 0)
+    proc.process(20, {20: 0})
+    waits = TreeWaits(1)
+    for number in range(100):
+        proc.now_s += 1
+        waited_ms[10 + number % 10] += 100
+        proc.process(10, waited_ms)
+        if number == 49:
+            proc.process(20, {20: 5000})
+            waits.look()
+            proc.process(1, {1: 0}, (10,))
+        waits.look()
+    assert waits.share_since(199.0) == pytest.approx(0.1)
+    assert waits.processors_since(100.0) == pytest.approx(4 * (100 * 0.1 + 5) / 100)
+    assert waits.share_since(100.0) == pytest.approx(0.05), "that of 20, which has ended"
+    assert len(waits._looks) <= 8
 
 
 def test_looking_takes_a_hundredth_of_the_time_at_most(tmp_path, monkeypatch):

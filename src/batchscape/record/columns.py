@@ -59,10 +59,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "core_wait_s": Column(
             "Float64",
             "time in the step that rank 0 was ready and had no core; of a program of your own, the "
-            "thread of all its processes that waited longest",
+            "thread of all its processes that waited longest while the step came",
         ),
         "processor_time_s": Column(
-            "Float64", "time in the step that threads of rank 0 were on a core, added up; CPU only"
+            "Float64",
+            "time in the step that threads of rank 0 were on a core, added up; of a program of "
+            "your own, those of all its processes; CPU only",
         ),
         "warmup": Column("boolean", "whether the step stays out of step-time figures"),
     },

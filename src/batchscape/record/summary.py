@@ -48,7 +48,7 @@ SUMMARY: dict[str, str] = {
     "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
     "involuntary_switches": "times the system took the core away, all measured optimizer steps",
     "core_wait_pct": "share of the measured step time in which rank 0 was ready and had no core",
-    "processor_time_s": "median processor time of rank 0, a measured optimizer step; CPU only",
+    "processor_time_s": "median of the steps' processor_time_s, measured ones alone; CPU only",
     "peak_allocated_gib": "peak of allocated memory, maximum over ranks",
     "peak_reserved_gib": "peak of reserved memory, maximum over ranks; CUDA only",
     "allocated_after_model_gib": "allocated memory after the model, maximum over ranks",

@@ -19,6 +19,8 @@ __all__ = ["RowWriter", "diverged_at", "rank_rows"]
 
 _SHOWN = ("samples", "tokens", "train_time_s", "loss")
 """What readers of open runs look for in every row; a program may not log it."""
+_TAKEN = ("core_wait_s", "processor_time_s")
+"""What is measured from outside, and no program logs."""
 
 
 class RowWriter:
@@ -36,7 +38,8 @@ class RowWriter:
     def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, *, goes_on: bool) -> None:
         self.waits: TreeWaits | None = None
         """What the program has waited for a core so far; None until it runs."""
-        self._waited: dict[int, float | None] = {}
+        self._taken: dict[int, tuple[float | None, float | None]] = {}
+        self._on_cpu = spec.device_type == "cpu"
         self._came_s = time.monotonic()
         self._folder = folder
         self._global_batch_size = spec.geometry.global_batch_size
@@ -77,10 +80,12 @@ class RowWriter:
     def _note_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:
         """Give the steps that are new the share of the time that the program waited for a core.
 
+        And the cores that it was on in that time.
+
         The time is that since the last ones came, of which the last that they say they took: where
         a log comes whole, at the end, the start of the program is not their time.
         """
-        last = max(self._waited, default=kept)
+        last = max(self._taken, default=kept)
         new = [row for row in log.steps if row["optimizer_step"] > last]
         if not new:
             return
@@ -94,8 +99,10 @@ class RowWriter:
             row.get("evaluation_s", 0.0) for row in log.evals if row["optimizer_step"] > last
         )
         now_s = time.monotonic()
-        share = waits.share_since(max(self._came_s, now_s - took_s))
-        self._waited |= {int(row["optimizer_step"]): share for row in new}
+        begin_s = max(self._came_s, now_s - took_s)
+        processors = waits.processors_since(begin_s) if self._on_cpu else None
+        taken = waits.share_since(begin_s), processors
+        self._taken |= {int(row["optimizer_step"]): taken for row in new}
         self._came_s = now_s
 
     def _kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
@@ -113,15 +120,20 @@ class RowWriter:
         attempt = self._attempt_of(row, kept)
         begin = kept if attempt == self._attempt else 0
         step = int(row["optimizer_step"])
-        waited_s = None
         if attempt != self._attempt:
-            waited_s = self._before[step].get("core_wait_s")
-        elif (share := self._waited.get(step)) is not None and "step_time_s" in row:
-            waited_s = share * row["step_time_s"]
+            before = self._before[step]
+            taken_s = {name: before.get(name) for name in _TAKEN}
+        else:
+            shares = self._taken.get(step, (None, None))
+            took_s = row.get("step_time_s")
+            taken_s = {
+                name: None if share is None or took_s is None else share * took_s
+                for name, share in zip(_TAKEN, shares, strict=True)
+            }
         return {
             **dict.fromkeys(_SHOWN),
             **row,
-            "core_wait_s": waited_s,
+            **taken_s,
             "attempt": attempt,
             "global_batch_size": self._global_batch_size,
             "warmup": row["optimizer_step"] - begin <= self._warmup,

@@ -102,6 +102,10 @@ def test_version(capsys: Captured) -> None:
         (["run", "seed=0,1"], "use: batchscape sweep seed=0,1"),
         (["seed=0,1"], "use: batchscape sweep seed=0,1"),
         (["run", "--multirun", "seed=0"], "use: batchscape sweep seed=0"),
+        (
+            ["run", "--retry", "failed", "seed=0,1"],
+            "use: batchscape sweep --retry failed seed=0,1",
+        ),
         (["sweep", "+sweep=x"], "sweeps=x"),
         (["sweep", "sweeps=x"], "fixed_global_batch"),
         (["run", "optimizer.lr=1"], "optimizer.lr is no setting"),

@@ -48,6 +48,44 @@ def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
     assert UNREAD[argument] in said
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "hydra.job.id=7",
+        "hydra.job.num=3",
+        "hydra.job.override_dirname=x",
+        "hydra.hydra_logging.version=2",
+        "hydra/env=default",
+        "hydra/help=default",
+        "+hydra.foo=1",
+        "hydra.runtime.cwd=/x",
+        "~hydra.sweep.subdir",
+    ],
+)
+def test_no_other_setting_of_hydra_is_taken_in_silence(argument: str) -> None:
+    assert argument in refused(argument) or "has no effect" in refused(argument)
+
+
+def test_settings_of_hydra_that_are_read(tmp_path) -> None:
+    text = "'it''s a \\ and \u2603'"
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "study.yaml").write_text(
+        f"# @package _global_\nhydra: {{sweeper: {{params: {{sweep_name: [[{text}], 1]}}}}}}\n",
+        encoding="utf-8",
+    )
+    grid = compose(
+        [
+            f"hydra.searchpath=[file://{tmp_path}]",
+            "+hydra.sweeper.params.seed=[0,1]",
+            "sweeps=study",
+        ],
+        "batchscape sweep",
+    )
+    assert grid is not None
+    assert len(grid.cells) == 4
+    assert grid.cells[0].settings["sweep_name"] == ["it's a \\ and \N{SNOWMAN}"]
+
+
 def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
     assert folder_of() is None
     assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"

@@ -164,7 +164,8 @@ def _refuse_unknown_options(verb: str, arguments: list[str]) -> None:
     """Refuse an option that a verb has not, before the parser does without saying what is meant."""
     # What follows -- is a command with options of its own.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    given = [a.partition("=")[0] for a in arguments[:end] if a.startswith("--")]
+    pairs = zip(["", *arguments], arguments[:end], strict=False)
+    given = [a.partition("=")[0] for b, a in pairs if a.startswith("--") and b != _FLAG]
     known = list(options_of(_help_of(verb))) if given else []
     for option in given:
         # The parser takes the begin of an option for the whole.
@@ -185,9 +186,10 @@ def _run(arguments: list[str]) -> int:
     if grid is None:
         return 0
     if grid.sweep_file is not None or len(grid.cells) > 1 or {"--multirun", "-m"} & set(arguments):
+        asked = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
         msg = (
             f"`run` is for one run, and this asks for a sweep of {len(grid.cells)}; "
-            f"use: {command_of(arguments)}"
+            f"use: {shlex.join(['batchscape', 'sweep', *asked])}"
         )
         raise ConfigError(msg)
     return _launch(grid, arguments)
@@ -466,6 +468,9 @@ def _doctor(arguments: list[str]) -> int:
     return 0 if examination.is_fit else 1
 
 
+_FLAG = "--flag"
+
+
 def _check_config(arguments: list[str]) -> int:
     parser = _Parser(
         prog="batchscape check-config",
@@ -484,7 +489,7 @@ def _check_config(arguments: list[str]) -> int:
         "--devices", metavar="N", type=int, help="processes in all, where no file tells"
     )
     parser.add_argument(
-        "--flag",
+        _FLAG,
         metavar="NAME=WORD",
         action="append",
         default=[],
@@ -494,7 +499,12 @@ def _check_config(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     # What follows -- is a command with options of its own.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    parsed = parser.parse_args(arguments[:end])
+    # The parser would take `--NAME=WORD` behind --flag for an option of its own.
+    left, own = arguments[:end], []
+    while left:
+        argument = left.pop(0)
+        own.append(f"{_FLAG}={left.pop(0)}" if argument == _FLAG and left else argument)
+    parsed = parser.parse_args(own)
     from batchscape.interop.check import check_configs
 
     checked = check_configs(

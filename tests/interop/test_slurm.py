@@ -208,6 +208,9 @@ def test_own_arguments_stand_for_what_the_user_says(capsys) -> None:
     flags = ["--flag", MICRO, f"--flag=--{ACCUMULATION}"]
     assert main(["check-config", *flags, "--", *OWN.split()]) == 0
     assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
+    dashed = ["--flag", MICRO, "--flag", f"--{ACCUMULATION}", "--", *OWN.split()]
+    assert main(["check-config", *dashed]) == 0
+    assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
     wrong = ["--flag", "total=global_batch_size", "--", *OWN.split(), "--total", "32"]
     assert main(["check-config", *flags, *wrong]) == 1
     told = " ".join(capsys.readouterr().out.split())
@@ -222,6 +225,7 @@ ACC = "acc=gradient_accumulation_steps"
     ("command", "flags", "parts"),
     [
         ("python t.py -b 4 --acc 2", ("b=micro_batch_size", ACC), (4, 2)),
+        ("python t.py -b4 --acc=2", ("b=micro_batch_size", ACC), (4, 2)),
         ("python t.py -b=4 --acc=2", ("-b=micro_batch_size", ACC), (4, 2)),
         ("python t.py train.bs=4 +acc=2", ("train.bs=micro_batch_size", ACC), (4, 2)),
         ("python t.py --bs 1 --bs 5 --acc 2", ("bs=micro_batch_size", ACC), (5, 2)),

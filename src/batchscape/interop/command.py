@@ -31,6 +31,8 @@ _READ = frozenset(
     )
 )
 """Options that must be known; others may well be left to the machine."""
+_SHORT = re.compile(r"-\w[\d$]")
+"""An argument of one letter with its value, as argparse takes them."""
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -289,12 +291,15 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
 def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
-    What the user names may have one dash (`-b 8`) or, as Hydra has it, none (`batch=8`).
+    What the user names may have one dash (`-b 8`, `-b8`) or, as Hydra has it, none (`batch=8`).
     """
     options: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         key = _key(name)
+        if key not in flags.values() and word[1:2] in flags.values() and _SHORT.match(word):
+            name, equals, value = word[:2], "=", word[2:]
+            key = _key(name)
         is_named = key in flags.values() and (bool(equals) or word.startswith("-"))
         if not word.startswith("--") and not is_named:
             continue

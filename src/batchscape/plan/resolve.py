@@ -203,8 +203,13 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
 
 def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
     """Say which global batches share no multiple up to `reach`, and which do; return theirs."""
-    against = list(sizes)
+    # The first ones that share none are few, as each at least doubles what they share.
+    together, against = 1, []
     for size in sizes:
+        if together <= reach and together % size:
+            together = math.lcm(together, size)
+            against.append(size)
+    for size in list(against):
         without = [other for other in against if other != size]
         if math.lcm(*without) > reach:
             against = without

@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import MOST_CELLS, Axis, Grid, expand, set_values
+from batchscape.record.commands import hydra_text
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -73,6 +74,14 @@ _UNREAD: dict[str, tuple[Any, str]] = {
     "verbose": (False, _LOGGED),
 }
 """Settings of Hydra that nothing here reads: their values as they are left, and what to use."""
+_READ = (
+    "hydra.searchpath.",
+    "hydra.sweep.dir.",
+    "hydra.sweeper.",
+    "hydra.callbacks.",
+    "hydra.mode.",
+)
+"""The only ones that a command line may give; `compose` gives the last, and refuses it."""
 
 
 class GridSweeper(Sweeper):
@@ -90,6 +99,10 @@ class GridSweeper(Sweeper):
             value = functools.reduce(operator.getitem, key.split("."), given)
             if value != unset:
                 msg = f"hydra.{key}={value} has no effect; {instead}"
+                raise ConfigError(msg)
+        for override in OverridesParser.create().parse_overrides(given["overrides"]["hydra"]):
+            if not f"{_key(override).replace('/', '.')}.".startswith(_READ):
+                msg = f"{override.input_line} has no effect; leave it out"
                 raise ConfigError(msg)
         self._loader = hydra_context.config_loader
         self._task_function = task_function
@@ -251,9 +264,9 @@ def _text(value: Any) -> str:  # noqa: ANN401  (any value of YAML)
 
 
 def _quoted(value: Any) -> str:  # noqa: ANN401  (any value of YAML)
-    """Write a value as JSON does, but for keys, which the grammar takes without quotes only."""
+    """Write a value in Hydra's grammar, which takes keys without quotes only."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_quoted(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_quoted, value))}]"
-    return json.dumps(value)
+    return hydra_text(value) if isinstance(value, str) else json.dumps(value)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from batchscape.config import Data, RunConfig
 from batchscape.errors import ConfigError, GeometryError
+from batchscape.plan import resolve as resolve_module
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.machine import CudaDevice, Machine
@@ -140,6 +143,21 @@ def test_the_reach_grows_with_the_global_batch() -> None:
     """A budget below one optimizer step says nothing of how long a sweep may be."""
     with pytest.raises(ConfigError, match=r"global batches 3000, 4000; given 720; use 12000$"):
         check_multiples(CONFIG, {3000, 4000})
+
+
+def test_many_global_batches_are_judged_with_few_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that share no multiple in reach are found among the few that each enlarge it."""
+    multiplied = 0
+
+    def lcm(*numbers: int) -> int:
+        nonlocal multiplied
+        multiplied += len(numbers)
+        return math.lcm(*numbers)
+
+    monkeypatch.setattr(resolve_module, "math", SimpleNamespace(lcm=lcm))
+    with pytest.raises(ConfigError, match="2000 of this sweep share none"):
+        check_multiples(CONFIG, range(1, 2001))
+    assert multiplied < 10 * 2000
 
 
 def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:

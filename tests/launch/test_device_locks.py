@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import random
@@ -334,13 +335,18 @@ def test_a_lock_that_is_refused_names_the_folder_s_owner(
     mine = DeviceLocks("cpu", {0: "0"}, said.append)
     asked: list[Path] = []
     look = Path.lstat
-    monkeypatch.setattr(Path, "lstat", lambda path: asked.append(path) or look(path))
+
+    def asking(path: Path) -> os.stat_result:
+        asked.append(path)
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", asking)
     monkeypatch.chdir(tmp_path)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(device_locks.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     assert mine.take(0)
     assert asked == [mine.folder]
     assert "No locks available, which belongs to user" in said[0]

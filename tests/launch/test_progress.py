@@ -342,9 +342,12 @@ def test_slow_steps_get_time_to_come_to_a_checkpoint_and_to_write_it(run: Active
 def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the console that it goes through."""
     cleaned: list[str] = []
-    monkeypatch.setattr(
-        credentials, "_without_secrets", lambda text, _: cleaned.append(text) or text
-    )
+
+    def clean(text: str, _: object) -> str:
+        cleaned.append(text)
+        return text
+
+    monkeypatch.setattr(credentials, "_without_secrets", clean)
     output = io.StringIO()
     console = OutgoingConsole(file=output, width=100)
     console.print(Text("one line"), soft_wrap=True)

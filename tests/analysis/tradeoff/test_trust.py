@@ -129,7 +129,7 @@ def test_below_three_seeds_no_interval_is_made(seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exponent", [0.9, 1.0, 1.1])
+@pytest.mark.parametrize("exponent", [0.9, 1.1])
 def test_overhead_interval_of_a_free_exponent_covers(exponent):
     """From exact steps the overhead batch size is where samples are 1.2 times those at 8."""
     batches = GRIDS[8]
@@ -137,10 +137,10 @@ def test_overhead_interval_of_a_free_exponent_covers(exponent):
     samples = sizes * (1 + (CRITICAL / sizes) ** exponent)
     truth = sizes[np.flatnonzero(samples <= 1.2 * samples[0])[-1]]
     held = []
-    for seed in range(80):
+    for seed in range(200):
         largest = fit_tradeoff(table(exponent, batches=batches, seed=seed)).overhead_batch_size
         held.append(largest.low <= truth <= largest.high)
-    assert 0.88 <= np.mean(held) <= 1
+    assert 0.9 <= np.mean(held) <= 0.99
 
 
 @pytest.mark.slow

@@ -321,7 +321,8 @@ def test_what_is_judged_by_its_begin_is_replaced_whole_and_not_kept() -> None:
 def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
     content = {
         "api_key": "abcdEFGH12345678",
-        "deep": [{"tokens": ["Zx81kQp9vB2nM4rT", 3, None]}],
+        "deep": [{"token": ["Zx81kQp9vB2nM4rT", 3, None]}],
+        "train_tokens.npy": "0123456789abcdef" * 4,
         "sort_key": "micro_batch_size",
         "digest": "abcdEFGH12345678",
     }
@@ -330,7 +331,7 @@ def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
     assert {name: found[name] for name in content} == {
         **content,
         "api_key": "[api_key]",
-        "deep": [{"tokens": ["[tokens]", 3, None]}],
+        "deep": [{"token": ["[token]", 3, None]}],
     }
 
 

@@ -53,12 +53,6 @@ def test_the_extra_brings_what_the_trainer_needs():
 
 
 @pytest.mark.slow
-def test_hf_trainer():
-    printed = printed_by("hf_trainer.py", "--rounds", "3", "--sizes", "tiny")
-    assert re.search(r"ratio .*: \d+\.\d", printed), printed
-
-
-@pytest.mark.slow
 def test_recorder_overhead():
     printed = printed_by("recorder_overhead.py", "--blocks", "6", "--steps", "10")
     assert re.search(r"share of the step: \d+\.\d+ %", printed)

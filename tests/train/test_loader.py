@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import psutil
@@ -147,6 +148,26 @@ def test_closing_ends_the_workers_also_in_the_middle_of_a_batch(monkeypatch):
     assert len(workers) == 2
     loader.close()
     assert not any(worker.is_running() for worker in workers)
+
+
+# torch's handler of the signal may raise where Python has just opened its end of the socket.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_no_fault_of_a_network(monkeypatch):
+    """The rank is connected to the worker's socket, and reads its end before a signal comes."""
+    monkeypatch.setattr(
+        resource_sharer._resource_sharer, "_serve", lambda: die_when_connected(resource_sharer)
+    )
+    dataset = blobs()
+    loader = WorkerLoader(
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+    )
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal"):
+        fetched(loader, range(STEPS))
+
+
+def die_when_connected(sharer):
+    with sharer._resource_sharer._listener.accept():
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def settings(workers, **more):

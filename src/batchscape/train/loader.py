@@ -34,6 +34,8 @@ Batch = tuple[Tensor, Tensor]
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}
 _PR_SET_PDEATHSIG = 1
+_DEATH_S = 1.0
+"""For how long a process may be dying whose sockets are closed already."""
 
 
 class StepBatches(NamedTuple):
@@ -177,8 +179,20 @@ class WorkerLoader:
 
     def _take(self, micro_steps: int) -> Iterator[Batch]:
         for _ in range(micro_steps):
-            inputs, targets = next(self._batches)
-            yield to_device((inputs, targets), self._device, self._precision)
+            yield to_device(self._next(), self._device, self._precision)
+
+    def _next(self) -> Batch:
+        try:
+            return next(self._batches)
+        except (ConnectionError, EOFError, RuntimeError) as error:
+            # A batch is handed over through a socket of its worker, where the worker's death may
+            # show before the system tells of it. It is no fault of a network.
+            for worker in self._workers:
+                worker.join(0 if isinstance(error, RuntimeError) else _DEATH_S)
+                if worker.exitcode == -signal.SIGKILL:
+                    msg = f"DataLoader worker (pid {worker.pid}) is killed by signal: Killed"
+                    raise RuntimeError(msg) from error
+            raise
 
 
 class _Fetcher(TorchDataset[Batch]):

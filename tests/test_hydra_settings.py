@@ -7,6 +7,7 @@ import pytest
 from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
+from batchscape.record.commands import hydra_text
 
 UNREAD = {
     "hydra.run.dir=here": "sweep_dir=DIR",
@@ -75,7 +76,7 @@ def test_settings_of_hydra_that_are_read(tmp_path) -> None:
     )
     grid = compose(
         [
-            f"hydra.searchpath=[file://{tmp_path}]",
+            f"hydra.searchpath=[{hydra_text(f'file://{tmp_path}')}]",
             "+hydra.sweeper.params.seed=[0,1]",
             "sweeps=study",
         ],

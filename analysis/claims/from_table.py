@@ -19,7 +19,7 @@ from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.comparison import QUANTITIES
-from batchscape.analysis.targets.columns import ALIASES, recognise
+from batchscape.analysis.targets.columns import ALIASES, recognise, refuse_rows
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.foreign import EARLY, as_table
@@ -276,11 +276,5 @@ def _texts(columns: pd.DataFrame) -> pd.Series[str]:
 def _whole(table: pd.DataFrame, name: str) -> np.ndarray:
     numbers = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=float)
     wrong = ~((numbers >= 1) & (numbers == np.floor(numbers)))
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        msg = (
-            f"{name} is a positive whole number in every row; {wrong.sum()} of {len(wrong)} runs "
-            f"have another value, such as {str(table[name].iloc[row])!r}"
-        )
-        raise AnalysisError(msg)
+    refuse_rows(wrong, name, table[name], "is a positive whole number in every row")
     return numbers

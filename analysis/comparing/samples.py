@@ -23,6 +23,7 @@ from scipy import stats
 from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.multiplicity import holm
+from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
 
@@ -246,7 +247,7 @@ def pooled_spread(
     """
     names = [n for n in _CELL if n in table] if cells is None else list(cells)
     refuse_missing(table, [value, *names], "a pooled spread")
-    numbers = _numbers(table, value)
+    numbers = numbers_of(table, value)
     known = table[names].assign(value=numbers)[np.isfinite(numbers)]
     own = (
         known.groupby(names, dropna=False)["value"]
@@ -391,23 +392,13 @@ def _open(values: NDArray[np.float64], definition: str) -> Estimate:
 
 
 def _values(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    numbers = _numbers(table, name)
+    numbers = numbers_of(table, name)
     if np.isnan(numbers).any():
         msg = (
             f"{name} is missing in {int(np.isnan(numbers).sum())} of {len(numbers)} rows; leave "
             "out runs without a value, and give those that diverged an infinite one"
         )
         raise AnalysisError(msg)
-    return numbers
-
-
-def _numbers(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    try:
-        column = pd.to_numeric(table[name])
-    except (TypeError, ValueError) as error:
-        msg = f"{name} must be a number: {error}"
-        raise AnalysisError(msg) from None
-    numbers: NDArray[np.float64] = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return numbers
 
 
@@ -434,7 +425,7 @@ def _diverged(runs: pd.DataFrame) -> tuple[NDArray[np.bool_], int]:
     found, known = np.zeros((2, len(runs)), dtype=bool)
     for name in (n for n in _TELLING if n in runs):
         if name == "final_eval_loss":
-            losses = _numbers(runs, name)
+            losses = numbers_of(runs, name)
             found |= np.isinf(losses)
             known |= ~np.isnan(losses)
         else:

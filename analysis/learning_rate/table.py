@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
 __all__ = ["SERIES", "cost_table", "series_of", "told"]
@@ -62,7 +63,7 @@ def cost_table(table: pd.DataFrame, value: str) -> pd.DataFrame:
     costs = pd.DataFrame(
         {
             "group": table["group"].to_numpy() if "group" in table else 0,
-            "target_loss": _numbers(table, "target_loss") if "target_loss" in table else np.nan,
+            "target_loss": numbers_of(table, "target_loss") if "target_loss" in table else np.nan,
             "global_batch_size": _positive(table, "global_batch_size"),
             "learning_rate": _positive(table, "learning_rate"),
             "seed": _joined(table[seeds]),
@@ -116,7 +117,7 @@ def told(table: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
-    found = _numbers(table, value)
+    found = numbers_of(table, value)
     lost = np.isnan(found) | np.isposinf(found)
     for name in ("status", "outcome"):
         if name in table:
@@ -136,18 +137,9 @@ def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
 
 
 def _positive(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    numbers = _numbers(table, name)
+    numbers = numbers_of(table, name)
     wrong = ~(np.isfinite(numbers) & (numbers > 0))
     if wrong.any():
         msg = f"{name} must be finite and above 0; got {numbers[wrong][0]} in {wrong.sum()} rows"
         raise AnalysisError(msg)
     return numbers
-
-
-def _numbers(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    try:
-        numbers = pd.to_numeric(table[name])
-    except (TypeError, ValueError) as error:
-        msg = f"{name} must be a number: {error}"
-        raise AnalysisError(msg) from error
-    return np.asarray(numbers.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)

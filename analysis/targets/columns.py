@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["ALIASES", "recognise"]
+__all__ = ["ALIASES", "numbers_of", "recognise", "refuse_rows"]
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "global_batch_size": ("batch_size", "global_batch", "batch", "bs", "batchsize"),
@@ -99,6 +102,40 @@ def recognise(
     shadowed = {name: f"{name} (not used)" for name in taken if name in table}
     renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
     return renamed, said
+
+
+def numbers_of(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
+    """Return a column as numbers; NaN where there is none.
+
+    Raises
+    ------
+    AnalysisError
+        If a value is there that is no number.
+    """
+    try:
+        column = pd.to_numeric(table[name])
+    except (TypeError, ValueError) as error:
+        msg = f"{name} must hold numbers without units: {error}"
+        raise AnalysisError(msg) from error
+    return np.asarray(column.to_numpy(dtype=float, na_value=np.nan), dtype=np.float64)
+
+
+def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:
+    """Refuse a column of which some rows break a rule, and show the first.
+
+    Raises
+    ------
+    AnalysisError
+        If `wrong` holds in any row.
+    """
+    bad = np.asarray(wrong, dtype=bool)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        msg = (
+            f"{name} {rule}; {bad.sum()} of {len(bad)} rows have another value, such as "
+            f"{str(column.iloc[row])!r} in row {row + 1}"
+        )
+        raise AnalysisError(msg)
 
 
 def _plain(name: str) -> str:

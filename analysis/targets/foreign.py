@@ -25,7 +25,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchscape.analysis.targets.columns import recognise
+from batchscape.analysis.targets.columns import recognise, refuse_rows
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.ends import cut, final_losses
@@ -358,15 +358,15 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         objects = column.astype(object)
         numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
         none = objects.isna() | objects.astype(str).str.strip().str.lower().isin(_MISSING | _NAN)
-        _refuse(numbers.isna() & ~none, name, column, "is a number in every row")
+        refuse_rows(numbers.isna() & ~none, name, column, "is a number in every row")
         if name not in _MAY_BE_MISSING:
-            _refuse(numbers.isna(), name, column, "is there in every row")
+            refuse_rows(numbers.isna(), name, column, "is there in every row")
         if name not in _MAY_BE_INFINITE:
-            _refuse(numbers.abs() == np.inf, name, column, "is finite")
+            refuse_rows(numbers.abs() == np.inf, name, column, "is finite")
         if name not in {"loss", "target_loss"}:
-            _refuse(numbers < 0, name, column, "is not negative")
+            refuse_rows(numbers < 0, name, column, "is not negative")
         if name in {*TO_TARGET, "learning_rate"}:
-            _refuse(numbers == 0, name, column, "is above 0")
+            refuse_rows(numbers == 0, name, column, "is above 0")
         found[name] = numbers.reset_index(drop=True)
     return pd.DataFrame(found)
 
@@ -430,28 +430,17 @@ def _words(losses: pd.Series[Any]) -> pd.Series[str]:
     return losses.astype(object).map(word).reset_index(drop=True).astype(object)
 
 
-def _refuse(wrong: pd.Series[bool], name: str, column: pd.Series[str], rule: str) -> None:
-    bad = wrong.to_numpy(dtype=bool)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        msg = (
-            f"{name} {rule}; {bad.sum()} of {len(bad)} rows have another value, such as "
-            f"{str(column.iloc[row])!r} in row {row + 1}"
-        )
-        raise AnalysisError(msg)
-
-
 def _refuse_batches(batch: pd.Series[float]) -> None:
     wrong = (batch < 1) | (batch != np.floor(batch)) | (batch > _LARGEST_BATCH)
     rule = "is a positive whole number of samples (for tokens, divide by those of a sample)"
-    _refuse(wrong, "global_batch_size", batch.astype(str), rule)
+    refuse_rows(wrong, "global_batch_size", batch.astype(str), rule)
 
 
 def _seeds(table: pd.DataFrame) -> tuple[pd.Series[float], list[str]]:
     if "seed" not in table:
         return pd.Series(0.0, index=range(len(table))), ["no column of seeds: all rows are of one"]
     column = table["seed"].reset_index(drop=True)
-    _refuse(column.isna(), "seed", column.astype(str), "is there in every row")
+    refuse_rows(column.isna(), "seed", column.astype(str), "is there in every row")
     numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
     if np.isfinite(numbers).all():
         return numbers, []
@@ -464,7 +453,7 @@ def _seeds(table: pd.DataFrame) -> tuple[pd.Series[float], list[str]]:
 def _runs(table: pd.DataFrame, found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if "run" in table:
         run = table["run"].reset_index(drop=True)
-        _refuse(run.isna(), "run", run.astype(str), "is there in every row")
+        refuse_rows(run.isna(), "run", run.astype(str), "is there in every row")
         return found.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str)), []
     names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in found]
     run = found.groupby(names, sort=False).ngroup()
@@ -511,15 +500,19 @@ def _reaches(found: pd.DataFrame) -> pd.DataFrame:
         raise AnalysisError(msg)
     if "outcome" in found:
         wrong = ~found["outcome"].isin(OUTCOMES)
-        _refuse(wrong, "outcome", found["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}")
+        refuse_rows(
+            wrong, "outcome", found["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}"
+        )
         reached = found["outcome"].eq("reached")
         odd = reached != np.isfinite(found["steps_to_target"])
-        _refuse(odd, "outcome", found["outcome"], "is 'reached' where steps are finite, only there")
+        refuse_rows(
+            odd, "outcome", found["outcome"], "is 'reached' where steps are finite, only there"
+        )
     elif "status" in found:
         lost = found["status"].eq("diverged")
         odd = lost & np.isfinite(found["steps_to_target"])
         status = found["status"].astype(str)
-        _refuse(odd, "status", status, "is not 'diverged' where a target was reached")
+        refuse_rows(odd, "status", status, "is not 'diverged' where a target was reached")
         found["steps_to_target"] = found["steps_to_target"].mask(lost, np.inf)
     return tidy_reaches(found.assign(run=np.arange(len(found)), crossing="as given"))
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from batchscape.analysis.numbers import significant
+from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
 __all__ = ["Measurements", "measure"]
@@ -131,7 +132,7 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         msg = "a trade-off needs runs, and the table has none"
         raise AnalysisError(msg)
-    rows = rows.assign(**{name: _numbers(rows, name) for name in _NEEDED if name != "seed"})
+    rows = rows.assign(**{name: numbers_of(rows, name) for name in _NEEDED if name != "seed"})
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
         if name in rows.columns and rows[name].nunique(dropna=False) > 1:
             found = ", ".join(str(value) for value in rows[name].unique()[:5])
@@ -199,14 +200,6 @@ def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
             "one for each, for instance with at_best_learning_rate"
         )
         raise AnalysisError(msg)
-
-
-def _numbers(rows: pd.DataFrame, name: str) -> pd.Series[float]:
-    try:
-        return pd.to_numeric(rows[name]).astype("float64")
-    except (ValueError, TypeError) as error:
-        msg = f"{name} must hold numbers without units: {error}"
-        raise AnalysisError(msg) from error
 
 
 def _censored(own: pd.DataFrame) -> dict[str, object]:

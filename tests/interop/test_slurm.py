@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from batchscape.cli import main
@@ -283,9 +285,10 @@ def test_own_arguments_beside_a_json_are_not_taken_for_the_trainers(tmp_path) ->
     )
 
 
-def test_a_json_that_says_nothing_is_given_the_number_and_not_auto(tmp_path) -> None:
+def test_a_json_that_says_nothing_is_given_the_number_and_not_auto(tmp_path, monkeypatch) -> None:
     """Were it "auto", the launcher's own accumulation would decide, and not the script's."""
-    path = tmp_path / "ds.json"
+    monkeypatch.chdir(tmp_path)
+    path = Path("ds.json")
     path.write_text('{"train_micro_batch_size_per_gpu": 4}')
     command = (
         f"accelerate launch --use_deepspeed --deepspeed_config_file {path} --num_processes 2 "

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_the_interrupted_user_does_not_wait(tmp_path: Path) -> None:
     note = mirroring.finish(3, interrupted=True)
     assert note == (
         "Weights & Biases was not updated: the sweep was interrupted. "
-        f"`batchscape sync {tmp_path}` sends what it lacks."
+        f"`batchscape sync {shlex.quote(str(tmp_path))}` sends what it lacks."
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -64,4 +65,4 @@ def test_a_mirror_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
     mirroring = Mirroring(WandbTracker(name="wandb"), SweepFolder(tmp_path), live=False)
     note = str(mirroring.finish(1, interrupted=False))
     assert "was not updated: its mirror cannot start (" in note
-    assert f"batchscape sync {tmp_path}" in note
+    assert f"batchscape sync {shlex.quote(str(tmp_path))}" in note

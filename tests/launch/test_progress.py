@@ -273,19 +273,23 @@ def test_an_interrupted_run_is_a_fault_where_the_sweep_was_not() -> None:
     assert [run.status for run in theirs.failed] == [Status.INTERRUPTED, Status.OOM]
 
 
-def test_the_last_line_counts_what_has_no_times(tmp_path: Path) -> None:
+def test_the_last_line_counts_what_has_no_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def result(name: str, untimed: str | None, status: Status = Status.COMPLETED) -> RunResult:
         return RunResult(name, status, None, Path("log"), untimed=untimed)
 
     runs = [result("a", BUSY), result("b", BUSY), result("c", "4 ranks share 2 cores")]
     runs += [result("d", None), result("e", None, Status.FAILED)]
-    sweep = SweepFolder(tmp_path / "mine")
+    sweep = SweepFolder(Path("outputs/mine"))
     write_json(sweep.run("a").config, {"config": {"timing_repeat": 1}})
     told = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
     assert told == (
         f"No times that count: 3 of 4 completed runs: {BUSY} (2); 4 ranks share 2 cores (1). "
-        f"On a free machine, this measures them: batchscape sweep a=1 timing_repeat=2 "
-        f"sweep_dir={sweep.path}"
+        "On a free machine, this measures them: batchscape sweep a=1 timing_repeat=2 "
+        "sweep_dir=outputs/mine"
     )
     alone = SweepResult((runs[2], runs[4]), interrupted=False)
     assert alone.untimed_text(sweep, "batchscape sweep a=1") == (

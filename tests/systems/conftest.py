@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.claims.declared import judge_claims
+from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.decisions.view import decision_section
 from batchscape.record.tables import Tables, load
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +111,40 @@ def check_cuts(swept: Swept, geometries: set[tuple[int, int, int]], loss: float)
         for curve in curves[1:]:
             # float32: what differs is the order of sums, and it grows with the steps.
             assert abs(curve - curves[0]).max() < loss
+
+
+def check_answers(swept: Swept, geometries: str, micro_batches: set[int]) -> None:
+    """Check that the cuts are judged, and that a geometry that ran is recommended.
+
+    The machine may have been busy, so that the last look takes its times for valid: what is
+    recommended must not fail for any other reason.
+    """
+    recommended = batchscape(swept.folder, "recommend", str(swept.folder))
+    assert recommended.returncode == 0, recommended.stdout
+    page = (swept.folder / "report" / "report.md").read_text()
+    assert "## Do decompositions train alike?" in page
+    assert "The order of samples is the script's" in page
+    assert ": all equivalent." in page
+    assert "## Which geometry to use\n\nNot identified" not in page
+    tables = swept.tables
+    cells = find_cells(tables.runs)
+    cells.runs["timing_valid"] = cells.runs["status"].eq("completed")
+    judged = judge_claims(Evidence(cells, tables.steps, tables.evals, tables.ranks))
+    verdicts = {verdict.claim.id: verdict.verdict for verdict in judged}
+    assert verdicts["decompositions-are-equivalent"] == "supported"
+    assert verdicts["accumulation-equals-large-batch"] == "supported"
+    decided = decision_section(cells, tables)
+    assert re.match(rf"Use ({geometries}) = 8 ", decided.answer[0])
+    assert any("s [" in text or "to a held-out loss" in text for text in decided.answer)
+    table = decided.tables[0].table
+    # A cut that did not run has no curve.
+    assert set(table["micro_batch_size"]) == micro_batches
+
+
+@pytest.fixture(scope="session")
+def answers() -> Callable[..., None]:
+    """`check_answers`."""
+    return check_answers
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,10 @@ def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert len(swept.tables.steps) == 6 * 30
 
 
+def test_it_ends_with_a_recommendation(swept, answers):
+    answers(swept, "1 x 8 x 1|1 x 4 x 2|1 x 2 x 4", {2, 4, 8})
+
+
 def test_wider_cells_are_rejected_with_the_reason(swept):
     rejected = swept.tables.runs.query("status == 'rejected'")
     assert set(rejected["data_parallel_size"]) == {2}

@@ -98,8 +98,8 @@ def test_a_parabola_in_the_rate_has_no_bias():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "n"), [(0.001, 3), (0.05, 3), (0.05, 5), (0.2, 5)])
-@pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])
+@pytest.mark.parametrize(("noise", "n"), [(0.001, 3), (0.05, 3), (0.2, 5)])
+@pytest.mark.parametrize("factor", [2, math.sqrt(10)])
 @pytest.mark.parametrize("curve", [bowl, linear, slope, steep, quadratic])
 def test_bias_and_coverage_by_shape_and_grid(curve, factor, noise, n):
     error, held = found_optima(curve, factor=factor, noise=noise, n=n, sweeps=SOME_SWEEPS)
@@ -136,7 +136,7 @@ def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("correlated", [False, True])
-@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("n", [3, 10])
 @pytest.mark.parametrize(
     ("curve", "noise", "factor"),
     [(bowl, 0.2, math.sqrt(2)), (bowl, 0.1, 2), (slope, 0.1, 2), (quadratic, 0.1, 2)],
@@ -157,7 +157,7 @@ def test_a_few_sweeps_hold_the_truth():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5])
-@pytest.mark.parametrize("truth", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("truth", [0.0, 0.5])
 @pytest.mark.parametrize("rates", [3, 5])
 @pytest.mark.parametrize(
     ("curve", "depth", "noise"), [(bowl, 0.1, 0.05), (bowl, 1, 0.1), (slope, 1, 0.2)]

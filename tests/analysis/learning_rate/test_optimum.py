@@ -262,7 +262,7 @@ def test_decompositions_of_one_trajectory_count_once():
         (lambda table: table.assign(learning_rate=0.0), "above 0; got 0.0"),
         (lambda table: table.assign(learning_rate=math.nan), "finite"),
         (lambda table: table.assign(global_batch_size=-1), "above 0; got -1"),
-        (lambda table: table.assign(final_eval_loss="low"), "must be a number"),
+        (lambda table: table.assign(final_eval_loss="low"), "must hold numbers"),
         (lambda table: pd.concat([table, table]), "rows that repeat"),
         (lambda table: table.assign(final_eval_loss=-math.inf), "-inf"),
         (lambda table: table.assign(status="failed"), "no run has a result"),

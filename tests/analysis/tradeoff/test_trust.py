@@ -56,10 +56,10 @@ def test_the_free_exponent_holds_what_the_two_terms_miss():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exponent", [1, 0.95, 0.9, 0.85, 1.1])
-@pytest.mark.parametrize("sd", [0.02, 0.05, 0.1])
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("n_batches", [4, 5, 8])
+@pytest.mark.parametrize("exponent", [1, 0.9, 1.1])
+@pytest.mark.parametrize("sd", [0.02, 0.1])
+@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("n_batches", [4, 8])
 def test_coverage_by_form(n_batches, seeds, sd, exponent):
     values = sweeps(exponent, GRIDS[n_batches], seeds, sd, 300)
     free, length = covered("free_exponent", GRIDS[n_batches], values)

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from batchscape.config import AdamW, Muon, Sgd
 from batchscape.engines.optimizers import (
@@ -299,3 +302,49 @@ def test_a_device_updates_as_the_cpu_does(config, tolerance):
         after = torch.cat([p.detach().cpu().ravel() for p in module.parameters()])
         moved.append(after - before)
     assert (moved[1] - moved[0]).norm() <= tolerance * moved[0].norm()
+
+
+class Waiting(TorchDispatchMode):
+    """Refuses to read a number off a tensor, for which the host would wait for a device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("config", [SGD, ADAMW, MUON], ids=lambda config: config.name)
+def test_an_overflow_leaves_nothing_behind_and_nobody_waits_to_know_of_it(config, monkeypatch):
+    """A training whose scaled loss overflowed at times is the one that never met these steps."""
+    empty = torch.empty_like
+    # Memory that nothing was written to may hold anything.
+    monkeypatch.setattr(torch, "empty_like", lambda like: empty(like).fill_(torch.nan))
+    trained = []
+    for overflows in (set(), {0, 3}):
+        module = network()
+        optimizer = build_optimizer(config, module)
+        scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+        seeds = iter(range(3))
+        for k in range(3 + len(overflows)):
+            give_gradients(module, 99 if k in overflows else next(seeds))
+            with torch.no_grad(), Waiting():
+                for parameter in module.parameters():
+                    scaler.scale(parameter.grad.sum())  # as the loss was: it makes the scale
+                    parameter.grad *= scaler._scale
+                if k in overflows:
+                    module[1].weight.grad[0, 0] = torch.inf
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        assert scaler.get_scale() == 2.0 ** (10 - len(overflows))
+        kept = [*module.parameters(), *tree_leaves(optimizer.state_dict())]
+        trained.append([each for each in kept if isinstance(each, torch.Tensor)])
+    never, at_times = trained
+    assert len(never) == len(at_times)
+    assert all(map(torch.equal, never, at_times))
+    unscaled = network()
+    optimizer = build_optimizer(config, unscaled)
+    for k in range(3):
+        give_gradients(unscaled, k)
+        optimizer.step()
+    assert all(map(torch.equal, unscaled.parameters(), never))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch import nn
 
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.noise_scale import GradientSquares, is_sampled, small_batch_size
+from unwaiting import no_waiting
 
 
 class Tied(nn.Module):
@@ -167,7 +170,6 @@ def test_small_batches_are_equal_parts_of_the_global_batch(ranks, micro, accumul
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 def test_cuda_agrees_with_the_cpu_and_the_host_does_not_wait():
     torch.manual_seed(0)
     module = Tied()
@@ -179,13 +181,9 @@ def test_cuda_agrees_with_the_cpu_and_the_host_does_not_wait():
         on_device = inputs.to(device)
         with GradientSquares(moved) as squares:
             backward(moved, on_device)  # the first call may set up libraries, and wait
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting() if device == "cuda" else nullcontext():
             with squares:
                 backward(moved, on_device)
             total = squares.total(1.0)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         totals.append(total.item())
     assert totals[1] == pytest.approx(totals[0], rel=1e-5)

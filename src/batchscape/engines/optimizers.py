@@ -42,6 +42,7 @@ def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
         built = SGD(
             _groups(parameters), momentum=config.momentum, nesterov=config.nesterov, fused=True
         )
+        built.register_step_pre_hook(_begin_momentum)
     elif isinstance(config, AdamWConfig):
         built = _adamw(config, parameters)
     else:
@@ -124,7 +125,17 @@ def _muon_and_adamw(
 
 
 class _MuonAndAdamW(Optimizer):
-    """Two optimizers that share the parameters of a model, as one."""
+    """Two optimizers that share the parameters of a model, as one.
+
+    With a scaled loss it is told on the device whether a gradient overflowed, as fused kernels are
+    (`found_inf`, after the scale was taken out of the gradients): PyTorch's Muon knows nothing of
+    that, and the host would have to wait for the device to leave its update out.
+    """
+
+    _step_supports_amp_scaling = True
+    """Asked for by torch's `GradScaler`."""
+    found_inf: torch.Tensor
+    """Above 0 where a gradient overflowed; there during a step, given by a `GradScaler`."""
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
         self._parts = {"muon": muon, "adamw": adamw}
@@ -136,9 +147,38 @@ class _MuonAndAdamW(Optimizer):
         self,
         closure: None = None,  # noqa: ARG002  (a wrapper of the optimizer, as of accelerate, passes it)
     ) -> None:
-        """Update the parameters of both."""
-        for part in self._each():
-            part.step()
+        """Update the parameters of both; none where a gradient overflowed."""
+        muon, adamw = self._each()
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is None:
+            muon.step()
+            adamw.step()
+            return
+        self._step_unless(found_inf > 0)
+        adamw.grad_scale, adamw.found_inf = None, found_inf  # type: ignore[attr-defined]
+        adamw.step()
+        del adamw.grad_scale, adamw.found_inf  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _step_unless(self, overflow: torch.Tensor) -> None:
+        """Update by Muon and take it back where there is an overflow, one matrix after the other.
+
+        So that no more than one matrix and its momentum are in memory twice.
+        """
+        muon = self._parts["muon"]
+        groups = muon.param_groups
+        for group in groups:
+            for matrix in group["params"]:
+                before = matrix.clone()
+                momentum = muon.state[matrix].get("momentum_buffer")
+                momentum = None if momentum is None else momentum.clone()
+                muon.param_groups = [{**group, "params": [matrix]}]
+                muon.step()
+                after = muon.state[matrix]["momentum_buffer"]
+                matrix.copy_(torch.where(overflow, before, matrix))
+                nothing = torch.zeros_like(after) if momentum is None else momentum
+                after.copy_(torch.where(overflow, nothing, after))
+        muon.param_groups = groups
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of both."""
@@ -156,6 +196,19 @@ class _MuonAndAdamW(Optimizer):
     def _share_groups(self) -> None:
         """Show the very groups that the two read their settings from."""
         self.param_groups = [group for part in self._each() for group in part.param_groups]
+
+
+def _begin_momentum(optimizer: Optimizer, *_: object) -> None:
+    """Begin with no momentum where a scaled loss may leave the first update out.
+
+    The kernel would then write none, and PyTorch (2.13) has none written before it.
+    """
+    if getattr(optimizer, "found_inf", None) is None:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:

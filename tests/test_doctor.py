@@ -12,8 +12,10 @@ import time
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
+import pynvml
 import pytest
 from rich.console import Console
 
@@ -369,6 +371,43 @@ def test_disks_that_are_full_or_cannot_be_written_to(tmp_path, monkeypatch) -> N
     full, _ = machine.disk(tmp_path)
     assert full.is_obstacle
     assert "GiB free" in full.detail
+
+
+def test_shared_memory_that_is_small_is_told_with_what_enlarges_it(tmp_path, monkeypatch) -> None:
+    """As Docker gives it; the default sweep does without."""
+    monkeypatch.setattr(machine, "_SHARED", tmp_path)
+    usage = {"total": 64 * 2**20, "used": 16 * 2**20, "free": 48 * 2**20}
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(**usage))
+    (small,) = machine.shared_memory()
+    assert (small.status, small.is_obstacle) == ("broken", False)
+    assert "0.06 GiB, 0.05 free" in small.detail
+    assert "--shm-size" in str(small.repair)
+    assert "loader.workers" in str(small.repair)
+    usage |= {"total": 4 * 2**30, "free": 3 * 2**30}
+    (enough,) = machine.shared_memory()
+    assert (enough.status, enough.detail) == ("ok", f"4.00 GiB, 3.00 free, {tmp_path}")
+    monkeypatch.setattr(machine, "_SHARED", tmp_path / "nowhere")
+    assert machine.shared_memory()[0].status == "not needed"
+
+
+@pytest.mark.parametrize("error", ["NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED"])
+def test_devices_whose_driver_tells_nothing_are_an_obstacle_as_they_are_to_a_sweep(
+    tmp_path, monkeypatch, error
+) -> None:
+    """In a container that has the device and not the library, or the wrong one."""
+
+    def start() -> None:
+        raise pynvml.NVMLError(getattr(pynvml, error))
+
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
+    monkeypatch.setattr("batchscape.plan.machine._DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.driver()[0].status == "not needed"
+    (tmp_path / "nvidia3").touch()  # a container's only device need not be the first
+    (found,) = machine.driver()
+    assert found.is_obstacle
+    assert "nvidia3" in found.detail
+    assert "nvidia-smi" in str(found.repair)
 
 
 def test_a_slice_of_a_device_is_an_obstacle(monkeypatch) -> None:

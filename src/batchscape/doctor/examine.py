@@ -79,6 +79,7 @@ def examine(outputs: Path, *, compiles: bool) -> Examination:
             ("Python", machine.python),
             ("packages", machine.packages),
             ("CPU", machine.cpu),
+            ("shared memory", machine.shared_memory),
             ("disk", partial(machine.disk, outputs)),
             ("torch", torch_probes.torch),
             ("gloo", torch_probes.gloo),

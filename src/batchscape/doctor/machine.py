@@ -17,12 +17,16 @@ from batchscape.data.cache import cache_folder
 from batchscape.doctor.finding import Finding
 from batchscape.plan.machine import Machine
 
-__all__ = ["cpu", "disk", "driver", "mig", "packages", "python"]
+__all__ = ["cpu", "disk", "driver", "mig", "packages", "python", "shared_memory"]
 
 _GIB = 2**30
 _LEAST_MEMORY_GIB = 2.0
 """Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
 _LEAST_DISK_GIB = 0.5
+_SHARED = Path("/dev/shm")  # noqa: S108  (where Linux has it, not a file of ours)
+_LEAST_SHARED_GIB = 1.0
+"""What NVIDIA's containers are to be given; Docker gives 64 MiB. Source: "Shared memory" in the
+troubleshooting of the NCCL user guide."""
 
 
 def python() -> list[Finding]:
@@ -63,6 +67,23 @@ def cpu() -> list[Finding]:
     ]
 
 
+def shared_memory() -> list[Finding]:
+    """Examine what loader workers hand samples over in, and NCCL gradients without peer access."""
+    what = "shared memory"
+    if not _SHARED.is_dir():
+        return [Finding(what, "not needed", f"no {_SHARED} on this system")]
+    usage = shutil.disk_usage(_SHARED)
+    free = usage.free / _GIB
+    detail = f"{usage.total / _GIB:.2f} GiB, {free:.2f} free, {_SHARED}"
+    if free >= _LEAST_SHARED_GIB:
+        return [Finding(what, "ok", detail)]
+    repair = (
+        "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
+        "device do without"
+    )
+    return [Finding(what, "broken", f"{detail}: little for loader workers and NCCL", repair)]
+
+
 def disk(outputs: Path) -> list[Finding]:
     """Examine the disks that sweeps and prepared data are written to.
 
@@ -79,14 +100,15 @@ def disk(outputs: Path) -> list[Finding]:
 
 def driver() -> list[Finding]:
     """Examine NVML, the view that the driver gives of its devices."""
+    problem = Machine.detect().cuda_problem
+    what, _, repair = (problem or "").partition("; ")
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return [Finding("NVML", "not needed", "no NVIDIA driver on this machine")]
     except pynvml.NVMLError as error:
-        if _has_device_files():
-            repair = "reinstall the NVIDIA driver, or reboot after its update"
-            return [Finding("NVML", "broken", str(error), repair, needed=True)]
+        if problem is not None:
+            return [Finding("NVML", "broken", what, repair, needed=True)]
+        if isinstance(error, pynvml.NVMLError_LibraryNotFound):
+            return [Finding("NVML", "not needed", "no NVIDIA driver on this machine")]
         return [Finding("NVML", "not needed", f"no NVIDIA device ({error})")]
     try:
         version = str(pynvml.nvmlSystemGetDriverVersion())
@@ -94,9 +116,7 @@ def driver() -> list[Finding]:
     finally:
         pynvml.nvmlShutdown()
     found = [Finding("NVML", "ok", f"driver {version}, {count} devices in the machine")]
-    problem = Machine.detect().cuda_problem
     if problem is not None:
-        what, _, repair = problem.partition("; ")
         found.append(Finding("CUDA_VISIBLE_DEVICES", "broken", what, repair, needed=True))
     return found
 
@@ -135,10 +155,6 @@ def _is_installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _has_device_files() -> bool:
-    return Path("/dev/nvidia0").exists()
 
 
 def _disk(what: str, folder: Path, repair: str) -> Finding:

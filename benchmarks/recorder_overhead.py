@@ -77,6 +77,7 @@ def main() -> None:
             1,
             device,
             clock,
+            rank_on_node=0,
             attempt=0,
             warmup_optimizer_steps=0,
             rule=DivergenceRule(10.0, 20),

@@ -45,7 +45,8 @@ def peaks(cells: Cells) -> str:
     return (
         "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
         "multiply-add, causal attention in full, padding counted like any other token, "
-        f"recomputation not counted. Peak of a device in 10^12 FLOP/s: {peaks}."
+        "recomputation not counted; over the time in optimizer steps, without what is between "
+        f"them. Peak of a device in 10^12 FLOP/s: {peaks}."
     )
 
 

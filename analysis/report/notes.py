@@ -21,6 +21,9 @@ _FREE_PCT = 5.0
 """Share of the step time that a rank may wait for a core on a machine that counts as free. Ours:
 a launcher and the threads of the exchange cost up to half of it on an idle machine of two cores."""
 
+_NOTICEABLE_PCT = 10.0
+"""Share of the peak above which what does not grow with the micro-batch is told apart."""
+
 
 def find_notes(
     cells: Cells, damaged: Mapping[str, str], copies: Mapping[str, str] | None = None
@@ -46,6 +49,7 @@ def find_notes(
         *_statuses(cells.runs),
         *_limits(cells.runs),
         *_times(cells.runs),
+        *_memory(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
     ]
@@ -130,6 +134,19 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
         if count:
             yield f"{reason} held the clock of a device down in {_counted(count, 'run')}."
     yield from _starved(timed_runs)
+    yield from _gaps(timed_runs)
+
+
+def _gaps(timed: pd.DataFrame) -> Iterator[str]:
+    share = pd.to_numeric(timed.reindex(columns=["gap_pct"])["gap_pct"]).astype(float).dropna()
+    long = share[share > _FREE_PCT]
+    if len(long):
+        yield (
+            f"In {len(long)} of {_counted(len(share), 'run')} more than {_FREE_PCT:g} % of the "
+            f"time on the wall is between optimizer steps (at most {long.max():.0f} %; gap_pct): "
+            "step times, throughput and MFU leave it out, and by the wall throughput and MFU are "
+            "lower by that share."
+        )
 
 
 def _starved(timed: pd.DataFrame) -> Iterator[str]:
@@ -141,6 +158,28 @@ def _starved(timed: pd.DataFrame) -> Iterator[str]:
             f"In {len(slow)} of {_counted(len(share), 'run')} the training waited for samples "
             f"during more than {_FREE_PCT:g} % of the step time (at most {slow.max():.0f} %); "
             "loader.workers fetches them ahead."
+        )
+
+
+def _memory(runs: pd.DataFrame) -> Iterator[str]:
+    names = ["workspace_gib", "peak_allocated_gib", "allocator_retries"]
+    of = runs[runs["status"].eq("completed")].reindex(columns=names)
+    of = of.apply(pd.to_numeric).astype(float)
+    share = (100 * of["workspace_gib"] / of["peak_allocated_gib"]).dropna()
+    large = share[share > _NOTICEABLE_PCT]
+    if len(large):
+        yield (
+            f"In {len(large)} of {_counted(len(share), 'run')} cuBLAS's own workspace is more than "
+            f"{_NOTICEABLE_PCT:g} % of the peak of allocated memory (at most {large.max():.0f} %, "
+            f"{1024 * of['workspace_gib'].max():.0f} MiB). It is the same for every micro-batch "
+            "(workspace_gib)."
+        )
+    retried = of["allocator_retries"].gt(0).sum()
+    if retried:
+        yield (
+            f"In {_counted(retried, 'run')} the allocator had no room left and gave cached memory "
+            "back during the training (allocator_retries): such a run is at the end of its memory, "
+            "and its steps may take longer."
         )
 
 
@@ -206,6 +245,15 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
         yield (
             "Some cells hold runs with equal settings and seeds but another trajectory_id: "
             "their data or version differ."
+        )
+    kernels = completed.reindex(columns=["trajectory_id", "attention_kernel"]).dropna()
+    differ = kernels.groupby("trajectory_id")["attention_kernel"].transform("nunique").gt(1)
+    if differ.any():
+        counts = kernels.loc[differ, "attention_kernel"].value_counts()
+        shown = ", ".join(f"{kernel} in {_counted(n, 'run')}" for kernel, n in counts.items())
+        yield (
+            f"Cuts of one training ran on different kernels of attention ({shown}): they round "
+            "differently."
         )
     repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
     if repeated:

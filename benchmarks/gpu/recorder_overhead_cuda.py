@@ -49,6 +49,7 @@ class Steps:
             1,
             device,
             self._clock,
+            rank_on_node=0,
             attempt=0,
             warmup_optimizer_steps=0,
             rule=DivergenceRule(10.0, 20),

@@ -103,6 +103,37 @@ def test_peaks_are_those_of_tensors_of_known_size(device):
     assert found["peak_reserved_gib"] >= found["peak_allocated_gib"]
 
 
+@pytest.mark.usefixtures("device")
+def test_a_gap_is_what_the_host_keeps_the_device_waiting():
+    clock = CudaClock()
+    for host_s in (0.0, 0.1):
+        time.sleep(host_s)
+        clock.begin()
+        sleep(1)
+        clock.gradients_ready()
+        clock.end()
+        torch.cuda.synchronize()
+    first, second = clock.read(2)
+    assert first.gap_s is None
+    assert second.gap_s >= 0.099
+    assert second.step_time_s < 0.1
+
+
+def test_the_workspace_of_cublas_is_in_the_peak_and_told_apart(device):
+    """Torch keeps one for each handle and stream that has multiplied, until told otherwise."""
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated(device)
+    matrix = torch.randn(256, 256, device=device)
+    memory = CudaMemory(device)
+    memory.phase("steady")
+    matrix @ matrix
+    found = memory.report()
+    assert found.workspace_gib * 2**30 >= MIB
+    assert found.peak_allocated_gib >= found.workspace_gib + matrix.nbytes / 2**30
+    assert found.allocator_retries == 0
+    assert torch.cuda.memory_allocated(device) == before + matrix.nbytes
+
+
 def heat(device, seconds):
     """Multiply matrices for a time."""
     a = torch.randn(4096, 4096, device=device)

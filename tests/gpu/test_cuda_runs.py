@@ -40,6 +40,14 @@ def test_a_run_learns_and_leaves_every_figure(cuda_spec, train, precision):
     (rank,) = run.table("ranks").to_dict("records")
     assert rank["device"] == "cuda:0"
     assert rank["memory_method"] == "cuda allocator"
+    assert rank["reduction_precision"] == "float32"
+    assert rank["libraries"].startswith(f"CUDA {torch.version.cuda}, cuDNN ")
+    assert rank["attention_kernel"] in {"flash", "efficient", "cudnn", "math"}
+    assert rank["allocator_retries"] == 0
+    assert 0 < rank["workspace_gib"] < rank["peak_allocated_gib"]
+    # Each evaluation is at a multiple of 20, and what follows the warm-up begins anew.
+    assert rows["optimizer_step"][rows["gap_s"].isna()].tolist() == [1, 6, 21, 41]
+    assert (rows["gap_s"].dropna() >= 0).all()
     assert run.status.summary["final_eval_loss"] < losses[0]
 
 

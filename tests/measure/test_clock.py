@@ -77,6 +77,7 @@ def test_parts_are_those_that_were_spent(steps):
                 "exchange_s": exchange,
                 "optimizer_s": parts["optimizer"] + rest,
                 "exchange_span_s": hidden + exchange if exchanges else 0.0,
+                "gap_s": None if times is found[0] else 0.0,
             },
             abs=1e-9,
         )
@@ -120,7 +121,26 @@ def test_a_pause_belongs_to_no_part(wall, exchanges):
     wall.now += 3
     clock.end()
     without, paused = clock.read(2)
-    assert paused == without
+    assert paused._replace(gap_s=None) == without
+
+
+def test_gaps_are_between_steps_and_hold_nothing_that_was_broken_off(wall):
+    """Gaps and steps together are the time on the wall."""
+    clock = CpuClock()
+    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    began = wall.now
+    for gap in (0.25, 0.5, 4.0):
+        step(clock, wall, **known)
+        wall.now += gap
+    on_the_wall = wall.now - began
+    clock.break_off()
+    wall.now += 100  # an evaluation
+    for _ in range(2):
+        step(clock, wall, **known)
+        wall.now += 8
+    times = clock.read(5)
+    assert [each.gap_s for each in times] == [None, 0.25, 0.5, None, 8]
+    assert sum(each.step_time_s + (each.gap_s or 0) for each in times[:3]) == on_the_wall - 4
 
 
 def test_steps_are_read_oldest_first_and_once(wall):
@@ -185,7 +205,17 @@ def test_marks_made_on_an_exchanges_own_stream_are_those_of_the_computation(monk
     clock.exchange_ends()
     computing.now_ms = 32.0
     clock.end()
-    (times,) = clock.read(1)
+    computing.now_ms = 39.0  # the host works, and nothing is there to compute
+    clock.begin()
+    computing.now_ms = 40.0
+    clock.gradients_ready()
+    clock.end()
+    clock.break_off()
+    clock.begin()
+    clock.gradients_ready()
+    clock.end()
+    times, following, after = clock.read(3)
+    assert [each.gap_s for each in (times, following, after)] == [None, pytest.approx(7e-3), None]
     assert times.forward_backward_s == pytest.approx(10e-3)
     assert times.exchange_s == pytest.approx(20e-3)
     assert times.exchange_span_s == pytest.approx(26e-3)

@@ -25,6 +25,9 @@ class Allocator:
     peak_allocated: int = 0
     peak_reserved: int = 0
     emptied: int = 0
+    retries: int = 0
+    workspace: int = 0
+    """Part of what is allocated that cuBLAS works in."""
 
     def take(self, gib: int) -> None:
         """Allocate and release."""
@@ -43,6 +46,15 @@ class Allocator:
         self.emptied += 1
         self.reserved = self.allocated
 
+    def multiply(self, gib: int) -> None:
+        """Multiply for the first time, for which cuBLAS is given a workspace."""
+        self.keep(gib)
+        self.workspace += gib * GIB
+
+    def clear_workspaces(self) -> None:
+        self.allocated -= self.workspace
+        self.workspace = 0
+
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
@@ -55,9 +67,14 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
         "max_memory_reserved": lambda _: made.peak_reserved,
         "memory_reserved": lambda _: made.reserved,
         "empty_cache": made.empty,
+        # As torch has it: nothing of that name before the first allocation.
+        "memory_stats": lambda _: {"num_alloc_retries": made.retries} if made.reserved else {},
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", made.clear_workspaces, raising=False
+    )
     monkeypatch.setattr(memory_cuda, "_used_by_this_process", lambda _: made.reserved + GIB)
     return made
 
@@ -110,3 +127,40 @@ def test_steady_steps_keep_what_is_reserved_and_later_evaluations_do_not_count(
     assert report.device_used_gib == 3 + 6 + 1
     assert report.peak_allocated_gib == 3 + 6
     assert allocator.emptied == emptied, "a timed step had to reserve its memory anew"
+
+
+def test_what_cublas_works_in_is_told_apart_and_stays_in_the_peaks(allocator: Allocator) -> None:
+    memory = CudaMemory(torch.device("cuda", 0))
+    first_step(memory, allocator)
+    allocator.multiply(8)
+    memory.phase("steady")
+    allocator.take(5)
+    report = memory.report()
+    assert report.workspace_gib == 8
+    assert report.peak_allocated_gib == 3 + 8 + 5
+    assert report.as_columns()["workspace_gib"] == 8
+
+
+def test_a_torch_that_cannot_give_workspaces_back_tells_none(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
+    memory = CudaMemory(torch.device("cuda", 0))
+    first_step(memory, allocator)
+    report = memory.report()
+    assert report.workspace_gib is None
+    assert report.peak_allocated_gib == 1 + 4
+
+
+def test_retries_of_the_allocator_count_in_training_steps(allocator: Allocator) -> None:
+    memory = CudaMemory(torch.device("cuda", 0))
+    first_step(memory, allocator)
+    allocator.retries += 1
+    memory.phase("outside")
+    allocator.retries += 10  # an evaluation of larger batches
+    memory.phase("steady")
+    allocator.retries += 2
+    memory.phase("outside")
+    memory.phase("steady")
+    allocator.retries += 4
+    assert memory.report().allocator_retries == 1 + 2 + 4

@@ -76,7 +76,7 @@ def step_row(k, loss, step_time_s, *, warmup=False):
         "exchange_s": 0.08, "optimizer_s": 0.02, "exchange_span_s": 0.1, "exchanged_bytes": 8,
         "involuntary_switches": 1,
         "core_wait_s": 0.05, "processor_time_s": 0.1 * k, "skipped": k == 2,
-        "warmup": warmup,
+        "warmup": warmup, "gap_s": None if warmup else 0.05 * (k - 2),
     }  # fmt: skip
 
 
@@ -93,6 +93,7 @@ def run(spec_of, tmp_path):
     for rank, peak in ((0, 1.5), (1, 2.5)):
         lines = JsonLines(folder.lines("ranks"))
         row = {"rank": rank, "attempt": 0, "peak_allocated_gib": peak, "startup_s": 0.1}
+        row |= {"allocator_retries": rank + 1, "workspace_gib": 0.25 * rank}
         row |= {"model_flops_per_sample": 3e12, "peak_tflops": 20.0 + rank, "energy_j": 50.0 + rank}
         lines.append([{**row, "peak_source": "given", "not_invariant": "dropout 0.1"}])
         lines.close()
@@ -143,8 +144,34 @@ def test_summary_by_hand(run):
     # 8 samples a second on two devices: 4 each, of 3 TFLOP, on devices of at least 20 TFLOP/s.
     assert figures["model_tflops_per_s_per_device"] == pytest.approx(12.0)
     assert figures["mfu_pct"] == pytest.approx(100 * 12 / 20)
-    assert figures["power_w"] == pytest.approx(101 / 2.0)
+    # Of 0.4 0.6 0.5 0.5 s and 0 0.05 0.1 0.15 s between them, in which devices draw power too.
+    assert figures["gap_pct"] == pytest.approx(100 * 0.3 / 2.3)
+    assert figures["power_w"] == pytest.approx(101 / 2.3)
     assert figures["energy_j_per_token"] == pytest.approx(101 / 160)
+    assert (figures["allocator_retries"], figures["workspace_gib"]) == (3, 0.25)
+
+
+def test_devices_of_two_nodes_are_two_though_each_is_the_first_of_its_node(run):
+    """Two ranks a node share its only device, which the first of them reports the energy of."""
+    with rows_again(run, "ranks") as rows:
+        first, second = rows
+        rows[:] = [
+            {**row, "rank": 2 * node + nth, "node": node, "device": "cuda:0"}
+            for node in range(2)
+            for nth, row in enumerate((first, second | {"energy_j": None}))
+        ]
+    figures = figures_of(run)
+    # 8 samples a second of 3 TFLOP, on two devices.
+    assert figures["model_tflops_per_s_per_device"] == pytest.approx(12.0)
+    assert figures["mfu_pct"] == pytest.approx(100 * 12 / 20)
+    assert figures["power_w"] == pytest.approx(2 * 50 / 2.3)
+
+
+def test_gaps_are_taken_where_they_are_known(run):
+    """An evaluation before a step leaves its time out of both sides of the share."""
+    with rows_again(run, "steps") as rows:
+        rows[3]["gap_s"] = None
+    assert figures_of(run)["gap_pct"] == pytest.approx(100 * 0.2 / (0.2 + 0.4 + 0.6 + 0.5))
 
 
 def test_steps_that_sampled_the_noise_scale_stay_out_of_times(run):
@@ -205,7 +232,7 @@ def test_ranks_that_share_a_device_are_one_device(run):
         rows[1]["energy_j"] = None
     figures = figures_of(run)
     assert figures["model_tflops_per_s_per_device"] == pytest.approx(24.0)
-    assert figures["power_w"] == pytest.approx(50 / 2.0)
+    assert figures["power_w"] == pytest.approx(50 / 2.3)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +266,7 @@ def test_energy_of_a_resumed_run_is_over_the_steps_of_its_attempt(run):
         ranks += [{**row, "attempt": 1, "energy_j": 8.0} for row in ranks]
     figures = figures_of(run)
     assert figures["energy_j_per_token"] == pytest.approx(16 / 80)
-    assert figures["power_w"] == pytest.approx(16 / 1.0)
+    assert figures["power_w"] == pytest.approx(16 / 1.25)
 
 
 def test_times_of_a_ramp_are_those_of_its_last_global_batch(run):

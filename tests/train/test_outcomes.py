@@ -36,6 +36,9 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     else:
         assert (exchange > 0).all(axis=None)
         assert (rows["exchange_span_s"] >= rows["exchange_s"]).all()
+    # Before the first step there is none, and warm-up and evaluations end the count.
+    assert rows["optimizer_step"][rows["gap_s"].isna()].tolist() == [1, 4, 11]
+    assert (rows["gap_s"].dropna() > 0).all()
     assert rows["train_time_s"].iloc[-1] == pytest.approx(rows["step_time_s"].sum())
     evals = read_table(folder, "evals")
     assert evals["optimizer_step"].tolist() == [0, 10, 20]
@@ -44,6 +47,10 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     assert evals["eval_loss"].iloc[0] == pytest.approx(math.log(256), abs=0.2)
     ranks = read_table(folder, "ranks").sort_values("rank")
     assert ranks["rank"].tolist() == list(range(geometry[0]))
+    assert ranks["node"].tolist() == [0] * geometry[0]
+    assert ranks["attention_kernel"].dropna().tolist() == ["flash"], "rank 0 looks"
+    of_cuda = ["workspace_gib", "allocator_retries", "reduction_precision", "libraries"]
+    assert ranks[of_cuda].isna().all(axis=None)
     assert ranks["memory_method"].unique().tolist() == ["cpu allocator events"]
     peaks = ranks[[f"peak_allocated_{phase}_gib" for phase in PHASES[1:]]]
     assert (peaks.max(axis=1) == ranks["peak_allocated_gib"]).all()

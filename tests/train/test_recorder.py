@@ -33,8 +33,8 @@ for every in (1, 7, steps):
     if rank == 0:
         folder.path.mkdir()
     clock = CpuClock()
-    recorder = StepRecorder(folder, rank, ranks, torch.device("cpu"), clock, attempt=0,
-                            warmup_optimizer_steps=0, rule=DivergenceRule(1e9, 20))
+    recorder = StepRecorder(folder, rank, ranks, torch.device("cpu"), clock, rank_on_node=rank,
+                            attempt=0, warmup_optimizer_steps=0, rule=DivergenceRule(1e9, 20))
     for step, loss in enumerate(losses, start=1):
         clock.begin()
         clock.end()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from batchscape.train import failures, worker
+from batchscape.train import failures, ranks, worker
 
 
 def launched(device_type, ranks, devices):
@@ -45,13 +48,75 @@ def test_ranks_take_the_devices_of_their_run_in_turn(monkeypatch):
 def test_all_products_of_float32_are_in_the_precision_asked_for(precision, in_tf32):
     """Those of convolutions too, which cuDNN allows in TF32 by a flag of its own, by default."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    products = torch.backends.cuda.matmul
     try:
-        worker._set_float32_products(precision)
-        assert torch.backends.cuda.matmul.allow_tf32 is in_tf32
+        worker._set_precision_of_products(precision)
+        assert products.allow_tf32 is in_tf32
         assert torch.backends.cudnn.allow_tf32 is in_tf32
+        # Parts of products of halves: PyTorch's own default is to add them up in halves.
+        assert not products.allow_bf16_reduced_precision_reduction
+        assert not products.allow_fp16_reduced_precision_reduction
     finally:
+        products.allow_bf16_reduced_precision_reduction = True
+        products.allow_fp16_reduced_precision_reduction = True
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "WARN"), ("INFO", "INFO")])
+def test_nccl_says_why_it_fails_unless_it_was_told_otherwise(
+    tmp_path, monkeypatch, given, expected
+):
+    monkeypatch.setenv("NCCL_DEBUG", "to be put back")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "to be put back")
+    monkeypatch.delenv("NCCL_DEBUG")
+    if given is not None:
+        monkeypatch.setenv("NCCL_DEBUG", given)
+    seen = []
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *_, **__: seen.append(os.environ["NCCL_DEBUG"])
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    launch = launched("cuda", 2, 2) | {"rendezvous": str(tmp_path / "meeting")}
+    with worker._process_group(launch, 0, torch.device("cuda", 0), 1.0):
+        assert seen == [expected]
+
+
+def test_the_reason_of_an_error_of_nccl_is_what_it_met():
+    """Its first line is the same for every call of the system that fails."""
+    kind = (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled system "
+        "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
+    )
+    met = "Error while creating shared memory segment /dev/shm/nccl-LeXlEJ (size 9637888)"
+    text = f"{kind}\nncclSystemError: System call failed. \nLast error:\n{met}"
+    failed = failures.failure_of(dist.DistBackendError(text))
+    assert failed.reason == f"DistBackendError: {kind}; {met}"
+    assert failures.failure_of(RuntimeError(f"{kind}\nLast error:")).reason.endswith(kind)
+    assert failures.failure_of(RuntimeError("one\ntwo")).reason == "RuntimeError: one"
+
+
+@pytest.mark.parametrize(("reduced", "said"), [(False, "float32"), (True, "reduced")])
+def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, said):
+    """Code of the user's own may have set it after the run began."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_bf16_reduced_precision_reduction
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    try:
+        worker._set_precision_of_products("highest")
+        products.allow_bf16_reduced_precision_reduction = reduced
+        found = ranks._cuda_facts()
+    finally:
+        products.allow_bf16_reduced_precision_reduction = before
+        products.allow_fp16_reduced_precision_reduction = True
+        torch.backends.cudnn.allow_tf32 = True
+    assert found == {
+        "reduction_precision": said,
+        "libraries": "CUDA 13.0, cuDNN 92000, NCCL 2.29.7",
+    }
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ class StepTimes(NamedTuple):
     """After the exchange: clipping, update, averaging of weights."""
     exchange_span_s: float
     """From the first bucket given to the exchange to its end; backward goes on meanwhile."""
+    gap_s: float | None
+    """From the end of the step before to the begin of this one, which is in no step; None where
+    `break_off` came between, and before the first step."""
 
 
 class StepMarks(Protocol):
@@ -67,6 +70,9 @@ class StepClock(StepMarks, Protocol):
     def end(self) -> None:
         """End the step."""
 
+    def break_off(self) -> None:
+        """Let what comes until the next step, as an evaluation, be no gap between steps."""
+
     def read(self, count: int) -> list[StepTimes]:
         """Return the times of the oldest `count` steps that were not read yet."""
 
@@ -91,12 +97,16 @@ class CpuClock:
         self._steps: list[StepTimes] = []
         self._data_s = self._begin = self._ready = self._paused = 0.0
         self._exchange: tuple[float, float] | None = None
+        self._gap_s: float | None = None
+        self._ended: float | None = None
+        """When the step before ended; None where that is no begin of a gap."""
 
     def begin(self) -> None:
         """Start a step."""
         self._data_s = 0.0
         self._exchange = None
         self._begin = self._ready = time.perf_counter()
+        self._gap_s = None if self._ended is None else self._begin - self._ended
 
     def add_data(self, seconds: float) -> None:
         """Count host time spent on samples in this step."""
@@ -140,8 +150,14 @@ class CpuClock:
                 exchange_s=exchanged - self._ready,
                 optimizer_s=end - exchanged,
                 exchange_span_s=exchanged - first,
+                gap_s=self._gap_s,
             )
         )
+        self._ended = end
+
+    def break_off(self) -> None:
+        """Let what comes until the next step be no gap between steps."""
+        self._ended = None
 
     def read(self, count: int) -> list[StepTimes]:
         """Return the times of the oldest `count` steps that were not read yet."""
@@ -156,18 +172,21 @@ class CudaClock:
     `forward_backward_s` may contain or hide. All marks are events of the stream that is current
     when the step begins, also those made while an engine works on a stream of its own, behind whose
     earlier exchanges a mark would wait. The end of the exchange is marked after the stream that
-    computes was told to wait for it.
+    computes was told to wait for it. A gap is time in which the device had no step to compute,
+    because the host had not come so far.
     """
 
     def __init__(self) -> None:
         self._open: dict[str, torch.cuda.Event] = {}
         self._steps: list[tuple[dict[str, torch.cuda.Event], float]] = []
         self._data_s = 0.0
+        self._ended: torch.cuda.Event | None = None
+        """The end of the step before; None where that is no begin of a gap."""
 
     def begin(self) -> None:
         """Start a step."""
         self._data_s = 0.0
-        self._open = {}
+        self._open = {} if self._ended is None else {"before": self._ended}
         self._stream = torch.cuda.current_stream()
         self._mark("begin")
 
@@ -199,6 +218,11 @@ class CudaClock:
         """End the step."""
         self._mark("end")
         self._steps.append((self._open, self._data_s))
+        self._ended = self._open["end"]
+
+    def break_off(self) -> None:
+        """Let what comes until the next step be no gap between steps."""
+        self._ended = None
 
     def read(self, count: int) -> list[StepTimes]:
         """Return the times of the oldest `count` steps that were not read yet."""
@@ -223,6 +247,7 @@ def _cuda_times(events: dict[str, torch.cuda.Event], data_s: float) -> StepTimes
         exchange_s=_seconds(ready, exchanged),
         optimizer_s=_seconds(exchanged, end) - paused_s,
         exchange_span_s=_seconds(events.get("first", exchanged), exchanged),
+        gap_s=_seconds(events["before"], begin) if "before" in events else None,
     )
 
 

@@ -30,6 +30,10 @@ class CudaMemory:
     Before a steady step was seen, what is cached is given back instead: such steps are warm-up.
     Afterwards reserved memory is read no more, so that no timed step has to reserve it anew.
 
+    Torch keeps what cuBLAS works in (8 MiB for each of its handles, 32 on Hopper) from the first
+    product to the end, and counts it as allocated. How much that is, is what is missing once it was
+    given back, after the last phase.
+
     Parameters
     ----------
     device : torch.device
@@ -37,7 +41,9 @@ class CudaMemory:
 
     Notes
     -----
-    Source: "Memory management", https://docs.pytorch.org/docs/stable/notes/cuda.html.
+    Source: "Memory management" and "cuBLAS workspaces",
+    https://docs.pytorch.org/docs/stable/notes/cuda.html; `num_alloc_retries` of
+    `torch.cuda.memory_stats`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,6 +56,9 @@ class CudaMemory:
         """When what is no training step began, in bytes."""
         self._seen_steady = False
         self._reserved_by_others = False
+        self._retries = 0
+        self._retries_before = 0
+        """When the current phase began."""
 
     def phase(self, name: str) -> None:
         """Begin a phase; see `MemoryMeter.phase`."""
@@ -64,6 +73,7 @@ class CudaMemory:
         if name == OUTSIDE:
             self._reserved_before = torch.cuda.memory_reserved(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._retries_before = _retries_so_far(self._device)
         self._phase = name
 
     def report(self) -> MemoryReport:
@@ -74,6 +84,8 @@ class CudaMemory:
             self._phases,
             reserved=self._peak_reserved,
             device_used=self._device_used,
+            workspace=_given_back_by_cublas(self._device) if self._phases else None,
+            retries=self._retries,
         )
 
     def _leave_outside(self) -> None:
@@ -88,6 +100,7 @@ class CudaMemory:
         seen = self._phases.setdefault(self._phase, AllocatedBytes())
         seen.see(torch.cuda.max_memory_allocated(self._device))
         seen.see(torch.cuda.memory_allocated(self._device))
+        self._retries += _retries_so_far(self._device) - self._retries_before
         if self._reserved_by_others:
             return
         reserved = torch.cuda.max_memory_reserved(self._device)
@@ -95,6 +108,20 @@ class CudaMemory:
         if self._phase == "steady":
             self._seen_steady = True
             self._device_used = _used_by_this_process(self._device)
+
+
+def _retries_so_far(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
+def _given_back_by_cublas(device: torch.device) -> int | None:
+    """Give back what cuBLAS works in, and return how much that was; None where torch cannot."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name
+    if clear is None:
+        return None
+    before = torch.cuda.memory_allocated(device)
+    clear()
+    return before - torch.cuda.memory_allocated(device)
 
 
 def _used_by_this_process(device: torch.device) -> int | None:

@@ -66,6 +66,10 @@ class MemoryReport:
         Peak of what the caching allocator held, in the same phases.
     device_used_gib : float or None
         Device memory of this process as the driver tells, CUDA context included.
+    workspace_gib : float or None
+        Part of the peaks after the model that cuBLAS works in: the same for every micro-batch.
+    allocator_retries : int or None
+        Times in the phases that an allocation had to wait for cached memory to be given back.
     problem : str or None
         Why there are no figures, when a measurement was tried and cannot be trusted.
     """
@@ -78,6 +82,8 @@ class MemoryReport:
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
     device_used_gib: float | None = None
+    workspace_gib: float | None = None
+    allocator_retries: int | None = None
     problem: str | None = None
 
     @classmethod
@@ -88,6 +94,8 @@ class MemoryReport:
         *,
         reserved: int | None = None,
         device_used: int | None = None,
+        workspace: int | None = None,
+        retries: int | None = None,
     ) -> MemoryReport:
         """Return the report of what was seen in each phase; phases not entered stay None."""
         figures = {name: phases[name].peak for name in PHASES[1:] if name in phases}
@@ -102,9 +110,11 @@ class MemoryReport:
             peak_allocated_gib=_gib(max(figures.values(), default=None)),
             peak_reserved_gib=_gib(reserved),
             device_used_gib=_gib(device_used),
+            workspace_gib=_gib(workspace),
+            allocator_retries=retries,
         )
 
-    def as_columns(self) -> dict[str, str | float | None]:
+    def as_columns(self) -> dict[str, str | float | int | None]:
         """Return the cells of a row of `ranks`; a problem takes the place of the method."""
         cells = asdict(self)
         method, problem = cells.pop("method"), cells.pop("problem")

@@ -274,15 +274,15 @@ def _cpu_clock_mhz() -> float | None:
     return frequency.current if frequency else None
 
 
-def build_telemetry(device: torch.device, rank: int) -> Telemetry:
+def build_telemetry(device: torch.device, rank_on_node: int) -> Telemetry:
     """Return the telemetry that suits the device of a rank.
 
     Parameters
     ----------
     device : torch.device
-    rank : int
-        Data-parallel rank on this machine; the first one on a CUDA device has its number.
+    rank_on_node : int
+        Among the ranks of this machine; the first one on a CUDA device has its number.
     """
     if device.type == "cuda":
-        return CudaTelemetry(device, counts_energy=rank == device.index)
+        return CudaTelemetry(device, counts_energy=rank_on_node == device.index)
     return CpuTelemetry()

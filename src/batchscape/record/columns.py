@@ -43,6 +43,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "exchange_span_s": Column(
             "Float64", "from the first bucket given to the exchange until all are back; overlaps"
         ),
+        "gap_s": Column(
+            "Float64",
+            "from the end of the step before to the begin of this one, in no step; missing where "
+            "an evaluation or a checkpoint came between",
+        ),
         "exchanged_bytes": Column("Int64", "gradient bytes that a rank gave to the exchange"),
         "skipped": Column(
             "boolean", "whether the update was left out: a gradient overflowed in float16"
@@ -84,7 +89,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "ranks": {
         "rank": Column("Int64", "data-parallel rank"),
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
-        "device": Column("string", "device of the rank"),
+        "node": Column("Int64", "machine of the rank, from 0"),
+        "device": Column("string", "device of the rank, by its number among those of its machine"),
         "threads": Column("Int64", "threads of an operation on CPU"),
         "memory_method": Column("string", "where the allocated and reserved figures come from"),
         "allocated_after_model_gib": Column("Float64", "tensors alive once the model is built"),
@@ -94,6 +100,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "peak_allocated_gib": Column("Float64", "largest of the peaks above"),
         "peak_reserved_gib": Column("Float64", "peak that the allocator held; CUDA only"),
         "device_used_gib": Column("Float64", "device memory of the process as NVML sees it"),
+        "workspace_gib": Column(
+            "Float64",
+            "part of the peaks after the model that cuBLAS works in, whatever the micro-batch; "
+            "CUDA only",
+        ),
+        "allocator_retries": Column(
+            "Int64",
+            "times in training steps that the allocator had to give cached memory back; CUDA only",
+        ),
         "rss_gib": Column("Float64", "resident memory at the end, shared pages included"),
         "uss_gib": Column("Float64", "resident memory at the end, shared pages excluded"),
         "peak_rss_gib": Column("Float64", "highest resident memory, shared pages included"),
@@ -103,6 +118,16 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "model_flops_per_sample": Column(
             "Float64", "operations of the model on a sample, forward and backward"
         ),
+        "attention_kernel": Column(
+            "string",
+            "kernels of torch's scaled_dot_product_attention on the first samples: flash, "
+            "efficient, cudnn, math; missing: none",
+        ),
+        "reduction_precision": Column(
+            "string",
+            "what products of halves may add parts up in: float32, or reduced; CUDA only",
+        ),
+        "libraries": Column("string", "CUDA, cuDNN and NCCL as this rank has them; CUDA only"),
         "peak_tflops": Column("Float64", "peak of the device that MFU refers to, 10^12 FLOP/s"),
         "peak_source": Column("string", "where that peak comes from"),
         "energy_j": Column(

@@ -41,21 +41,32 @@ THREAD_VARIABLES = (
 """Environment variables of the processor's threads."""
 
 KERNEL_VARIABLES = (
+    "CUBLASLT_WORKSPACE_SIZE",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
+    "DISABLE_ADDMM_CUDA_LT",
     "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_CUMEM_ENABLE",
     "NCCL_IB_DISABLE",
+    "NCCL_MAX_CTAS",
     "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_CTAS",
     "NCCL_MIN_NCHANNELS",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NTHREADS",
     "NCCL_NVLS_ENABLE",
     "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
     "NCCL_PROTO",
     "NCCL_SHM_DISABLE",
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
 )
 """Environment variables that decide kernels, the exchange, or what the allocator reserves.
 

@@ -33,14 +33,17 @@ SUMMARY: dict[str, str] = {
     "exchange_s": "median time of gradient exchange that backward did not hide",
     "optimizer_s": "median time of clipping, update and averaging of weights",
     "exchange_span_s": "median time from the first bucket exchanged until all are back",
-    "tokens_per_s": "tokens over time, all devices, all measured optimizer steps",
-    "samples_per_s": "samples over time, all devices, all measured optimizer steps",
+    "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
+    "rate or MFU",
+    "tokens_per_s": "tokens over the time in measured optimizer steps, all devices",
+    "samples_per_s": "samples over the time in measured optimizer steps, all devices",
     "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
     "model_tflops_per_s_per_device": "operations of the model a second and device, in 10^12",
     "mfu_pct": "model FLOP/s of a device over its peak, in percent",
     "peak_tflops": "peak of a device that mfu_pct refers to, minimum over ranks",
     "peak_source": "where that peak comes from",
-    "power_w": "energy over time of measured optimizer steps, sum over devices; CUDA only",
+    "attention_kernel": "kernels of scaled_dot_product_attention; null: none",
+    "power_w": "energy over time of measured optimizer steps and gaps, sum over devices; CUDA only",
     "energy_j_per_token": "the same energy over their tokens, all devices; CUDA only",
     "skipped_optimizer_steps": "updates left out, a gradient having overflowed in float16",
     "gradient_noise_scale": "gradient noise scale in samples, over all sampled steps of the run",
@@ -56,6 +59,8 @@ SUMMARY: dict[str, str] = {
     "peak_allocated_first_optimizer_step_gib": "peak in the first update, maximum over ranks",
     "peak_allocated_steady_gib": "peak of a later optimizer step, maximum over ranks",
     "device_used_gib": "device memory as NVML sees it, maximum over ranks",
+    "workspace_gib": "part of the peaks that cuBLAS works in, maximum over ranks; CUDA only",
+    "allocator_retries": "times that the allocator gave back cached memory, all ranks; CUDA only",
     "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
     "peak_rss_gib": "highest resident memory, maximum over ranks",
     "peak_taken_gib": "private memory above that before the model, maximum over ranks; CPU only",
@@ -78,6 +83,7 @@ _OVER_RANKS = (
     "peak_allocated_first_optimizer_step_gib",
     "peak_allocated_steady_gib",
     "device_used_gib",
+    "workspace_gib",
     "uss_gib",
     "peak_rss_gib",
     "peak_taken_gib",
@@ -122,6 +128,9 @@ def summarise(
         for reason in ("throttled", "power_capped"):
             told = latest[reason].dropna()
             figures[reason] = bool(told.any()) if len(told) else None
+        figures["allocator_retries"] = _whole(latest["allocator_retries"].sum(min_count=1))
+        kernels = latest["attention_kernel"].dropna()
+        figures["attention_kernel"] = str(kernels.iloc[0]) if len(kernels) else None
         labels = latest["not_invariant"].dropna()
         figures["not_invariant"] = str(labels.iloc[0]) if len(labels) else None
         if noise_scale.has_no_noise_scale(figures["not_invariant"]):
@@ -173,6 +182,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "exchange_s": _number(last["exchange_s"].median()),
         "optimizer_s": _number(last["optimizer_s"].median()),
         "exchange_span_s": _number(last["exchange_span_s"].median()),
+        "gap_pct": _gap_pct(measured),
         "tokens_per_s": None if tokens is None else tokens / total_s,
         "samples_per_s": float(done["samples"]) / total_s,
         "tokens_per_s_per_device": None
@@ -183,6 +193,14 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
         "processor_time_s": _number(last["processor_time_s"].median()),
     }
+
+
+def _gap_pct(measured: pd.DataFrame) -> float | None:
+    following = measured.dropna(subset=["gap_s"])
+    gaps_s = _number(following["gap_s"].sum(min_count=1))
+    if gaps_s is None:
+        return None
+    return 100 * gaps_s / (gaps_s + float(following["step_time_s"].sum()))
 
 
 def _hardware_use(
@@ -206,15 +224,19 @@ def _hardware_use(
     if energy_j is not None and len(measured):
         # Energy is counted by attempt, so its steps are those of the same attempt.
         tokens = steps["tokens"].diff().fillna(steps["tokens"]).loc[measured.index].sum()
-        figures["power_w"] = energy_j / float(measured["step_time_s"].sum())
+        figures["power_w"] = energy_j / float(measured[["step_time_s", "gap_s"]].sum().sum())
         figures["energy_j_per_token"] = energy_j / float(tokens)
     return figures
 
 
 def _devices(ranks: pd.DataFrame) -> DataFrameGroupBy[Any, Any]:
-    """Group ranks by device: ranks may share a CUDA device; each CPU rank is a device."""
+    """Group ranks by device: ranks may share a CUDA device; each CPU rank is a device.
+
+    Each machine counts its devices from 0.
+    """
     shared = ranks["device"].str.startswith("cuda").fillna(value=False)
-    return ranks.groupby(ranks["device"].where(shared, ranks["rank"].astype("string")))
+    device = ranks["device"].where(shared, ranks["rank"].astype("string"))
+    return ranks.groupby([ranks["node"].fillna(0), device])
 
 
 def _whole(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

@@ -51,6 +51,7 @@ TIMES = frozenset(
         "exchange_s",
         "optimizer_s",
         "exchange_span_s",
+        "gap_pct",
         "tokens_per_s",
         "samples_per_s",
         "tokens_per_s_per_device",

@@ -59,6 +59,7 @@ CURVES: dict[str, dict[str, str]] = {
         "exchange_s": "time/exchange_s",
         "optimizer_s": "time/optimizer_s",
         "exchange_span_s": "time/exchange_span_s",
+        "gap_s": "time/gap_s",
         "power_w": "system/power_w",
         "clock_mhz": "system/clock_mhz",
         "involuntary_switches": "system/involuntary_switches",
@@ -102,6 +103,7 @@ FIGURES: dict[str, str] = {
     "exchange_s": "time/median_exchange_s",
     "optimizer_s": "time/median_optimizer_s",
     "exchange_span_s": "time/median_exchange_span_s",
+    "gap_pct": "time/gap_pct",
     "startup_s": "time/startup_s",
     "memory_probe_s": "time/memory_probe_s",
     "compile_s": "time/compile_s",
@@ -125,6 +127,8 @@ FIGURES: dict[str, str] = {
     "peak_allocated_gib": "memory/peak_allocated_gib",
     "peak_reserved_gib": "memory/peak_reserved_gib",
     "device_used_gib": "memory/device_used_gib",
+    "workspace_gib": "memory/workspace_gib",
+    "allocator_retries": "memory/allocator_retries",
     "uss_gib": "memory/uss_gib",
     "peak_rss_gib": "memory/peak_rss_gib",
     "peak_taken_gib": "memory/peak_taken_gib",
@@ -143,6 +147,7 @@ SUMMARY_ONLY = frozenset(
         "evaluation_s",
         "peak_tflops",
         "peak_source",
+        "attention_kernel",
         "not_invariant",
     }
 )

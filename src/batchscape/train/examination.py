@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscape.data.datasets import Dataset
+from batchscape.engines.precision import autocast
 from batchscape.measure.flops import model_flops
 from batchscape.models.checkpointing import without_recomputation
 from batchscape.models.invariance import PROBED_SAMPLES, why_not_invariant
+from batchscape.models.undisturbed import undisturbed
 from batchscape.train.batches import to_device
 
 __all__ = ["ModelFacts", "examine"]
@@ -24,10 +30,16 @@ class ModelFacts(NamedTuple):
     """Why decompositions may train unlike one another."""
     model_flops_per_sample: float | None = None
     """Operations on a sample, forward and backward, padding included."""
+    attention_kernel: str | None = None
+    """Kernels of `scaled_dot_product_attention`, as torch chooses them for the first samples."""
 
 
 def examine(
-    module: nn.Module, dataset: Dataset, device: torch.device, precision: str
+    module: nn.Module,
+    dataset: Dataset,
+    device: torch.device,
+    precision: str,
+    micro_batch_size: int,
 ) -> ModelFacts:
     """Look at a model as it is about to be trained; nothing of it changes.
 
@@ -40,6 +52,9 @@ def examine(
     device : torch.device
     precision : str
         Of the run.
+    micro_batch_size : int
+        What a device holds of a training; no more samples run forward with what their backward
+        would need.
 
     Raises
     ------
@@ -53,4 +68,55 @@ def examine(
         return ModelFacts(
             not_invariant=why_not_invariant(module, batch),
             model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
+            attention_kernel=_attention_kernel(
+                module, tuple(tensor[:micro_batch_size] for tensor in batch), precision
+            ),
         )
+
+
+class _AttentionCalls(TorchFunctionMode):
+    """Counts calls of torch's attention."""
+
+    count = 0
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401  (a function of torch)
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.count += func is scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedKernels(TorchDispatchMode):
+    """Notes which fused kernels of attention run; written out, it has none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  (an operator)
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        _, is_attention, rest = func.overloadpacket.__name__.partition("_scaled_dot_product_")
+        if is_attention:
+            self.names.append(rest.partition("_attention")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def _attention_kernel(module: nn.Module, batch: tuple[Tensor, ...], precision: str) -> str | None:
+    """Run forward as the training does, whose arithmetic and gradients torch chooses kernels by."""
+    calls, fused = _AttentionCalls(), _FusedKernels()
+    # Memory for a whole model and its activations is not always there where ranks share a model.
+    with suppress(torch.OutOfMemoryError), undisturbed(module):
+        with autocast(batch[0].device.type, precision), fused, calls:
+            module.forward(*batch)
+        written_out = ["math"] if calls.count > len(fused.names) else []
+        return ", ".join(sorted({*fused.names, *written_out})) or None
+    return None

@@ -145,4 +145,7 @@ def _says(texts: list[str], words: tuple[str, ...]) -> bool:
 def _first_line(error: Exception) -> str:
     if isinstance(error, BatchscapeError):
         return str(error)
-    return (f"{type(error).__name__}: {error}".strip().splitlines() or [type(error).__name__])[0]
+    lines = f"{type(error).__name__}: {error}".strip().splitlines() or [type(error).__name__]
+    # NCCL's first line names a kind of error alone; what it met is below.
+    met = lines[lines.index("Last error:") + 1 :] if "Last error:" in lines else []
+    return "; ".join([lines[0], *met[:1]])

@@ -213,7 +213,11 @@ class Training:
         """Find out what the model is like, before its micro-batches are fetched."""
         if self._rank == 0:
             self.facts = examine(
-                self._whole_module(), self._dataset, self._device, self.spec.precision
+                self._whole_module(),
+                self._dataset,
+                self._device,
+                self.spec.precision,
+                self._stream.micro_batch_sizes[0],
             )
             # Halves of a batch would have other statistics, or another draw of a dropout.
             self._stream.may_cut = self.facts.not_invariant is None
@@ -414,7 +418,7 @@ class Training:
 
     def _evaluate(self) -> float:
         beat(Phase.EVALUATION, self.done)
-        self.recorder.telemetry.pause()
+        self.recorder.break_off()
         began = time.perf_counter()
         result = self._evaluator.evaluate(self._engine, self._average)
         elapsed_s = time.perf_counter() - began
@@ -440,7 +444,7 @@ class Training:
 
     def _save(self) -> None:
         beat(Phase.CHECKPOINT, self.done)
-        self.recorder.telemetry.pause()
+        self.recorder.break_off()
         began = time.perf_counter()
         # Ranks may have parts of the model: all of them take part, and the first one writes.
         rng = gather_random_states(self._device, self._world_size)
@@ -498,6 +502,7 @@ class Training:
             self._world_size,
             self._device,
             self._clock,
+            rank_on_node=self._rank % self.spec.geometry.devices_per_node,
             attempt=self._attempt,
             warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
             rule=self._rule,

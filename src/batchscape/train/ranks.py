@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from batchscape.measure.memory import MemoryReport, process_memory
 from batchscape.measure.peak import peak_flops
@@ -41,6 +42,7 @@ def write_rank_row(
     row: dict[str, Any] = {
         "rank": rank,
         "attempt": launch["attempt"],
+        "node": rank // training.spec.geometry.devices_per_node,
         "device": str(device),
         "threads": torch.get_num_threads(),
         **({} if memory is None else memory.as_columns()),
@@ -51,6 +53,7 @@ def write_rank_row(
         **recorder.telemetry.totals()._asdict(),
         **training.facts._asdict(),
         **training.declaration,
+        **(_cuda_facts() if device.type == "cuda" else {}),
         "peak_tflops": peak.tflops,
         "peak_source": peak.source,
         "mean_step_time_s": recorder.measured_s / measured if measured else None,
@@ -63,3 +66,20 @@ def write_rank_row(
     lines = JsonLines(folder.lines("ranks"))
     lines.append([row])
     lines.close()
+
+
+def _cuda_facts() -> dict[str, str]:
+    """Return what decides how kernels round and is nobody's setting, as it was to the end."""
+    products = torch.backends.cuda.matmul
+    reduced = (
+        products.allow_bf16_reduced_precision_reduction
+        or products.allow_fp16_reduced_precision_reduction
+    )
+    nccl = "none"
+    if dist.is_nccl_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return {
+        "reduction_precision": "reduced" if reduced else "float32",
+        "libraries": f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, "
+        f"NCCL {nccl}",
+    }

@@ -101,6 +101,8 @@ class StepRecorder:
     device : torch.device
     clock : StepClock
         Read at every drain.
+    rank_on_node : int
+        Among the ranks of this machine.
     attempt : int
         Written in every row.
     warmup_optimizer_steps : int
@@ -119,6 +121,7 @@ class StepRecorder:
         device: torch.device,
         clock: StepClock,
         *,
+        rank_on_node: int,
         attempt: int,
         warmup_optimizer_steps: int,
         rule: DivergenceRule,
@@ -141,7 +144,7 @@ class StepRecorder:
         self._pending: _Pending | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
-        self.telemetry = build_telemetry(device, rank)
+        self.telemetry = build_telemetry(device, rank_on_node)
         """Of this rank's device; its energy is counted in steps that are not warm-up."""
         self._start_rows()
 
@@ -157,7 +160,15 @@ class StepRecorder:
         """Mark the begin of an optimizer step: what happened before it belongs to no step."""
         if self._warmup_left <= 0:
             self.telemetry.resume()
+        if self._warmup_left == 0:
+            # Telemetry has waited for the device; and energy and gaps are of the same time.
+            self._clock.break_off()
         self._core_waits.since_last()
+
+    def break_off(self) -> None:
+        """Mark that what follows, up to the next step, is an evaluation or a checkpoint."""
+        self.telemetry.pause()
+        self._clock.break_off()
 
     def add(
         self,

@@ -131,9 +131,10 @@ def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) 
 def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
     spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
-    device = progress.device = _device(launch, rank)
+    on_node = spec.geometry.devices_per_node
+    device = progress.device = _device(launch, rank % on_node)
     torch.set_num_threads(launch["threads_per_rank"])
-    _set_float32_products(spec.config.in_process.float32_matmul)
+    _set_precision_of_products(spec.config.in_process.float32_matmul)
     timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * spec.config.launcher.hang_outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
@@ -170,19 +171,26 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     return outcome
 
 
-def _set_float32_products(precision: str) -> None:
+def _set_precision_of_products(float32: str) -> None:
     """Let products of float32 be in TF32, or none of them: convolutions have a flag of their own.
 
-    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32".
+    Parts of a product of halves are added up in float32. By default torch lets cuBLAS add them up
+    in halves, where it cuts a product for its shape: cuts of a batch, whose shapes differ, would
+    then differ by that rounding too.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32" and "Reduced
+    Precision Reduction in BF16 GEMMs".
     """
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = precision == "high"
+    torch.set_float32_matmul_precision(float32)
+    torch.backends.cudnn.allow_tf32 = float32 == "high"
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def _device(launch: dict[str, Any], rank: int) -> torch.device:
+def _device(launch: dict[str, Any], rank_on_node: int) -> torch.device:
     if launch["device_type"] == "cuda":
         # The launcher narrowed CUDA_VISIBLE_DEVICES to the devices of this run.
-        device = torch.device("cuda", rank % len(launch["devices"]))
+        device = torch.device("cuda", rank_on_node % len(launch["devices"]))
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
@@ -194,9 +202,8 @@ def _memory_limit(
     """Limit this rank to its part of what the run may take of a device."""
     sharing = 1
     if device.type == "cuda":
-        own = device.index
-        taken = [rank % len(launch["devices"]) for rank in range(launch["world_size"])]
-        sharing = taken.count(own)
+        on_node = range(spec.geometry.devices_per_node)
+        sharing = [rank % len(launch["devices"]) for rank in on_node].count(device.index)
     return memory_limit(device, spec.config.device.memory_limit_gib, ranks_on_device=sharing)
 
 
@@ -212,6 +219,9 @@ def _process_group(
     if loopback:
         # Host names of laptops often resolve to no interface; all ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
+    # Otherwise NCCL's errors have no reason. Source: "Logging", NCCL user guide,
+    # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html.
+    os.environ.setdefault("NCCL_DEBUG", "WARN")
     backend = _backend(launch)
     dist.init_process_group(
         backend,

@@ -97,3 +97,43 @@ def test_equal_settings_but_another_trajectory(build: Any) -> None:
     runs = load(sweep.path).runs
     twice = find_cells(runs.loc[[0, 0]].assign(trajectory_id=["a", "b"], run_id=["a", "b"]))
     assert any("another trajectory_id" in note for note in find_notes(twice, {}))
+
+
+def noted(sweep: Any, **figures: float | str) -> None:
+    """Give the latest run figures of a device in its summary."""
+    path = max(sweep.path.glob("runs/*/status.json"), key=lambda path: path.stat().st_mtime_ns)
+    content = read_json(path)
+    write_json(path, {**content, "summary": {**content["summary"], **figures}})
+
+
+def test_time_between_steps_is_told_where_it_is_much(build: Any) -> None:
+    sweep = build()
+    for seed, share in enumerate((0.5, 4.9, 5.1, 23.0)):
+        sweep.run(seed=seed)
+        noted(sweep, gap_pct=share)
+    notes = notes_of(sweep)
+    assert "In 2 of 4 runs more than 5 % of the time on the wall is between" in notes
+    assert "(at most 23 %; gap_pct)" in notes
+
+
+def test_memory_that_says_little_of_the_micro_batch_is_told(build: Any) -> None:
+    sweep = build()
+    for seed, (workspace, retries) in enumerate(((0.001, 0), (0.5, 0), (0.25, 3))):
+        sweep.run(seed=seed)
+        noted(sweep, workspace_gib=workspace, peak_allocated_gib=1.0, allocator_retries=retries)
+    notes = notes_of(sweep)
+    assert "In 2 of 3 runs cuBLAS's own workspace is more than 10 % of the peak" in notes
+    assert "(at most 50 %, 512 MiB)" in notes
+    assert "In 1 run the allocator had no room left" in notes
+
+
+def test_different_kernels_of_attention_are_told(build: Any) -> None:
+    sweep = build()
+    for seed, kernel in enumerate(("flash", "math")):
+        sweep.run((1, 32, 1), seed=seed)
+        noted(sweep, attention_kernel=kernel)
+    assert "kernels" not in notes_of(sweep), "of two trainings"
+    sweep.run((1, 8, 4), seed=0)
+    noted(sweep, attention_kernel="efficient")
+    told = "different kernels of attention (flash in 1 run, efficient in 1 run)"
+    assert told in notes_of(sweep)

@@ -181,6 +181,7 @@ def rank_rows(ranks: Mapping[int, RankMemory], launch: Mapping[str, Any]) -> lis
         row: dict[str, Any] = {
             "rank": number,
             "attempt": launch["attempt"],
+            "node": 0,
             "device": f"cuda:{number % devices}" if is_cuda else "cpu",
             "memory_method": "process tree (driver)" if is_cuda else "process tree (uss)",
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,

@@ -6,8 +6,10 @@
 #             environment of its own (.venv-litgpt)
 # make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
 #             undisturbed ones; prints the counts
-# make gpu    the tests and benchmarks that need a CUDA device; says so where there is none.
-#             It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
+# make gpu    all that needs a CUDA device, part after part (docs/gpu.md); says so where there is
+#             none. It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
+# make gpu-wheels  what an environment without a network lacks for it, into .gpu-wheels
+# make versions  the engines' contract on the oldest torch of pyproject.toml and on the pinned one
 # make bench  the benchmarks, one after the other
 
 PYTHON ?= python3
@@ -19,13 +21,22 @@ LITGPT_PINS := .ci/constraints-litgpt.txt
 JOBS ?= 2
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-# Other modules may need packages that an environment without a network lacks.
-GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
+GPU_PARTS := tests runs bench training
+GPU_WHEELS := .gpu-wheels
+GPU_WHEELS_PYTHON ?= 3.12
+# On the path only where the interpreter has no such packages of its own.
+GPU_RUN = wheels=; $(GPU_PYTHON) -c 'import hydra, pydantic' 2>/dev/null || \
+		wheels=:$(CURDIR)/$(GPU_WHEELS); \
+	export PYTHONPATH="$(CURDIR)/src$$wheels$${PYTHONPATH:+:$$PYTHONPATH}"; \
+	$(GPU_PYTHON)
+
+OLDEST := $(shell sed -n 's/^ *"torch>=\(.*\)",/\1/p' pyproject.toml)
+OLDEST_VENV := .venv-torch-$(OLDEST)
 
 CHAOS_KILLS ?= 100
 CHAOS_SEED ?= 0
 
-.PHONY: demo test check slow systems chaos gpu bench clean
+.PHONY: demo test check slow systems chaos gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch
@@ -49,15 +60,41 @@ systems: $(VENV)/.installed-systems $(LITGPT)/.installed
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/chaos.py --kills $(CHAOS_KILLS) --seed $(CHAOS_SEED)
 
-gpu: export PYTHONPATH := $(CURDIR)/src
+# What fails in one part keeps no other from its figures.
 gpu:
-	@if $(GPU_PYTHON) -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)'; then \
-		$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) && \
-		for benchmark in gpt2_step_time adamw_kernels recorder_overhead_cuda; do \
-			$(GPU_PYTHON) benchmarks/gpu/$$benchmark.py || exit 1; \
-		done; \
-	elif [ $$? -eq 3 ]; then echo "make gpu: no CUDA device here; nothing was run"; \
-	else exit 1; fi
+	@failed=; for part in $(GPU_PARTS); do \
+		$(MAKE) --no-print-directory gpu-$$part || failed="$$failed gpu-$$part"; \
+	done; test -z "$$failed" || { echo "make gpu: failed:$$failed" >&2; exit 1; }
+
+gpu-tests gpu-runs:
+	@$(GPU_RUN) benchmarks/gpu/run_tests.py $(@:gpu-%=%)
+
+gpu-bench:
+	@for benchmark in adamw_kernels recorder_overhead_cuda gpt2_step_time; do \
+		( $(GPU_RUN) benchmarks/gpu/$$benchmark.py ) || exit 1; \
+	done
+
+gpu-training:
+	@$(GPU_RUN) benchmarks/gpu/training.py
+
+# Unpacked, as nothing can be imported from a compiled package in its wheel. ANTLR's runtime is
+# published as source only.
+gpu-wheels:
+	rm -rf $(GPU_WHEELS)
+	$(PYTHON) -m pip wheel --quiet --no-deps --constraint $(PINS) \
+		--wheel-dir $(GPU_WHEELS)/built antlr4-python3-runtime
+	$(PYTHON) -m pip install --quiet --no-deps --constraint $(PINS) --target $(GPU_WHEELS) \
+		--no-compile --python-version $(GPU_WHEELS_PYTHON) --only-binary :all: \
+		--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		$(GPU_WHEELS)/built/*.whl annotated-types hydra-core omegaconf pydantic pydantic_core \
+		typing_extensions typing-inspection
+	rm -r $(GPU_WHEELS)/built
+	du -sh $(GPU_WHEELS)
+
+versions: $(OLDEST_VENV)/.installed $(VENV)/.installed-systems
+	for venv in $(OLDEST_VENV) $(VENV); do \
+		$$venv/bin/python -m pytest tests/engines/test_contract.py -m "not gpu" || exit 1; \
+	done
 
 bench: $(VENV)/.installed-dev
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
@@ -79,6 +116,16 @@ $(VENV)/.installed-systems: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[accelerate,deepspeed,fabric]'
 	touch $@
 
+# Of the pins without torch and sympy, of which each torch wants its own.
+$(OLDEST_VENV)/.installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --upgrade pip
+	grep -vE '^(torch|sympy)==' $(PINS) > $(OLDEST_VENV)/constraints.txt
+	$(OLDEST_VENV)/bin/python -m pip install --quiet torch==$(OLDEST)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --constraint $(OLDEST_VENV)/constraints.txt \
+		torch==$(OLDEST) --editable '.[test,accelerate,deepspeed,fabric]'
+	touch $@
+
 # LitGPT wants an older huggingface-hub than the transformers of the other environment. Without
 # `requests`, which it does not name, its command does not start.
 $(LITGPT)/.installed: $(LITGPT_PINS)
@@ -89,4 +136,4 @@ $(LITGPT)/.installed: $(LITGPT_PINS)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LITGPT) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LITGPT) .venv-torch-* $(GPU_WHEELS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

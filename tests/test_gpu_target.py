@@ -1,46 +1,199 @@
-"""`make gpu` where there is no CUDA device: a word, code 0, and nothing written."""
+"""`make gpu`: what it does where there is no CUDA device, and where its figures go."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+BENCHMARKS = ["adamw_kernels", "recorder_overhead_cuda", "gpt2_step_time", "training"]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-]
+without_device = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+
+
+@pytest.fixture
+def of_benchmarks(monkeypatch):
+    """Import as the scripts of benchmarks/gpu do."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
 
 
 def listed(folder):
     return sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
 
 
-def run(*command):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def run(*command, **environment):
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
 
 
-def test_without_a_device_nothing_is_run():
+def make(*arguments, **environment):
+    return run("make", "--no-print-directory", *arguments, **environment)
+
+
+@pytest.mark.slow
+@without_device
+def test_without_a_device_tests_are_collected_and_nothing_is_measured():
     before = listed(ROOT / "benchmarks")
-    done = run("make", "--no-print-directory", "gpu", f"GPU_PYTHON={sys.executable}")
+    done = make("gpu", f"GPU_PYTHON={sys.executable}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "make gpu: no CUDA device here; nothing was run\n"
+    for part in ("tests", "runs"):
+        assert (
+            f"\n{part}: no CUDA device here; the tests were collected and skipped\n" in done.stdout
+        )
+    said = "".join(f"{name}: no CUDA device here; nothing was measured\n" for name in BENCHMARKS)
+    assert done.stdout.endswith(said)
     assert listed(ROOT / "benchmarks") == before
 
 
-@pytest.mark.parametrize("benchmark", ["gpt2_step_time", "adamw_kernels", "recorder_overhead_cuda"])
-def test_a_benchmark_without_a_device_says_so(benchmark):
-    before = listed(ROOT / "benchmarks")
-    done = run(sys.executable, f"benchmarks/gpu/{benchmark}.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "no CUDA device here; nothing was measured\n"
-    assert listed(ROOT / "benchmarks") == before
+@pytest.mark.slow
+@without_device
+def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
+    (tmp_path / "hypothesis.py").write_text("raise ImportError('not here')\n")
+    settings = {"PYTHONPATH": str(tmp_path)}
+    assert make("gpu-runs", f"GPU_PYTHON={sys.executable}", **settings).returncode != 0
 
 
-def test_an_interpreter_that_cannot_look_is_a_failure():
-    assert run("make", "--no-print-directory", "gpu", "GPU_PYTHON=/bin/false").returncode != 0
+def test_an_interpreter_that_fails_is_named_with_every_part():
+    done = make("gpu", "GPU_PYTHON=/bin/false")
+    assert done.returncode != 0
+    parts = "gpu-tests gpu-runs gpu-bench gpu-training"
+    assert f"make gpu: failed: {parts}\n" in done.stderr
+
+
+@pytest.mark.parametrize("has_packages", [True, False])
+def test_the_path_is_added_to_and_carried_packages_stand_in_for_missing_ones(
+    tmp_path, has_packages
+):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exit {0 if has_packages else 1}\necho "$PYTHONPATH: $@"\n'
+    )
+    python.chmod(0o755)
+    done = make("gpu-training", f"GPU_PYTHON={python}", PYTHONPATH="/given/one:/given/two")
+    carried = "" if has_packages else f":{ROOT}/.gpu-wheels"
+    path = f"{ROOT}/src{carried}:/given/one:/given/two"
+    assert done.stdout == f"{path}: benchmarks/gpu/training.py\n"
+
+
+def test_versions_are_the_oldest_that_is_named_and_the_pinned_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch_,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "torch")
+    (bound,) = torch_.specifier
+    assert bound.operator == ">="
+    printed = make("--dry-run", "versions").stdout
+    assert f"for venv in .venv-torch-{bound.version} .venv;" in printed
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_outcomes_of_tests_are_counted_by_file(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "@pytest.mark.skip\ndef test_left_out(): pass\n"
+        "@pytest.fixture\ndef broken(): raise ValueError\n"
+        "def test_cannot_begin(broken): pass\n"
+    )
+    code = (
+        "import json, pytest, run_tests; seen = run_tests.Outcomes(); "
+        "pytest.main(['-q', '-p', 'no:cacheprovider', 'test_some.py'], plugins=[seen]); "
+        "print(); print(json.dumps(seen.rows()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/benchmarks/gpu:{ROOT}/src"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (row,) = json.loads(done.stdout.splitlines()[-1])
+    assert (row["file"], row["passed"], row["failed"], row["skipped"]) == ("test_some.py", 1, 2, 1)
+    assert 0 < row["s"] < 60
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, monkeypatch, capsys):
+    import results
+
+    known = {
+        "device": "NVIDIA H100 80GB HBM3",
+        **dict.fromkeys(("driver", "cudnn", "nccl")),
+        "torch": "2.11.0",
+        "date": "2026-11-23",
+        "commit": "abc-dirty",
+    }
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    monkeypatch.setattr(results, "where", lambda: known)
+    compared = {"comparison": "a / b", "value": 1.23456, "low": None, "high": None, "n": 1}
+    results.save("part", [{"name": "a|b", "s": 0.000123456, "ok": True}], [compared])
+    file = tmp_path / "nvidia-h100-80gb-hbm3" / "part.json"
+    assert json.loads(file.read_text()) | known == json.loads(file.read_text())
+    table = [
+        "### part: NVIDIA H100 80GB HBM3",
+        "",
+        "driver unknown, torch 2.11.0, cudnn unknown, nccl unknown, date 2026-11-23, "
+        "commit abc-dirty.",
+        "",
+        "| name | s | ok |",
+        "| --- | --- | --- |",
+        "| a\\|b | 0.0001235 | True |",
+        "",
+        "| comparison | value | low | high | n |",
+        "| --- | --- | --- | --- | --- |",
+        "| a / b | 1.235 |  |  | 1 |",
+        "",
+    ]
+    assert capsys.readouterr().out.endswith("\n".join(table) + "\n")
+    assert results.section() == results.HEADING + "\n" + "\n".join(table)
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_the_page_shows_all_results_that_there_are():
+    import results
+
+    _, _, shown = results.PAGE.read_text().partition(results.HEADING)
+    assert results.HEADING + shown == results.section()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("of_benchmarks")
+def test_the_study_has_figures_and_no_times_that_do_not_count(tmp_path):
+    """On the CPU, and smaller; beside other tests its times may well be none."""
+    import training
+
+    small = [
+        *("launcher.device=cpu", "model=gpt_micro", "model.d_model=32"),
+        *("batch.global_batch_size=8", "batch.micro_batch_size=2,8", "data.sequence_length=32"),
+        *("model.vocabulary_size=256", "budget.optimizer_steps=20", "evaluation.every_samples=80"),
+        *("evaluation.samples=16", "evaluation.batch_size=8", "engine.compile=false"),
+    ]
+    rows, compared = training.study(tmp_path / "study", 200.0, small)
+    cuts = [(r["micro_batch_size"], r["gradient_accumulation_steps"], r["seed"]) for r in rows]
+    assert cuts == [(2, 4, 0), (2, 4, 1), (8, 1, 0), (8, 1, 1)]
+    for row in rows:
+        assert row["status"] == "completed"
+        assert row["peak_allocated_gib"] > 0
+        assert (row["step_time_s"] is None) == (row["timing_note"] is not None)
+    (difference,) = compared
+    cut = "1\N{MULTIPLICATION SIGN}8\N{MULTIPLICATION SIGN}1"
+    assert difference["comparison"] == f"held-out loss, micro-batch 2 less {cut}, eager"
+    losses = [row["final_eval_loss"] for row in rows]
+    expected = (losses[0] - losses[2] + losses[1] - losses[3]) / 2
+    assert difference["value"] == pytest.approx(expected, abs=1e-12)
+    assert difference["low"] <= difference["value"] <= difference["high"]
+    assert difference["n"] == 2

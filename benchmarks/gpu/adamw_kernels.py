@@ -11,8 +11,8 @@ import argparse
 
 import numpy as np
 import torch
-from hardware import cuda_device, save
-from intervals import ratio, shown
+from intervals import ratio
+from results import cuda_device, save
 from torch import nn
 from torch.optim import AdamW
 
@@ -34,17 +34,14 @@ def main() -> None:
         for name, optimizer in optimizers.items():
             blocks[name].append(block_s(optimizer, options.steps))
     measured = {name: np.array(seconds) / options.steps for name, seconds in blocks.items()}
-    found = ratio(measured["foreach"], measured["fused"])
-    for name, seconds in measured.items():
-        print(f"{name}: {1e3 * np.median(seconds):.3f} ms an update")
-    print(f"ratio foreach / fused: {shown(found)}")
+    count = sum(p.numel() for p in parameters)
     save(
         "adamw_kernels",
-        {
-            "parameters": sum(p.numel() for p in parameters),
-            "update_s": {name: float(np.median(s)) for name, s in measured.items()},
-            "foreach_over_fused": found,
-        },
+        [
+            {"kernel": name, "parameters": count, "update_s": float(np.median(seconds))}
+            for name, seconds in measured.items()
+        ],
+        [ratio("foreach / fused", measured["foreach"], measured["fused"])],
     )
 
 

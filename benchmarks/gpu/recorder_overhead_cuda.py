@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hardware import cuda_device, save
-from intervals import ratio, shown
+from intervals import ratio
+from results import cuda_device, save
 from rich.progress import track
 
 from batchscape.config import AdamW, Ddp, Gpt
@@ -115,10 +115,14 @@ def main() -> None:
                 blocks[recorded].append(seconds / options.steps)
         steps.close()
     on, off = np.array(blocks[True]), np.array(blocks[False])
-    found = ratio(on, off)
-    print(f"median step: {1e3 * np.median(on):.2f} ms with clock and recorder")
-    print(f"ratio with / without: {shown(found)}")
-    save("recorder_overhead_cuda", {"step_s": float(np.median(on)), "with_over_without": found})
+    save(
+        "recorder_overhead_cuda",
+        [
+            {"recorded": recorded, "step_s": float(np.median(seconds))}
+            for recorded, seconds in ((True, on), (False, off))
+        ],
+        [ratio("with / without clock and recorder", on, off)],
+    )
 
 
 if __name__ == "__main__":

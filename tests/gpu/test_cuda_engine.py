@@ -169,7 +169,8 @@ def test_a_fused_attention_is_what_runs(cuda_spec, device, precision):
     module = build_model(spec.config, spec.data, spec.precision).to(device)
     inputs, targets = batch(device, 4, 256)
     host = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=host) as profile, autocast("cuda", precision):
+    profiler = torch.profiler.profile(activities=host, acc_events=True)
+    with profiler as profile, autocast("cuda", precision):
         module(inputs, targets)
     names = {event.key for event in profile.key_averages()}
     fused = {

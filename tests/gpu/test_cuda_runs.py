@@ -132,7 +132,6 @@ def test_out_of_memory_ends_the_run_as_oom_and_not_the_sweep(cuda_spec, launch):
     assert 0 < ended.peak_memory_gib < 17
 
 
-@pytest.mark.timeout(900)
 def test_a_compiled_run_agrees_and_its_compile_time_is_apart(cuda_spec, launch):
     found = []
     for compiled in (False, True):

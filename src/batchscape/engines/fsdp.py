@@ -25,13 +25,12 @@ from batchscape.record.heartbeat import Phase, beat
 
 __all__ = ["FsdpEngine", "fsdp_engine"]
 
-_NEEDED = (
-    "set_custom_reduce_scatter",
-    "set_force_sum_reduction_for_comms",
-    "set_gradient_divide_factor",
-    "set_reduce_scatter_unused_params",
+_reduce_scatter = (
+    dist.reduce_scatter_single
+    if hasattr(dist, "reduce_scatter_single")
+    else dist.reduce_scatter_tensor
 )
-"""Of `FSDPModule`; not all releases have them."""
+"""Under its name of before PyTorch 2.13, where that is deprecated."""
 
 
 def fsdp_engine(
@@ -61,7 +60,8 @@ class FsdpEngine(PlainEngine):
 
     Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones;
     with `exchange_every_micro_step` they are reduced in each, and only parts are accumulated. A
-    parameter without a gradient takes part in the exchange with zeros. Blocks are gathered by all
+    parameter without a gradient takes part in the exchange with zeros (from PyTorch 2.13 on;
+    before, the run ends). Blocks are gathered by all
     ranks together, so that every rank must enter every block in every forward.
 
     The optimizer works on the local parts as plain tensors: its kernels treat every element by
@@ -84,7 +84,7 @@ class FsdpEngine(PlainEngine):
     Raises
     ------
     ConfigError
-        If a parameter cannot be cut, or this PyTorch is too old.
+        If a parameter cannot be cut.
     """
 
     gradients_are_whole = False
@@ -237,7 +237,7 @@ class _SummedExchange:
         async_op: bool = False,
     ) -> dist.Work | None:
         self._count(input_tensor.nbytes)
-        work: dist.Work | None = dist.reduce_scatter_single(
+        work: dist.Work | None = _reduce_scatter(
             output=output_tensor, input=input_tensor, op=op, group=group, async_op=async_op
         )
         return work
@@ -260,18 +260,14 @@ def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> Non
         inner.set_gradient_divide_factor(1.0)
         inner.set_force_sum_reduction_for_comms(enable=True)
         inner.set_custom_reduce_scatter(exchange)
-    _root(module).set_reduce_scatter_unused_params(True)
+    # Before PyTorch 2.13 a parameter without a gradient stays out, which ends the run: fewer bytes
+    # are exchanged than declared.
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        _root(module).set_reduce_scatter_unused_params(True)
 
 
 def _check(module: nn.Module) -> None:
     """Refuse what cannot be sharded."""
-    missing = [name for name in _NEEDED if not hasattr(FSDPModule, name)]
-    if missing or not hasattr(dist, "reduce_scatter_single"):
-        msg = (
-            "engine=fsdp sums gradients and counts what it exchanges, for which this PyTorch, "
-            f"{torch.__version__}, is too old; 2.13 will do, or engine=ddp"
-        )
-        raise ConfigError(msg)
     odd = [n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()]
     if odd:
         msg = (

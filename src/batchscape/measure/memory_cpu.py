@@ -80,7 +80,10 @@ class CpuProbe:
             opening.enter_context(_all_threads_counted())
             hook = register_optimizer_step_post_hook(self._see_trained)
             opening.callback(hook.remove)
-            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+            # Events of one cycle only: to say so spares a warning of some releases.
+            self._profiler = profile(
+                activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+            )
             with _quiet_profiler():
                 self._profiler.start()
             opening.callback(self._profiler.stop)

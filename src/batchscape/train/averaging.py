@@ -58,7 +58,6 @@ class WeightAverage:
         torch._foreach_lerp_(self._average, self._weights, part / self._mass)
 
     @contextmanager
-    @torch.no_grad()
     def applied(self) -> Iterator[None]:
         """Put the average in the place of the weights; they come back untouched.
 
@@ -87,6 +86,7 @@ class WeightAverage:
         for p, mine, whole in zip(self._parameters, self._average, state["average"], strict=True):
             mine.copy_(local(part_for(p, whole)))
 
+    @torch.no_grad()
     def _exchange(self) -> None:
         """Let weights and averages change places: nothing is rounded.
 

@@ -1,0 +1,80 @@
+"""A sweep of a benchmark: launched as a user launches it, stopped in order when time is over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from intervals import ratio
+
+from batchscape.analysis.hardware import known_where
+from batchscape.record.tables import load
+from batchscape.record.timing import TIMES
+
+FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
+RUN_FAILED, INTERRUPTED = 1, 130
+"""Codes of a sweep: out of memory is expected of the largest micro-batches."""
+
+
+def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]]:
+    """Launch a sweep without a tracker; return its runs, with no times where these do not count.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder of the sweep.
+    limit_s : float
+        Seconds after which it is interrupted: what has ended by then counts.
+    *settings : str
+        As on the command line.
+    """
+    command = [sys.executable, "-m", "batchscape", "sweep", *settings]
+    running = subprocess.Popen([*command, "tracker=none", f"sweep_dir={folder}"])
+    try:
+        code = running.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        print(f"{limit_s:.0f} s are over: only runs that have ended have figures", flush=True)
+        running.terminate()
+        code = running.wait()
+    if code not in {0, RUN_FAILED, INTERRUPTED}:
+        sys.exit(code)
+    runs = known_where(load(folder).runs)
+    times = [name for name in runs if name in TIMES]
+    runs[times] = runs[times].where(runs["timing_valid"])
+    return runs.to_dict("records")
+
+
+def row_of(run: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what is kept of a run; None where it has no such figure."""
+    figures = {name: run.get(name) for name in (*names, "reason", "timing_note")}
+    return {
+        "micro_batch_size": int(run["micro_batch_size"]),
+        "gradient_accumulation_steps": int(run["gradient_accumulation_steps"]),
+        "compile": bool(run["engine.compile"]),
+        "status": str(run["status"]),
+        **{name: None if pd.isna(value) else value for name, value in figures.items()},
+    }
+
+
+def eager_over_compiled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return step times of eager runs over those of compiled ones, by micro-batch.
+
+    Parameters
+    ----------
+    rows : list of dict
+        Of `row_of`, with `step_time_s` and in equal order of seeds.
+    """
+    times: dict[int, dict[bool, list[float]]] = {}
+    for row in rows:
+        sides = times.setdefault(row["micro_batch_size"], {False: [], True: []})
+        if row["step_time_s"] is not None:
+            sides[row["compile"]].append(row["step_time_s"])
+    return [
+        ratio(f"eager / compiled, micro-batch {size}", np.array(eager), np.array(compiled))
+        for size, (eager, compiled) in ((size, sides.values()) for size, sides in times.items())
+        if len(eager) == len(compiled) > 0
+    ]

@@ -4,12 +4,13 @@ A small GPT with the vocabulary of GPT-2 is trained from two seeds. What the cut
 beside how far their final losses are apart; the report of the sweep says both at length, and
 stays in outputs/gpu_training.
 
-    python benchmarks/gpu/training.py [--limit-s 400] [--folder FOLDER] [key=value ...]
+    python benchmarks/gpu/training.py [--limit-s 400] [key=value ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import pandas as pd
 from results import ROOT, cuda_device, save
 from sweep import FIGURES, eager_over_compiled, row_of, runs_of
 
+FOLDER = ROOT / "outputs" / "gpu_training"
 SETTINGS = (
     *("batch=hold_global", "batch.global_batch_size=64", "batch.micro_batch_size=4,16,64"),
     *("model=gpt_mini", "model.d_model=512", "model.vocabulary_size=50257"),
@@ -32,11 +34,12 @@ SETTINGS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit-s", type=float, default=400.0, help="of the sweep")
-    parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "gpu_training")
     parser.add_argument("settings", nargs="*", help="more settings, key=value")
     options = parser.parse_args()
     cuda_device()
-    save("training", *study(options.folder, options.limit_s, options.settings))
+    # Runs of another commit would be taken as done.
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    save("training", *study(FOLDER, options.limit_s, options.settings))
 
 
 def study(

@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchscape.config import Ddp, Optimizer
 from batchscape.engines.base import Reported
-from batchscape.engines.precision import autocast
 from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.geometry import BatchGeometry
 from batchscape.record.heartbeat import Phase, beat
@@ -59,8 +58,9 @@ class DdpEngine(ReplicatedEngine):
         wrapped = self._wrapped
         self._begin_micro_step(inputs, targets)
         with nullcontext() if wrapped is None or last else wrapped.no_sync():
-            with autocast(self._device_type, self._precision):
+            with self._casts.forward(last=last):
                 loss: Tensor = (wrapped or self.module)(inputs, targets)[0]
+            self._casts.keep_order(loss)
             beat(Phase.BACKWARD)
             self._scaler.scale(self._reaching_all(loss * weight, last=last)).backward()
         self._end_micro_step(loss, last=last)

@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from batchscape.config import Optimizer
 from batchscape.engines.base import Reported
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
-from batchscape.engines.precision import autocast
+from batchscape.engines.precision import CastOnce
 from batchscape.measure.clock import NoMarks, StepMarks
 from batchscape.record.heartbeat import Phase, beat
 
@@ -59,6 +59,7 @@ class PlainEngine:
         device = next(module.parameters()).device
         self._device_type = device.type
         self._precision = precision
+        self._casts = CastOnce(device.type, precision)
         self._checked = False
         self._scaler = GradScaler(device.type, enabled=precision == "float16")
         self._one = torch.ones((), device=device)
@@ -71,8 +72,9 @@ class PlainEngine:
 
     def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward."""
-        with autocast(self._device_type, self._precision):
+        with self._casts.forward(last=last):
             loss: Tensor = self.module(inputs, targets)[0]
+        self._casts.keep_order(loss)
         beat(Phase.BACKWARD)
         self._scaler.scale(loss * weight).backward()
         if last:
@@ -105,6 +107,7 @@ class PlainEngine:
 
     def forget_gradients(self) -> None:
         """Drop the gradients of the micro-steps since the last optimizer step."""
+        self._casts.forget()
         self.module.zero_grad(set_to_none=True)
 
     def reported(self) -> Reported:
@@ -127,6 +130,7 @@ class PlainEngine:
 
     def close(self) -> None:
         """Drop the model."""
+        self._casts.forget()
         self.module = nn.Identity()
         self.marks = NoMarks()
 

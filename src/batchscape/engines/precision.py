@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["autocast"]
+import torch
+from torch import Tensor
+
+from batchscape.engines.reach import graph_of
+
+__all__ = ["CastOnce", "autocast", "lower_dtype"]
 
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_AT_ONCE = 2**64 - 1
+"""Sequence number of what a backward does as soon as it can, such as to accumulate a gradient."""
+
+
+def lower_dtype(precision: str) -> torch.dtype | None:
+    """Return the lower type of a mixed precision; None of another."""
+    return _LOWER.get(precision)
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
@@ -19,5 +32,65 @@ def autocast(device_type: str, precision: str) -> torch.autocast:
     precision : str
         `bfloat16` or `float16`; in others nothing is lowered.
     """
-    lower = _LOWER.get(precision)
+    lower = lower_dtype(precision)
     return torch.autocast(device_type, lower, enabled=lower is not None)
+
+
+class CastOnce:
+    """Autocast for the micro-steps of an optimizer step, which casts every weight once.
+
+    Autocast keeps the weights that it has cast until its outermost region ends. Here that is one
+    around all micro-steps, in which nothing is lowered, so that backwards are as they would be
+    without. It ends with the last forward: the copies are freed as the last backward goes, before
+    anything changes the weights. So one micro-step takes the memory that it takes with autocast
+    alone. Several take hardly more at their peak, but where activations are computed anew: there
+    the copies stay through the backwards (docs/speed.md).
+
+    Parameters
+    ----------
+    device_type : str
+        `cpu` or `cuda`.
+    precision : str
+        As of `autocast`.
+    """
+
+    def __init__(self, device_type: str, precision: str) -> None:
+        self._device_type = device_type
+        self._precision = precision
+        self._region: torch.autocast | None = None
+        """Open between the first micro-step and the last."""
+        self._in_order = True
+
+    @contextmanager
+    def forward(self, *, last: bool) -> Iterator[None]:
+        """Be around the forward of a micro-step; `last` of its optimizer step."""
+        if self._region is None and not last and lower_dtype(self._precision) is not None:
+            self._region = torch.autocast(self._device_type, enabled=False)
+            self._region.__enter__()
+            self._in_order = False
+        with autocast(self._device_type, self._precision):
+            yield
+        if last:
+            self.forget()
+
+    def keep_order(self, loss: Tensor) -> None:
+        """Let gradients of kept copies be cast and accumulated as soon as they are there.
+
+        Called after every forward. A backward goes from young nodes to old ones, and from the
+        second micro-step on the nodes of the casts are the oldest of all: the gradients of all
+        copies would be held until the end, and their exchange would wait as long.
+        """
+        if self._in_order:
+            return
+        self._in_order = True
+        for node in graph_of(loss):
+            # Casts of what is no weight were made in this micro-step, and are young.
+            if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
+                node._set_sequence_nr(_AT_ONCE)  # type: ignore[attr-defined]
+
+    def forget(self) -> None:
+        """Drop the copies; the next forward casts anew."""
+        if self._region is not None:
+            self._region.__exit__(None, None, None)
+            self._region = None
+            self._in_order = True

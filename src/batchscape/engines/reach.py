@@ -1,11 +1,13 @@
-"""Which parameters a backward will bring a gradient for."""
+"""What a backward will go through."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-__all__ = ["unreached"]
+__all__ = ["graph_of", "unreached"]
 
 
 def unreached(module: nn.Module, loss: Tensor) -> list[str]:
@@ -18,7 +20,19 @@ def unreached(module: nn.Module, loss: Tensor) -> list[str]:
     module : nn.Module
     loss : Tensor, scalar
     """
-    reached: set[int] = set()
+    reached = {id(getattr(node, "variable", None)) for node in graph_of(loss)}
+    return [
+        name for name, p in module.named_parameters() if p.requires_grad and id(p) not in reached
+    ]
+
+
+def graph_of(loss: Tensor) -> Iterator[Node]:
+    """Go through the nodes of the graph of a loss, each once.
+
+    Parameters
+    ----------
+    loss : Tensor, scalar
+    """
     seen: set[Node] = set()
     waiting = [] if loss.grad_fn is None else [loss.grad_fn]
     while waiting:
@@ -26,10 +40,5 @@ def unreached(module: nn.Module, loss: Tensor) -> list[str]:
         if node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            reached.add(id(leaf))
+        yield node
         waiting += [following for following, _ in node.next_functions if following is not None]
-    return [
-        name for name, p in module.named_parameters() if p.requires_grad and id(p) not in reached
-    ]

@@ -86,6 +86,10 @@ def check_geometry(spec: RunSpec, folder: RunFolder) -> None:
         wanted.data_parallel_size
     ] * wanted.data_parallel_size
     assert (steps["samples"].diff().dropna() == wanted.global_batch_size).all()
+    # Those of a billion parameters take many seconds to draw.
+    assert [seen["models_built"] for seen in witnesses(spec, folder)] == [
+        1
+    ] * wanted.data_parallel_size
 
 
 def check_exchange(spec: RunSpec, folder: RunFolder, parameter_bytes: int) -> None:

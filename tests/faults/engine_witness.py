@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from batchscape.engines import Engine
+from batchscape.engines import Engine, build
+from batchscape.models import LossModule
 from batchscape.record.spec import RunSpec
 from batchscape.train import loop, worker
 from batchscape.train.loop import Training
@@ -68,17 +69,22 @@ def watched(run_dir: str, rank: int) -> int:
         getattr(broken_engines, fault)()
     if stop_after := os.environ.get("STOP_AFTER"):
         _stop(int(stop_after))
-    seen: dict[str, Any] = {"world_size": 1, "bytes": []}
-    real = loop.build_engine
+    seen: dict[str, Any] = {"world_size": 1, "bytes": [], "models_built": 0}
+    real, real_model = loop.build_engine, build.build_model
 
-    def build_engine(spec: RunSpec, device: torch.device) -> Engine:
-        engine = real(spec, device)
+    def build_model(*arguments: Any) -> LossModule:
+        seen["models_built"] += 1
+        return real_model(*arguments)
+
+    def build_engine(spec: RunSpec, device: torch.device, *examine: Any) -> Engine:
+        engine = real(spec, device, *examine)
         seen["world_size"] = dist.get_world_size() if dist.is_initialized() else 1
         seen["bytes"] = []
         _watch(engine, seen["bytes"])
         return engine
 
     loop.build_engine = build_engine  # type: ignore[attr-defined]
+    build.build_model = build_model  # type: ignore[attr-defined]
     code = worker.main(run_dir, rank)
     (Path(run_dir) / f"witness-{rank}.json").write_text(json.dumps(seen))
     return code

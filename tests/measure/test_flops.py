@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscape.measure.flops import model_flops
 from batchscape.models import build_model
-from batchscape.models.checkpointing import checkpoint_activations, without_recomputation
+from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import DataIdentity
 
 TEXT = DataIdentity("hash", "folder", 100, 10, classes=256, task="next_token")
@@ -81,10 +81,7 @@ def test_transformers_own_gpt2_follows_the_formula(config_of, attention):
 
 def test_recomputation_is_not_the_models_work(config_of):
     module = build_model(config_of(model=GPT), TEXT, "float32")
-    plain = model_flops(module, *batch())
     checkpoint_activations(module)
-    with without_recomputation(module):
-        assert model_flops(module, *batch()) == plain
     assert model_flops(module, *batch()) is None, "missing, not wrong"
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from batchscape.errors import ConfigError
 from batchscape.measure.memory import CpuProbe
 from batchscape.models import build_model
-from batchscape.models.checkpointing import checkpoint_activations, without_recomputation
+from batchscape.models.checkpointing import checkpoint_activations
 
 GPT = {"name": "gpt", "n_layers": 3, "n_heads": 2, "d_model": 32}
 LLAMA = {"name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 48}
@@ -60,14 +60,11 @@ def blocks_run(module, batch):
     return len(runs)
 
 
-def test_blocks_run_twice_and_once_without(config_of, text):
+def test_blocks_run_twice(config_of, text):
     module = build_model(config_of(model=GPT), text, "float64")
     batch = batch_of()
     assert blocks_run(module, batch) == 1
     checkpoint_activations(module)
-    assert blocks_run(module, batch) == 2
-    with without_recomputation(module):
-        assert blocks_run(module, batch) == 1
     assert blocks_run(module, batch) == 2
 
 

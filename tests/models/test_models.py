@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscape.config import Gpt
 from batchscape.errors import ConfigError
@@ -155,3 +156,44 @@ def test_data_that_do_not_say_their_classes_are_refused(config_of, model):
     untold = DataIdentity("hash", "", 100, 10, classes=0, task="other")
     with pytest.raises(ConfigError, match="an attribute `classes`"):
         build_model(config_of(model=model, data=data), untold, "float32")
+
+
+class Draws(TorchDispatchMode):
+    """Counts the numbers that are drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}:
+            self.count += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("model", "tied"), [(GPT, True), (LLAMA, False), (LLAMA | {"tie_embeddings": True}, True)]
+)
+def test_every_matrix_is_drawn_once_and_no_parameter_is_left_unset(config_of, text, model, tied):
+    """In memory that is full of what is no number."""
+    torch.use_deterministic_algorithms(mode=True)  # fills what is allocated
+    try:
+        with Draws() as draws:
+            module = build_model(config_of(model=model), text, "float32")
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    matrices = [p for p in module.parameters() if p.ndim == 2]
+    assert draws.count == sum(p.numel() for p in matrices)
+    assert (
+        len({id(p) for p in matrices}) == len(matrices) == (10 if model is GPT else 15 + (not tied))
+    )
+    for name, parameter in module.named_parameters():
+        assert parameter.isfinite().all(), name
+        if parameter.ndim == 2:
+            is_last = model is GPT and name.endswith(("projection.weight", "contract.weight"))
+            expected = 0.02 / 2 if is_last else 0.02
+            assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
+            assert abs(parameter.mean().item()) < 5 * expected / parameter.numel() ** 0.5, name
+        else:
+            wanted = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            assert (parameter == wanted).all(), name

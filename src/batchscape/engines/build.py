@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from batchscape.engines.base import Engine
 from batchscape.engines.declared import check_reported
@@ -27,7 +29,9 @@ _LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "l
 """What an engine imports that not everyone has; the extra to install has the engine's name."""
 
 
-def build_engine(spec: RunSpec, device: torch.device) -> Engine:
+def build_engine(
+    spec: RunSpec, device: torch.device, examine: Callable[[nn.Module], None] | None = None
+) -> Engine:
     """Build the model of a run on a device, and the engine that trains it.
 
     Parameters
@@ -35,6 +39,8 @@ def build_engine(spec: RunSpec, device: torch.device) -> Engine:
     spec : RunSpec
     device : torch.device
         Of this rank.
+    examine : callable, optional
+        Shown the model as it was written, whole and on the device, before anything wraps it.
 
     Raises
     ------
@@ -53,6 +59,8 @@ def build_engine(spec: RunSpec, device: torch.device) -> Engine:
         msg = f"engine={name} needs {_LIBRARIES[name]}: pip install 'batchscape[{name}]'"
         raise ConfigError(msg) from None
     module = build_model(spec.config, spec.data, spec.precision).to(device)
+    if examine is not None:
+        examine(module)
     if spec.config.in_process.activation_checkpointing:
         checkpoint_activations(module)
     engine: Engine = getattr(engine_module, _ENGINES[name])(

@@ -5,17 +5,14 @@ Source: Chen et al. 2016, arXiv 1604.06174; `torch.utils.checkpoint` without re-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from batchscape.errors import ConfigError
 
-__all__ = ["blocks_of", "checkpoint_activations", "without_recomputation"]
+__all__ = ["blocks_of", "checkpoint_activations"]
 
 
 def checkpoint_activations(module: nn.Module) -> None:
@@ -53,25 +50,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         Lists without trained parameters are left out.
     """
     return [block for blocks in _outermost_lists(module) for block in blocks]
-
-
-@contextmanager
-def without_recomputation(module: nn.Module) -> Iterator[None]:
-    """Run a model as if `checkpoint_activations` had not been called."""
-    recomputing: list[tuple[nn.Module, Any]] = [
-        (block, block.__dict__.pop("forward"))
-        for block in module.modules()
-        if _recomputes(block.__dict__.get("forward"))
-    ]
-    try:
-        yield
-    finally:
-        for block, forward in recomputing:
-            block.forward = forward
-
-
-def _recomputes(forward: object) -> bool:
-    return isinstance(forward, partial) and forward.func is checkpoint
 
 
 def _outermost_lists(module: nn.Module) -> list[nn.ModuleList]:

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from batchscape.config import Gpt
 from batchscape.models.attention import causal_attention
+from batchscape.models.drawing import Undrawn
 
 __all__ = ["GptModel"]
 
@@ -58,15 +59,19 @@ class GptModel(nn.Module):
 
     def __init__(self, config: Gpt, vocabulary: int, sequence_length: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, config.d_model)
-        self.positions = nn.Embedding(sequence_length, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
-        self.norm = nn.LayerNorm(config.d_model)
-        self.apply(_initialise)
-        for name, parameter in self.named_parameters():
-            if name.endswith(("projection.weight", "contract.weight")):
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layers))
+        with Undrawn():
+            self.tokens = nn.Embedding(vocabulary, config.d_model)
+            self.positions = nn.Embedding(sequence_length, config.d_model)
+            self.dropout = nn.Dropout(config.dropout)
+            self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+            self.norm = nn.LayerNorm(config.d_model)
+        into_residual = 0.02 / math.sqrt(2 * config.n_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                ends_branch = name.endswith(("projection", "contract"))
+                nn.init.normal_(module.weight, std=into_residual if ends_branch else 0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at every position."""
@@ -75,10 +80,3 @@ class GptModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return functional.linear(self.norm(x), self.tokens.weight)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)

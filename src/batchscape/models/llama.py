@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from batchscape.config import Llama
 from batchscape.models.attention import causal_attention
+from batchscape.models.drawing import Undrawn
 
 __all__ = ["LlamaModel"]
 
@@ -63,13 +64,16 @@ class LlamaModel(nn.Module):
 
     def __init__(self, config: Llama, vocabulary: int, sequence_length: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, config.d_model)
-        self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
-        self.head = nn.Linear(config.d_model, vocabulary, bias=False)
-        self.apply(_initialise)
+        with Undrawn():
+            self.tokens = nn.Embedding(vocabulary, config.d_model)
+            self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+            self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
+            self.head = nn.Linear(config.d_model, vocabulary, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.tokens.weight
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
         angles = _angles(sequence_length, config.d_model // config.n_heads, config.rope_base)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
         self.register_buffer("sine", angles.sin().float(), persistent=False)
@@ -100,8 +104,3 @@ def _angles(length: int, head_width: int, base: float) -> Tensor:
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)

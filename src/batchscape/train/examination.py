@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from batchscape.data.datasets import Dataset
 from batchscape.engines.precision import autocast
 from batchscape.measure.flops import model_flops
-from batchscape.models.checkpointing import without_recomputation
 from batchscape.models.invariance import PROBED_SAMPLES, why_not_invariant
 from batchscape.models.undisturbed import undisturbed
 from batchscape.train.batches import to_device
@@ -46,7 +45,7 @@ def examine(
     Parameters
     ----------
     module : nn.Module
-        Returns a sum of losses first; in training mode, on the device.
+        Returns a sum of losses first; in training mode, on the device, and as it was written.
     dataset : Dataset
         Training samples; the first ones are used.
     device : torch.device
@@ -63,15 +62,14 @@ def examine(
     """
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
-    with without_recomputation(module):
-        operations = model_flops(module, *batch)
-        return ModelFacts(
-            not_invariant=why_not_invariant(module, batch),
-            model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
-            attention_kernel=_attention_kernel(
-                module, tuple(tensor[:micro_batch_size] for tensor in batch), precision
-            ),
-        )
+    operations = model_flops(module, *batch)
+    return ModelFacts(
+        not_invariant=why_not_invariant(module, batch),
+        model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
+        attention_kernel=_attention_kernel(
+            module, tuple(tensor[:micro_batch_size] for tensor in batch), precision
+        ),
+    )
 
 
 class _AttentionCalls(TorchFunctionMode):

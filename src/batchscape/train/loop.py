@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
-from batchscape.models import build_model
 from batchscape.models.undisturbed import undisturbed
 from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, keep_json_lines
@@ -39,7 +39,7 @@ from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
-from batchscape.train.random_state import gather_random_states, random_state, set_random_state
+from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import StepRecorder, Verdict
 from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
 from batchscape.train.schedule import schedule_factor
@@ -185,13 +185,15 @@ class Training:
         found = find_resumable(self._folder, self.spec.run_id)
         state = found.state
         # What was there before a resumed run's first step says nothing of a run's first step.
-        phase("after_model" if state is None else OUTSIDE)
-        self._build(build_clock(self._device))
+        first_phase = "after_model" if state is None else OUTSIDE
+        phase(first_phase)
+        # By rank 0 alone, while every rank still holds the whole model.
+        examined = partial(self._examine, first_phase) if self._rank == 0 else None
+        self._build(build_clock(self._device), examined)
         self.declaration = declaration(self._engine)
         self.done = self._resume(found)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
-        self._examine()
         self._loader = build_loader(
             self.spec.config.loader,
             self._dataset,
@@ -209,27 +211,19 @@ class Training:
                 self._evals.close()
             self._engine.close()
 
-    def _examine(self) -> None:
-        """Find out what the model is like, before its micro-batches are fetched."""
-        if self._rank == 0:
-            self.facts = examine(
-                self._whole_module(),
-                self._dataset,
-                self._device,
-                self.spec.precision,
-                self._stream.micro_batch_sizes[0],
-            )
-            # Halves of a batch would have other statistics, or another draw of a dropout.
-            self._stream.may_cut = self.facts.not_invariant is None
-
-    def _whole_module(self) -> nn.Module:
-        """Return the model as one rank can forward it by itself."""
-        if self._engine.state_is_whole:
-            return self._engine.module
-        drawn = random_state(self._device)
-        module = build_model(self.spec.config, self.spec.data, self.spec.precision)
-        set_random_state(self._device, drawn)
-        return module.to(self._device)
+    def _examine(self, phase: str, module: nn.Module) -> None:
+        """Find out what the model is like, aside of a phase, before micro-batches are fetched."""
+        self._phase(OUTSIDE)
+        self.facts = examine(
+            module,
+            self._dataset,
+            self._device,
+            self.spec.precision,
+            self._stream.micro_batch_sizes[0],
+        )
+        # Halves of a batch would have other statistics, or another draw of a dropout.
+        self._stream.may_cut = self.facts.not_invariant is None
+        self._phase(phase)
 
     def _prepare(self) -> Outcome | None:
         """Do what belongs to no optimizer step; return the outcome if there will be none."""
@@ -306,8 +300,8 @@ class Training:
             torch.cuda.synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - began)
 
-    def _build(self, clock: StepClock) -> None:
-        self._engine = build_engine(self.spec, self._device)
+    def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
+        self._engine = build_engine(self.spec, self._device, examine)
         self._stream.samples_noise = self._engine.micro_gradients_are_whole
         half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
         if half_life_tokens is not None:

@@ -62,10 +62,11 @@ _OWN_WORDS = frozenset(
     global_batch global_batch_size global_batch_tokens gradient_accumulation_steps
     gradient_clip_norm half_life hang_factor hang_least_s hang_outside_s held_out_path
     held_out_pct hidden_sizes infrastructure init_seed initial_step interrupted keep_last
-    label_field last_step launcher learning_rate litgpt_csv lost_connection max_devices
+    label_field last_step launcher learning_rate litgpt_csv loss_chunk lost_connection max_devices
     max_failures max_ranks_per_core max_ranks_per_device max_runs_per_device memory_limit_gib
     micro_batch micro_batch_size momentum n_kv_heads n_layers nesterov newton_schulz_steps
-    noise_scale_every optimizer optimizer_steps order_seed out_of_memory peak_memory_gib
+    noise_scale_every optimizer optimizer_steps order_seed out_of_memory padded_vocabulary
+    peak_memory_gib
     peak_memory_method peak_tflops precision prefetch pretrained recorder
     reference_global_batch_size rejected reshard_after_forward resumable rope_base schedule
     segments sequence_length settings skip_larger_after_oom started_at stop_on_nan stop_reason

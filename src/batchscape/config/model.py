@@ -32,8 +32,14 @@ class Gpt:
     d_model: Count
     """Width of the residual stream. Scope: trajectory."""
     vocabulary_size: Count | None = None
-    """Rows of the embedding, at least the data's vocabulary; null: the data's. Scope:
+    """Tokens of the embedding, at least the data's vocabulary; null: the data's. Scope:
     trajectory."""
+    padded_vocabulary: bool = False
+    """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
+    added have no probability and stay zero. Scope: trajectory."""
+    loss_chunk: Count | None = None
+    """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
+    loss and gradient part by part take less memory. Scope: trajectory."""
     dropout: Fraction = 0.0
     """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
 
@@ -68,8 +74,14 @@ class Llama:
     rope_base: Positive = 10000.0
     """Base of the wavelengths of the rotary positions. Scope: trajectory."""
     vocabulary_size: Count | None = None
-    """Rows of the embedding, at least the data's vocabulary; null: the data's. Scope:
+    """Tokens of the embedding, at least the data's vocabulary; null: the data's. Scope:
     trajectory."""
+    padded_vocabulary: bool = False
+    """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
+    added have no probability and stay zero. Scope: trajectory."""
+    loss_chunk: Count | None = None
+    """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
+    loss and gradient part by part take less memory. Scope: trajectory."""
     tie_embeddings: bool = False
     """Whether the last layer is the embedding's transpose. Scope: trajectory."""
 

@@ -6,20 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchscape.config import CustomModel, ExternalModel, Gpt, Mlp, RunConfig, Transformers
+from batchscape.config import CustomModel, ExternalModel, Gpt, Llama, Mlp, RunConfig, Transformers
 from batchscape.errors import ConfigError
 from batchscape.models.custom import build_custom
 from batchscape.models.gpt import GptModel
 from batchscape.models.hugging_face import build_hugging_face
 from batchscape.models.llama import LlamaModel
 from batchscape.models.mlp import MlpModel
+from batchscape.models.next_token import IGNORED, NextTokenModel
 from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["LossModule", "build_model", "parameter_count"]
-
-_IGNORED = -100
-"""Target that bears no loss."""
 
 
 class LossModule(nn.Module):
@@ -30,11 +28,19 @@ class LossModule(nn.Module):
     A model may bring a `loss_sum(outputs, targets)` and a `count_right(outputs, targets)` of its
     own. Else the loss is the cross-entropy over the last dimension of the outputs, and right is
     where the largest of them is the target's.
+
+    Parameters
+    ----------
+    model : nn.Module
+    chunk : int, optional
+        Targets whose logits exist at the same time, of a `NextTokenModel`; None: all. Part by part
+        no predictions are counted: those of next tokens are asked for by nobody.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, chunk: int | None = None) -> None:
         super().__init__()
         self.model = model
+        self._chunk = chunk
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and how many predictions were right; both scalars.
@@ -51,6 +57,9 @@ class LossModule(nn.Module):
         ConfigError
             If outputs and targets do not fit each other, or a loss is no scalar.
         """
+        if self._chunk is not None and isinstance(self.model, NextTokenModel):
+            in_parts = self.model.chunked_loss_sum(inputs, targets, self._chunk)
+            return in_parts, in_parts.new_zeros(())
         outputs = self.model(inputs)
         loss: Tensor = getattr(self.model, "loss_sum", _cross_entropy_sum)(outputs, targets)
         _check_scalar("loss_sum", loss)
@@ -83,7 +92,8 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
     model = _build(config, data)
     if precision == "float64":
         model = model.double()
-    return LossModule(model)
+    chunk = config.model.loss_chunk if isinstance(config.model, Gpt | Llama) else None
+    return LossModule(model, chunk)
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -133,7 +143,7 @@ def _cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
     # Autocast gives logits of half the width; their exponentials are summed in float32.
     if flat.dtype in {torch.bfloat16, torch.float16}:
         flat = flat.float()
-    return functional.cross_entropy(flat, targets.flatten(), ignore_index=_IGNORED, reduction="sum")
+    return functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def _largest_is_target(outputs: Tensor, targets: Tensor) -> Tensor:

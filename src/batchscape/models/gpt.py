@@ -10,6 +10,8 @@ from torch.nn import functional
 from batchscape.config import Gpt
 from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
+from batchscape.models.next_token import NextTokenModel
+from batchscape.models.vocabulary import table_rows
 
 __all__ = ["GptModel"]
 
@@ -49,8 +51,8 @@ class _Block(nn.Module):
         return out
 
 
-class GptModel(nn.Module):
-    """Token ids of shape (samples, length) to logits of shape (samples, length, vocabulary).
+class GptModel(NextTokenModel):
+    """See `NextTokenModel`.
 
     Initialisation follows GPT-2 (Radford et al. 2019, section 2.3, and its released code):
     normal with standard deviation 0.02, projections into the residual stream scaled by
@@ -58,25 +60,33 @@ class GptModel(nn.Module):
     """
 
     def __init__(self, config: Gpt, vocabulary: int, sequence_length: int) -> None:
-        super().__init__()
+        rows = table_rows(config, vocabulary)
+        super().__init__(vocabulary, rows)
         with Undrawn():
-            self.tokens = nn.Embedding(vocabulary, config.d_model)
+            self.tokens = nn.Embedding(rows, config.d_model)
             self.positions = nn.Embedding(sequence_length, config.d_model)
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
             self.norm = nn.LayerNorm(config.d_model)
+        self.draw(self.tokens.weight)
         into_residual = 0.02 / math.sqrt(2 * config.n_layers)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+            if isinstance(module, nn.Linear | nn.Embedding) and module is not self.tokens:
                 ends_branch = name.endswith(("projection", "contract"))
                 nn.init.normal_(module.weight, std=into_residual if ends_branch else 0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next token at every position."""
+    @property
+    def output_weight(self) -> Tensor:
+        """The table of tokens."""
+        return self.tokens.weight
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return what the last matrix is applied to."""
         length = tokens.shape[1]
         x = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
         for block in self.blocks:
             x = block(x)
-        return functional.linear(self.norm(x), self.tokens.weight)
+        last: Tensor = self.norm(x)
+        return last

@@ -9,6 +9,8 @@ from torch.nn import functional
 from batchscape.config import Llama
 from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
+from batchscape.models.next_token import NextTokenModel
+from batchscape.models.vocabulary import table_rows
 
 __all__ = ["LlamaModel"]
 
@@ -54,8 +56,8 @@ class _Block(nn.Module):
         return out
 
 
-class LlamaModel(nn.Module):
-    """Token ids of shape (samples, length) to logits of shape (samples, length, vocabulary).
+class LlamaModel(NextTokenModel):
+    """See `NextTokenModel`.
 
     As Touvron et al. 2023 (arXiv 2302.13971, section 2.2), with key-value heads that several
     query heads share (Ainslie et al. 2023, arXiv 2305.13245). All matrices are drawn from a normal
@@ -63,31 +65,39 @@ class LlamaModel(nn.Module):
     """
 
     def __init__(self, config: Llama, vocabulary: int, sequence_length: int) -> None:
-        super().__init__()
+        rows = table_rows(config, vocabulary)
+        super().__init__(vocabulary, rows)
         with Undrawn():
-            self.tokens = nn.Embedding(vocabulary, config.d_model)
+            self.tokens = nn.Embedding(rows, config.d_model)
             self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
-            self.head = nn.Linear(config.d_model, vocabulary, bias=False)
+            self.head = nn.Linear(config.d_model, rows, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.tokens.weight
         for parameter in self.parameters():
-            if parameter.ndim == 2:
+            if parameter is self.tokens.weight or parameter is self.head.weight:
+                self.draw(parameter)
+            elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
         angles = _angles(sequence_length, config.d_model // config.n_heads, config.rope_base)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)
         self.register_buffer("sine", angles.sin().float(), persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next token at every position."""
+    @property
+    def output_weight(self) -> Tensor:
+        """That of the head."""
+        return self.head.weight
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return what the last matrix is applied to."""
         length = tokens.shape[1]
         cosine = self.get_buffer("cosine")[:length]
         sine = self.get_buffer("sine")[:length]
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x, cosine, sine)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        last: Tensor = self.norm(x)
+        return last
 
 
 def _angles(length: int, head_width: int, base: float) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from batchscape.config import Gpt, Llama, Mlp, RunConfig
+from batchscape.models.vocabulary import table_rows
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["count_parameters"]
@@ -26,22 +27,23 @@ def count_parameters(config: RunConfig, data: DataIdentity) -> int | None:
     if not isinstance(model, Gpt | Llama):
         return None
     vocabulary = model.vocabulary_size or data.vocabulary or data.classes
+    rows = table_rows(model, vocabulary)
     if isinstance(model, Llama):
-        return _llama(model, vocabulary)
-    return _gpt(model, vocabulary, config.sequence_length or 0)
+        return _llama(model, rows)
+    return _gpt(model, rows, config.sequence_length or 0)
 
 
-def _gpt(model: Gpt, vocabulary: int, sequence_length: int) -> int:
+def _gpt(model: Gpt, rows: int, sequence_length: int) -> int:
     width = model.d_model
     attention = 4 * width * width + 4 * width
     feed_forward = 8 * width * width + 5 * width
     block = attention + feed_forward + 4 * width
-    return (vocabulary + sequence_length) * width + model.n_layers * block + 2 * width
+    return (rows + sequence_length) * width + model.n_layers * block + 2 * width
 
 
-def _llama(model: Llama, vocabulary: int) -> int:
+def _llama(model: Llama, rows: int) -> int:
     width = model.d_model
     shared = width * (width // model.n_heads) * model.n_kv_heads
     block = 2 * width * width + 2 * shared + 3 * width * model.d_ff + 2 * width
-    embeddings = vocabulary * width * (1 if model.tie_embeddings else 2)
+    embeddings = rows * width * (1 if model.tie_embeddings else 2)
     return embeddings + model.n_layers * block + width

@@ -1,0 +1,146 @@
+"""What the built-in language models share: from hidden states to logits, and to a loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+__all__ = ["IGNORED", "NextTokenModel"]
+
+IGNORED = -100
+"""Target that bears no loss."""
+
+
+class NextTokenModel(nn.Module, ABC):
+    """Token ids of shape (samples, length) to logits of shape (samples, length, rows).
+
+    Rows beyond the vocabulary are zero. Their logits are minus infinity, so that they bear no
+    probability and no gradient, and stay zero. The other weights are those of a model without.
+
+    Parameters
+    ----------
+    vocabulary : int
+    rows : int
+        Of the tables, at least the vocabulary.
+    """
+
+    mask: Tensor | None
+    """Added to the logits; None where no row is padding."""
+
+    def __init__(self, vocabulary: int, rows: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        mask = None
+        if rows > vocabulary:
+            mask = torch.zeros(rows)
+            mask[vocabulary:] = -torch.inf
+        self.register_buffer("mask", mask, persistent=False)
+
+    @property
+    @abstractmethod
+    def output_weight(self) -> Tensor:
+        """Last matrix, of shape (rows, width)."""
+
+    @property
+    def padding_flops_per_token(self) -> int:
+        """Operations on rows that are padding, forward and backward: none that the model needs."""
+        rows, width = self.output_weight.shape
+        return 6 * (rows - self.vocabulary) * width
+
+    @abstractmethod
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return what the last matrix is applied to, of shape (samples, length, width)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of the next token at every position."""
+        return functional.linear(self.hidden(tokens), self.output_weight, self.mask)
+
+    def chunked_loss_sum(self, tokens: Tensor, targets: Tensor, chunk: int) -> Tensor:
+        """Return the sum of the cross-entropies, whose logits exist for a part of the targets.
+
+        The gradient of a part is computed with its loss, so that no product is computed twice;
+        what stays for the backward is the gradient of the hidden states and of the last matrix.
+
+        Parameters
+        ----------
+        tokens, targets : Tensor, shape (samples, length)
+        chunk : int
+            Targets at a time.
+        """
+        hidden = self.hidden(tokens).flatten(0, -2)
+        return _cross_entropy_sum(hidden, self.output_weight, self.mask, targets.flatten(), chunk)
+
+    def draw(self, table: Tensor) -> None:
+        """Draw a table as one without padding is drawn."""
+        nn.init.normal_(table[: self.vocabulary], std=0.02)
+        nn.init.zeros_(table[self.vocabulary :])
+
+
+# What is compiled goes around it.
+@torch.compiler.disable
+def _cross_entropy_sum(
+    hidden: Tensor, weight: Tensor, mask: Tensor | None, targets: Tensor, chunk: int
+) -> Tensor:
+    loss: Tensor = _CrossEntropySum.apply(
+        hidden, weight, mask, targets, chunk, torch.is_grad_enabled()
+    )
+    return loss
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """Sum of cross-entropies of a linear layer, part by part.
+
+    PyTorch's own, `torch.nn.functional.linear_cross_entropy` (2.13), gives the sum of bfloat16
+    inputs in bfloat16, two digits of a loss.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917  (torch passes no keywords)
+        ctx: Any,  # noqa: ANN401  (torch has no type for it)
+        hidden: Tensor,
+        weight: Tensor,
+        mask: Tensor | None,
+        targets: Tensor,
+        chunk: int,
+        with_gradient: bool,
+    ) -> Tensor:
+        of_hidden = torch.empty_like(hidden) if with_gradient else None
+        # Summed over the parts in no less than float32, whatever the products are in.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        of_weight = torch.zeros_like(weight, dtype=wide) if with_gradient else None
+        parts = []
+        for start in range(0, len(hidden), chunk):
+            here = slice(start, start + chunk)
+            logits = functional.linear(hidden[here], weight, mask)
+            product = logits.dtype
+            logits = logits.to(torch.promote_types(product, torch.float32))
+            log_p = functional.log_softmax(logits, -1)
+            del logits
+            parts.append(
+                functional.nll_loss(log_p, targets[here], ignore_index=IGNORED, reduction="sum")
+            )
+            if of_hidden is not None and of_weight is not None:
+                real = (targets[here] != IGNORED).unsqueeze(1)
+                of_logits = log_p.exp_()
+                of_logits.scatter_add_(
+                    1, targets[here].clamp(min=0).unsqueeze(1), -real.to(of_logits.dtype)
+                )
+                of_logits *= real
+                # As the backward of a linear layer does: in the type of its forward.
+                of_logits = of_logits.to(product)
+                of_hidden[here] = torch.mm(of_logits, weight)
+                of_weight += torch.mm(of_logits.t(), hidden[here])
+            del log_p
+        ctx.save_for_backward(of_hidden, of_weight)
+        return torch.stack(parts).sum()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        of_hidden, of_weight = ctx.saved_tensors
+        return of_hidden * given, of_weight * given, None, None, None, None

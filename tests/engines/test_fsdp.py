@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -205,3 +207,37 @@ def test_bfloat16_follows_float32(trainer, steps, tmp_path):
         for precision in ("float32", "bfloat16")
     ]
     assert 0 < (losses[1] - losses[0]).abs().max() < 5e-2
+
+
+def watched(trainer, root, geometry, precision, **more):
+    settings = {"name": "fsdp", "precision": precision}
+    spec = trainer.make_spec(geometry, engine=settings, budget__optimizer_steps=8, **more)
+    folder = trainer.train(spec, root / precision, target="engine_witness:watched")
+    return read_table(folder, "steps"), json.loads((folder.path / "witness-0.json").read_text())
+
+
+@pytest.mark.slow
+def test_bfloat16_gathers_half_the_bytes_exchanges_as_many_and_its_cuts_train_alike(
+    trainer, tmp_path
+):
+    """A rank alone computes as two do: rounding of autocast differs in the fifth digit."""
+    wide, full = watched(trainer, tmp_path, (2, 4, 2), "float32")
+    two, half = watched(trainer, tmp_path, (2, 4, 2), "bfloat16")
+    one, alone = watched(trainer, tmp_path, (1, 8, 2), "bfloat16")
+    assert full["gathered"][0] > 0
+    assert [2 * gathered for gathered in half["gathered"]] == full["gathered"]
+    assert two["exchanged_bytes"].tolist() == wide["exchanged_bytes"].tolist() == half["bytes"]
+    assert alone["gathered"] == alone["bytes"] == [0] * len(one)
+    assert one["loss"][0] == pytest.approx(two["loss"][0], rel=2e-6)
+    assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_settings_of_logits_train_alike_in_parts(trainer, tmp_path):
+    """A last matrix that ranks have parts of, with rows of padding, loss by loss."""
+    model = {"model__vocabulary_size": 257}
+    plain = trained(trainer, tmp_path / "plain", (1, 16, 1), engine("ddp"), **model)
+    for name in ("ddp", "fsdp"):
+        settings = {**model, "model__padded_vocabulary": True, "model__loss_chunk": 37}
+        other = trained(trainer, tmp_path, (2, 4, 2), engine(name), **settings)
+        assert_alike(plain, other)

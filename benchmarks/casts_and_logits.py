@@ -19,18 +19,26 @@ from batchscape.geometry import solve
 from batchscape.measure.memory import CpuProbe
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
-VOCABULARY, LENGTH = 50257, 64
+LENGTH = 32
 PLAIN: dict[str, Any] = {}
 """Settings of the model."""
 LOGITS = {
     "plain": PLAIN,
     "padded_vocabulary=true": {"padded_vocabulary": True},
-    "loss_chunk=128": {"loss_chunk": 128},
-    "both": {"padded_vocabulary": True, "loss_chunk": 128},
+    "loss_chunk=32": {"loss_chunk": 32},
+    "both": {"padded_vocabulary": True, "loss_chunk": 32},
 }
 
 
-def make_run(width: int, micro_batch_size: int, micro_steps: int, model: dict[str, Any]) -> RunSpec:
+def make_run(
+    precision: str,
+    vocabulary: int,
+    width: int,
+    *,
+    micro_batch_size: int,
+    micro_steps: int,
+    model: dict[str, Any],
+) -> RunSpec:
     config = RunConfig.from_mapping(
         {
             "batch": {
@@ -45,7 +53,7 @@ def make_run(width: int, micro_batch_size: int, micro_steps: int, model: dict[st
             "scaling": {},
             "budget": {"optimizer_steps": 1},
             "evaluation": {"samples": 8},
-            "engine": {"name": "ddp", "precision": "bfloat16"},
+            "engine": {"name": "ddp", "precision": precision},
             "loader": {},
             "checkpoint": {},
             "measure": {},
@@ -64,9 +72,9 @@ def make_run(width: int, micro_batch_size: int, micro_steps: int, model: dict[st
         sweep_name="benchmark",
         stages=(Stage(geometry.global_batch_size, geometry, config.optimizer),),
         device_type="cpu",
-        precision="bfloat16",
+        precision=precision,
         evaluation_every_samples=None,
-        data=DataIdentity("hash", "folder", 1000, 100, classes=VOCABULARY, task="next_token"),
+        data=DataIdentity("hash", "folder", 1000, 100, classes=vocabulary, task="next_token"),
         config=config,
     )
 
@@ -76,7 +84,7 @@ def step(engine: Engine, spec: RunSpec, number: int, *, cast_always: bool) -> fl
     geometry = spec.geometry
     generator = torch.Generator().manual_seed(number)
     shape = (geometry.gradient_accumulation_steps, geometry.micro_batch_size, LENGTH + 1)
-    samples = torch.randint(VOCABULARY, shape, generator=generator)
+    samples = torch.randint(spec.data.classes, shape, generator=generator)
     targets = samples[..., 1:].numel()
     loss_sum = torch.zeros((), dtype=torch.float64)
     for a, tokens in enumerate(samples):
@@ -119,7 +127,7 @@ def compare(title: str, variants: dict[str, tuple[RunSpec, bool]], rounds: int) 
         name: peak_gib(spec, cast_always=cast_always)
         for name, (spec, cast_always) in variants.items()
     }
-    print(title)
+    print(title, flush=True)
     for name in variants:
         fastest, reference = (min(times[of][1:]) for of in (name, plain))
         far = max(abs(a - b) for a, b in zip(losses[name], losses[plain], strict=True))
@@ -135,15 +143,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    small = make_run(256, 1, 8, PLAIN)
+    small = make_run("bfloat16", 256, 128, micro_batch_size=1, micro_steps=8, model=PLAIN)
     compare(
-        "8 micro-steps of 1 x 64 tokens, width 256, bfloat16",
+        f"8 micro-steps of 1 x {LENGTH} tokens, vocabulary 256, width 128, bfloat16",
         {"cast in every forward": (small, True), "cast once": (small, False)},
         rounds,
     )
     compare(
-        "1 micro-step of 16 x 64 tokens, width 128, bfloat16",
-        {name: (make_run(128, 16, 1, model), False) for name, model in LOGITS.items()},
+        f"1 micro-step of 4 x {LENGTH} tokens, vocabulary 50257, width 32, float32",
+        {
+            name: (
+                make_run("float32", 50257, 32, micro_batch_size=4, micro_steps=1, model=model),
+                False,
+            )
+            for name, model in LOGITS.items()
+        },
         rounds,
     )
 

@@ -73,7 +73,10 @@ class NextTokenModel(nn.Module, ABC):
             Targets at a time.
         """
         hidden = self.hidden(tokens).flatten(0, -2)
-        return _cross_entropy_sum(hidden, self.output_weight, self.mask, targets.flatten(), chunk)
+        loss: Tensor = _cross_entropy_sum(
+            hidden, self.output_weight, self.mask, targets.flatten(), chunk
+        )
+        return loss
 
     def draw(self, table: Tensor) -> None:
         """Draw a table as one without padding is drawn."""
@@ -82,11 +85,11 @@ class NextTokenModel(nn.Module, ABC):
 
 
 # What is compiled goes around it.
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _cross_entropy_sum(
     hidden: Tensor, weight: Tensor, mask: Tensor | None, targets: Tensor, chunk: int
 ) -> Tensor:
-    loss: Tensor = _CrossEntropySum.apply(
+    loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
         hidden, weight, mask, targets, chunk, torch.is_grad_enabled()
     )
     return loss
@@ -140,7 +143,7 @@ class _CrossEntropySum(torch.autograd.Function):
         return torch.stack(parts).sum()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         of_hidden, of_weight = ctx.saved_tensors
         return of_hidden * given, of_weight * given, None, None, None, None

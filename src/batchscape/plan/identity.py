@@ -12,7 +12,7 @@ from typing import Any
 
 from batchscape.config import Budget, Command, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
-from batchscape.models.vocabulary import vocabulary_size
+from batchscape.models.vocabulary import table_rows, vocabulary_size
 from batchscape.record.placeholders import (
     CUT_PLACEHOLDERS,
     placeholder_values,
@@ -79,7 +79,10 @@ def trajectory_id(
     named = {**asdict(data), "folder": None}
     model, schedule = settings["model"], settings["schedule"]
     if isinstance(config.model, Gpt | Llama):
-        model = {**model, "vocabulary_size": vocabulary_size(config.model, data)}
+        tokens = vocabulary_size(config.model, data)
+        # A vocabulary that is a multiple already is not padded, whatever was asked for.
+        padded = table_rows(config.model, tokens) > tokens
+        model = {**model, "vocabulary_size": tokens, "padded_vocabulary": padded}
     if "decay_samples" in schedule and schedule["decay_samples"] is None:
         schedule = {**schedule, "decay_samples": sum(stage.samples for stage in stages)}
     content = {

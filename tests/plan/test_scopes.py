@@ -110,12 +110,20 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
     ),
     Gpt: (
         "model",
-        {},
-        {"n_layers": 3, "n_heads": 2, "d_model": 64, "vocabulary_size": 300, "dropout": 0.1},
+        {"vocabulary_size": 299},
+        {
+            "n_layers": 3,
+            "n_heads": 2,
+            "d_model": 64,
+            "vocabulary_size": 300,
+            "padded_vocabulary": True,
+            "loss_chunk": 1024,
+            "dropout": 0.1,
+        },
     ),
     Llama: (
         "model",
-        {"name": "llama", "n_kv_heads": 2, "d_ff": 256},
+        {"name": "llama", "n_kv_heads": 2, "d_ff": 256, "vocabulary_size": 299},
         {
             "n_layers": 3,
             "n_heads": 8,
@@ -124,6 +132,8 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "d_ff": 128,
             "rope_base": 500.0,
             "vocabulary_size": 300,
+            "padded_vocabulary": True,
+            "loss_chunk": 1024,
             "tie_embeddings": True,
         },
     ),

@@ -159,13 +159,13 @@ def test_operations_are_those_of_the_plain_model_and_parameters_those_there_are(
     """Rows of padding are no work that was asked for, and take memory all the same."""
     dataset = Fixed()
     device = torch.device("cpu")
-    plain = examine(built(config_of, model), dataset, device, "float64")
+    plain = examine(built(config_of, model), dataset, device, "float64", 2)
     assert plain.model_flops_per_sample == model_flops(built(config_of, model), *batch(1))
     for chunk in (None, 5):
         settings = {"padded_vocabulary": True, "loss_chunk": chunk}
         config = config_of(model=model | settings)
         module = build_model(config, TEXT, "float64")
-        assert examine(module, dataset, device, "float64") == plain
+        assert examine(module, dataset, device, "float64", 2) == plain
         # A table of 16 columns, or two, has 27 rows of padding.
         tables = 2 if model is LLAMA else 1
         assert (

@@ -131,6 +131,7 @@ def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
     assert all(plan_or_message(grid, machine) for grid in bases.grids)
 
 
+@pytest.mark.slow
 def test_random_configurations_have_a_plan_or_a_message(bases: Bases) -> None:
     assert fuzz_configurations(bases, 290, seed=0) > 30
 

@@ -98,6 +98,7 @@ def test_versions_are_the_oldest_that_is_named_and_the_pinned_one():
     assert f"for venv in .venv-torch-{bound.version} .venv;" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_benchmarks")
 def test_outcomes_of_tests_are_counted_by_file(tmp_path):
     (tmp_path / "test_some.py").write_text(

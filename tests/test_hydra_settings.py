@@ -87,6 +87,7 @@ def test_settings_of_hydra_that_are_read(tmp_path) -> None:
     assert grid.cells[0].settings["sweep_name"] == ["it's a \\ and \N{SNOWMAN}"]
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
     assert folder_of() is None
     assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"

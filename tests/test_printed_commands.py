@@ -89,6 +89,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     return call
 
 
+@pytest.mark.slow
 def test_the_printed_remedy_gives_times_or_says_why_not(
     sweep: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -683,6 +683,7 @@ def test_a_link_out_of_the_folder_is_refused(
         ),
     ],
 )
+@pytest.mark.slow
 def test_nothing_is_launched_where_a_link_leads_out(
     what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

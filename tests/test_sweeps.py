@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from batchscape.compose import compose
 from batchscape.config import Data
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine
-from batchscape.record.spec import DataIdentity
+from batchscape.record.spec import DataIdentity, RunSpec
 
 SWEEPS = Path(batchscape.sweeps.__file__).parent
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
@@ -23,6 +25,7 @@ PROMISE = re.compile(
 )
 
 
+@functools.cache
 def plan_of(name: str, cores: int = 2) -> Plan:
     def prepare(config: Data) -> DataIdentity:
         if config.name == "digits":
@@ -80,11 +83,11 @@ def test_first_line_is_true(name: str) -> None:
     assert math.prod(factors) == len(plan.specs)
     assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["product"]
     assert plan.sweep_dir == Path("outputs") / name
+    if name != "sequence_length":
+        check_all_end_at_the_same_samples(plan.specs)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "sequence_length"])
-def test_all_runs_end_at_the_same_samples(name: str) -> None:
-    specs = plan_of(name).specs
+def check_all_end_at_the_same_samples(specs: Sequence[RunSpec]) -> None:
     assert len({spec.samples for spec in specs}) == 1
     stages = [stage for spec in specs for stage in spec.stages]
     common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))

@@ -62,6 +62,7 @@ def test_one_signal_asks_the_ranks_to_stop(
     resume(launcher, "polite-d2", "completes-later")
 
 
+@pytest.mark.slow
 def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
     launch: Callable[..., Launcher],
 ) -> None:

@@ -97,6 +97,7 @@ def test_padded_batches_are_uneven(curves):
     assert (tokens < 32 * 32).mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("geometry", [(1, 8, 4), (2, 8, 2)], ids=str)
 def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path, geometry):
     """The same comparison fails where micro-batches are averaged with equal weights."""
@@ -147,6 +148,7 @@ def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp
     assert np.abs(losses[1:] - losses[0]).max() < 10 * growth
 
 
+@pytest.mark.slow
 def test_gradient_bytes_are_those_declared(curves, trainer):
     """One exchange of every gradient an optimizer step, whatever the accumulation (law 4)."""
     from batchscape.models import build_model, parameter_count

@@ -10,6 +10,8 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
+import pytest
+
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 
@@ -50,6 +52,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_a_loss_does_not_depend_on_when_it_was_exchanged(tmp_path: Path) -> None:
     """Three ranks: to the last bit the sum in the order of the ranks, whatever stood beside it."""
     ranks = [

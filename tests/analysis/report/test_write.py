@@ -83,12 +83,21 @@ def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any) -> None:
     assert (comparison["status"] == "completed").sum() == 4
     assert (comparison["status"] == "rejected").sum() == 2
     row = comparison.iloc[2]
-    loss = f"{row['final_loss_mean']:.3f} ± {row['final_loss_ci95']:.3f}"
     time = f"{1000 * row['step_time_s_mean']:.2f}"
     markdown = (tables / "comparison.md").read_text()
     latex = (tables / "comparison.tex").read_text()
     assert f"| 2{TIMES}8{TIMES}2=32 | completed | 3 |" in markdown
-    assert loss in markdown
+    (cells,) = [line for line in markdown.splitlines() if f"2{TIMES}8{TIMES}2=32" in line]
+    shown_losses = {tuple(text.split(" ± ")) for text in re.findall(r"\d+\.\d+ ± \d+\.\d+", cells)}
+    # The spread's second digit says to how many decimals.
+    (loss,) = (
+        f"{mean} ± {half}"
+        for mean, half in shown_losses
+        if mean == f"{row['final_loss_mean']:.{len(mean.partition('.')[2])}f}"
+    )
+    half = loss.split(" ± ")[1]
+    assert half == f"{row['final_loss_ci95']:.{len(half.partition('.')[2])}f}"
+    assert len(half.lstrip("0.")) == 2
     assert time[:4] in markdown
     assert loss.replace("±", r"$\pm$") in latex
     assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex
@@ -127,6 +136,7 @@ def test_no_run_has_completed(build: Any) -> None:
     assert "rank 1 exited with 3 [see log]" in text
 
 
+@pytest.mark.slow
 def test_a_single_run(build: Any) -> None:
     sweep = build()
     sweep.run()

@@ -118,6 +118,7 @@ def test_band_is_students_t_over_seeds_of_refits(form, level):
     samples=st.floats(1e-2, 1e4),
     seed=st.integers(0, 20),
 )
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 def test_units_of_steps_and_samples_do_not_matter(steps, samples, seed):
     table = sweep(3, seed=seed, sd=0.1)

@@ -136,6 +136,7 @@ def test_random_configurations_have_a_plan_or_a_message(bases: Bases) -> None:
     assert fuzz_configurations(bases, 290, seed=0) > 30
 
 
+@pytest.mark.slow
 def test_random_command_lines_have_a_plan_or_a_message(bases: Bases) -> None:
     fuzz_lines(bases, 10, seed=0)
 

@@ -150,6 +150,7 @@ def test_closed_forms() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.slow
 def test_linear_in_micro_batch_size(accumulation: int) -> None:
     small, middle, large = (
         in_bytes(measure(micro, accumulation))["peak_allocated_steady"] for micro in (32, 48, 96)
@@ -166,6 +167,7 @@ def test_accumulation_costs_one_set_of_gradients_once() -> None:
     assert three == two
 
 
+@pytest.mark.slow
 def test_gradients_kept_between_steps_cost_as_much_as_accumulation() -> None:
     kept = in_bytes(measure(16, 1, set_to_none=False))
     assert kept["peak_allocated_steady"] == in_bytes(measure(16, 2))["peak_allocated_steady"]

@@ -40,6 +40,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("model", [GPT, GPT | {"dropout": 0.2}, LLAMA], ids=str)
+@pytest.mark.slow
 def test_loss_and_gradients_are_the_same(config_of, text, model):
     module = build_model(config_of(model=model), text, "float64")
     batch = batch_of()

@@ -155,6 +155,7 @@ def test_without_gradients_none_are_made(config_of):
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow
 def test_operations_are_those_of_the_plain_model_and_parameters_those_there_are(config_of, model):
     """Rows of padding are no work that was asked for, and take memory all the same."""
     dataset = Fixed()

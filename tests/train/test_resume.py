@@ -66,7 +66,11 @@ def checkpointed_step(folder):
     return int(checkpoint.name.split("-")[1])
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize(
+    "geometry",
+    [pytest.param(GEOMETRIES[0], marks=pytest.mark.slow), *GEOMETRIES[1:]],
+    ids=str,
+)
 def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path, geometry):
     spec = trainer.make_spec(geometry, **settings())
     folder = kill_past_checkpoint(trainer, spec, tmp_path)

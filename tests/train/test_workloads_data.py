@@ -76,6 +76,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_decompositions_train_alike(trainer, steps, tmp_path, case):
     make, more, even = CASES[case]
     data = make(tmp_path)

@@ -203,6 +203,7 @@ def test_scaling_pairs_by_seed_only_and_one_device_gives_nothing():
     ),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_whatever_the_cells_a_prediction_is_right_or_absent(cells, apart):
     rows = table(cells, repeats=1)
     rows = rows if apart else rows.drop(columns=["exchange_s", "optimizer_s"])

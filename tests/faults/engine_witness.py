@@ -30,7 +30,6 @@ _GRADIENTS_AT = {
     "c10d::reduce_scatter_tensor_coalesced_": 1,
 }
 """Which argument of an operation that reduces is what a rank gives to it."""
-_GATHERS = "c10d::_allgather_base_"
 
 
 class _Counter(TorchDispatchMode):
@@ -42,7 +41,6 @@ class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
-        self.gathered = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -50,8 +48,6 @@ class _Counter(TorchDispatchMode):
         given = _GRADIENTS_AT.get(func.name())
         if given is not None and dist.get_world_size() > 1:
             self.bytes += sum(t.nbytes for t in _tensors(args[given]) if t.numel() > 1)
-        if func.name() == _GATHERS:
-            self.gathered += args[0].nbytes
         return func(*args, **(kwargs or {}))
 
 
@@ -73,7 +69,7 @@ def watched(run_dir: str, rank: int) -> int:
         getattr(broken_engines, fault)()
     if stop_after := os.environ.get("STOP_AFTER"):
         _stop(int(stop_after))
-    seen: dict[str, Any] = {"world_size": 1, "bytes": [], "gathered": [], "models_built": 0}
+    seen: dict[str, Any] = {"world_size": 1, "bytes": [], "models_built": 0}
     real, real_model = loop.build_engine, build.build_model
 
     def build_model(*arguments: Any) -> LossModule:
@@ -83,8 +79,8 @@ def watched(run_dir: str, rank: int) -> int:
     def build_engine(spec: RunSpec, device: torch.device, *examine: Any) -> Engine:
         engine = real(spec, device, *examine)
         seen["world_size"] = dist.get_world_size() if dist.is_initialized() else 1
-        seen["bytes"], seen["gathered"] = [], []
-        _watch(engine, seen)
+        seen["bytes"] = []
+        _watch(engine, seen["bytes"])
         return engine
 
     loop.build_engine = build_engine  # type: ignore[attr-defined]
@@ -94,7 +90,7 @@ def watched(run_dir: str, rank: int) -> int:
     return code
 
 
-def _watch(engine: Engine, seen: dict[str, Any]) -> None:
+def _watch(engine: Engine, seen: list[int]) -> None:
     """Note the bytes of each optimizer step."""
     micro_step, optimizer_step = engine.micro_step, engine.optimizer_step
     counter = _Counter()
@@ -106,9 +102,8 @@ def _watch(engine: Engine, seen: dict[str, Any]) -> None:
     def counted_optimizer_step(*args: Any) -> Tensor:
         with counter:
             norm = optimizer_step(*args)
-        seen["bytes"].append(counter.bytes)
-        seen["gathered"].append(counter.gathered)
-        counter.bytes = counter.gathered = 0
+        seen.append(counter.bytes)
+        counter.bytes = 0
         return norm
 
     engine.micro_step = counted_micro_step  # type: ignore[method-assign]

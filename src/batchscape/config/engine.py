@@ -39,8 +39,7 @@ class Fsdp:
 
     name: Literal["fsdp"]
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Arithmetic: in `bfloat16` parameters are gathered in it, from parts in float32, and gradients
-    are exchanged in float32. Scope: trajectory."""
+    """Arithmetic: `bfloat16` is autocast over float32 parameters. Scope: trajectory."""
     float32_matmul: Literal["highest", "high"] = "highest"
     """Products of float32 matrices, see `ddp`. Scope: trajectory."""
     compile: bool = False

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from batchscape.config import Fsdp, Optimizer
 from batchscape.engines.base import Reported
 from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.plain import PlainEngine
-from batchscape.engines.precision import autocast, lower_dtype
+from batchscape.engines.precision import autocast
 from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes, part_for
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
@@ -42,12 +42,9 @@ def fsdp_engine(
 ) -> PlainEngine:
     """Return an engine that shards, or a plain one for a rank that has nobody to share with.
 
-    In bfloat16 a rank alone has the sharding engine too: its arithmetic is another than autocast's,
-    and cuts of a global batch must differ in nothing but the order of sums.
-
     Parameters are those of `FsdpEngine`.
     """
-    if geometry.data_parallel_size > 1 or lower_dtype(precision) is not None:
+    if geometry.data_parallel_size > 1:
         return FsdpEngine(module, config, optimizer, precision, geometry)
     if config.compile:
         module.compile(dynamic=False)
@@ -70,11 +67,6 @@ class FsdpEngine(PlainEngine):
     The optimizer works on the local parts as plain tensors: its kernels treat every element by
     itself, and not all of them know distributed tensors.
 
-    In bfloat16 the parameters are gathered in it, half the bytes, and are what every operation of
-    the model computes with; gradients are accumulated and exchanged in float32, the type of what
-    the optimizer updates. Autocast is around the forward all the same, and finds its weights cast:
-    losses and normalisations that it has in float32 stay so.
-
     Only the exchange of the last micro-step is told to the marks. On the CPU it does not overlap:
     what precedes the last part of it counts as backward.
 
@@ -87,7 +79,7 @@ class FsdpEngine(PlainEngine):
     precision : str
         `float32`, `bfloat16` or `float64`.
     geometry : BatchGeometry
-        Several ranks have a process group; one alone is given one of its own.
+        Of several ranks, which have a process group.
 
     Raises
     ------
@@ -108,21 +100,17 @@ class FsdpEngine(PlainEngine):
         geometry: BatchGeometry,
     ) -> None:
         _check(module)
-        ranks = geometry.data_parallel_size
-        self._alone = ranks == 1
-        if not self._alone:
-            trained = (p for p in module.parameters() if p.requires_grad)
-            self.gradient_bytes = sum(padded_bytes(p, ranks) for p in trained)
-        self._made_group = self._alone and not dist.is_initialized()
-        if self._made_group:
-            backend = "nccl" if next(module.parameters()).is_cuda else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        self.gradient_bytes = sum(
+            padded_bytes(p, geometry.data_parallel_size)
+            for p in module.parameters()
+            if p.requires_grad
+        )
         self.exchanges_every_micro_step = config.exchange_every_micro_step
         self._exchanges_last = False
         self._exchanged_last = 0
         self._begins = True
         """Whether the next micro-step is the first of an optimizer step."""
-        _shard(module, config, lower_dtype(precision), self._count)
+        _shard(module, config, self._count)
         self._trained = [
             p for p in module.parameters() if isinstance(p, DTensor) and p.requires_grad
         ]
@@ -150,9 +138,7 @@ class FsdpEngine(PlainEngine):
             loss: Tensor = self.module(inputs, targets)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
-        if last and self._alone:
-            self.marks.gradients_ready()
-        elif last:
+        if last:
             if self._exchanged_last != self.gradient_bytes:
                 raise _not_exchanged(self._exchanged_last, self.gradient_bytes)
             self.marks.exchange_ends()
@@ -214,9 +200,6 @@ class FsdpEngine(PlainEngine):
         """Drop the sharded model."""
         self._trained, self._updated, self._parts = [], [], nn.ParameterList()
         super().close()
-        if self._made_group:
-            dist.destroy_process_group()
-            self._made_group = False
 
     def _update(self) -> None:
         """Update this rank's part of the parameters."""
@@ -260,16 +243,8 @@ class _SummedExchange:
         return work
 
 
-def _shard(
-    module: nn.Module, config: Fsdp, lower: torch.dtype | None, count: Callable[[int], None]
-) -> None:
+def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> None:
     """Shard blocks, then the rest; sum gradients and count what is exchanged."""
-    policy = MixedPrecisionPolicy(
-        param_dtype=lower,
-        reduce_dtype=None if lower is None else torch.float32,
-        # Autocast knows better which inputs are to be lowered, and targets are none of them.
-        cast_forward_inputs=False,
-    )
     group = dist.distributed_c10d._get_default_group()
     mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
     blocks = list(dict.fromkeys(blocks_of(module)))
@@ -278,13 +253,8 @@ def _shard(
         for part in blocks or list(module.children()):
             part.forward = torch.compile(part.forward, dynamic=False)
     for block in blocks:
-        fully_shard(
-            block,
-            mesh=mesh,
-            reshard_after_forward=config.reshard_after_forward,
-            mp_policy=policy,
-        )
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+    fully_shard(module, mesh=mesh)
     exchange: Any = _SummedExchange(count)
     for inner in _sharded(module):
         inner.set_gradient_divide_factor(1.0)

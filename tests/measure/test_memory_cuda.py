@@ -141,6 +141,17 @@ def test_what_cublas_works_in_is_told_apart_and_stays_in_the_peaks(allocator: Al
     assert report.as_columns()["workspace_gib"] == 8
 
 
+def test_products_of_the_examination_are_no_part_of_the_model(allocator: Allocator) -> None:
+    memory = CudaMemory(torch.device("cuda", 0))
+    memory.phase("after_model")
+    allocator.keep(1)
+    memory.phase("outside")
+    allocator.multiply(8)
+    memory.phase("after_model")
+    memory.phase("outside")
+    assert memory.report().allocated_after_model_gib == 1
+
+
 def test_a_torch_that_cannot_give_workspaces_back_tells_none(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

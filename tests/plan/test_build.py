@@ -67,6 +67,10 @@ def test_budgets(lines: list[str], samples: int, plan: MakePlan) -> None:
         (["evaluation.samples=361"], "given 361, held out: 360"),
         (["budget=optimizer_steps", "budget.optimizer_steps=999999999999999999"], r"2\*\*63"),
         (["launcher.device=cuda"], "no CUDA device"),
+        (
+            ["engine.precision=float16", "model.loss_chunk=64"],
+            "take engine.precision=bfloat16, or model.loss_chunk=null",
+        ),
         (["model=mlp"], "data=stdlib cannot feed model=mlp"),
         (["launcher.concurrent_runs=1,2"], "launcher is one for the whole sweep"),
         (["tracker=wandb,none"], "tracker is one for the whole sweep"),

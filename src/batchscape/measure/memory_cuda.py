@@ -72,6 +72,9 @@ class CudaMemory:
             self._read()
         if name == OUTSIDE:
             self._reserved_before = torch.cuda.memory_reserved(self._device)
+        if name == "after_model":
+            # The examination of the model has computed products already.
+            _given_back_by_cublas(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = _retries_so_far(self._device)
         self._phase = name

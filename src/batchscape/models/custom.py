@@ -14,6 +14,7 @@ learn the vocabulary, the classes and the features of a sample.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -21,6 +22,7 @@ from torch import nn
 
 from batchscape.config import CustomModel
 from batchscape.errors import ConfigError
+from batchscape.models.vocabulary import data_vocabulary
 from batchscape.record.spec import DataIdentity
 from batchscape.targets import call_target
 
@@ -35,6 +37,8 @@ def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     ConfigError
         If it is not a module on the CPU with float32 parameters to train.
     """
+    if data.task == "next_token":
+        data = replace(data, vocabulary=data_vocabulary(data))
     model = call_target(config.target, config.arguments, offered={"data": data})
     where = f"_target_={config.target}"
     if not isinstance(model, nn.Module):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from batchscape.config import Constant, Cosine, ExternalData, RunConfig
+from batchscape.config import Constant, Cosine, ExternalData, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.identity import rejected_id, run_id, trajectory_id
@@ -133,6 +133,13 @@ def resolve(
         )
         raise ConfigError(msg)
     precision = _precision(config, device_type, machine)
+    if precision == "float16" and isinstance(config.model, Gpt | Llama) and config.model.loss_chunk:
+        msg = (
+            "model.loss_chunk computes gradients before engine.precision=float16 scales the loss, so "
+            "that no scale keeps them from overflowing; given loss_chunk="
+            f"{config.model.loss_chunk}; take engine.precision=bfloat16, or model.loss_chunk=null"
+        )
+        raise ConfigError(msg)
     trajectory = trajectory_id(config, data, stages, precision=precision, source_hash=source_hash)
     return RunSpec(
         run_id=run_id(config, trajectory, stages, device_type),

@@ -138,6 +138,8 @@ class TreeMemory:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 memory = process.memory_full_info()
+                if not memory.uss:
+                    continue  # it is ending: its memory is gone, it is not
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
                 counted += 1

@@ -135,8 +135,8 @@ def resolve(
     precision = _precision(config, device_type, machine)
     if precision == "float16" and isinstance(config.model, Gpt | Llama) and config.model.loss_chunk:
         msg = (
-            "model.loss_chunk computes gradients before engine.precision=float16 scales the loss, so "
-            "that no scale keeps them from overflowing; given loss_chunk="
+            "model.loss_chunk computes gradients before engine.precision=float16 scales the loss, "
+            "so that no scale keeps them from overflowing; given loss_chunk="
             f"{config.model.loss_chunk}; take engine.precision=bfloat16, or model.loss_chunk=null"
         )
         raise ConfigError(msg)

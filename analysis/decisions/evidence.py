@@ -143,11 +143,13 @@ def evidence_of(
         known = curve_groups(cells)
         numbers = known.index.astype(int)
         shared = list(zip(numbers, known["label"], known["cells"], strict=True))
+    # What never completed, such as a version of one's model that failed, has nothing to say.
+    done = set(cells.runs.loc[cells.runs["status"].eq("completed"), "cell"])
     found = []
     for number in sorted(table["group"].unique()):
         own = table[table["group"] == number]
         here = set(groups.index[groups["group"] == number])
-        within = [(group, label) for group, label, members in shared if here & set(members)]
+        within = [(group, label) for group, label, members in shared if here & done & set(members)]
         for group, label in within:
             mine = None if reaches is None else reaches[reaches["group"] == group]
             names = [str(own["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]

@@ -349,6 +349,16 @@ def test_two_machines_get_a_recommendation_each(build):
     assert {recommend(each, Needs()).geometry for each in found} == {(1, 8, 4), (1, 32, 1)}
 
 
+def test_a_version_that_never_completed_gets_no_words_of_the_other_ones_runs(build):
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 8, 4), seed=seed)
+        sweep.run((1, 8, 4), seed=seed, status="failed", optimizer__weight_decay=0.3)
+    (found,) = gather([sweep.path])
+    assert found.label == ""
+    assert recommend(found, Needs()).geometry == (1, 8, 4)
+
+
 @pytest.mark.slow
 def test_sections_answer_with_tables_figures_and_headlines(build):
     tables = load(build().fork().path)

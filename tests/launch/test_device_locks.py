@@ -464,6 +464,11 @@ import psutil
 tempfile.tempdir = sys.argv[1]
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
 rng, marks = random.Random(int(sys.argv[2])), Path(sys.argv[1])
 locks = DeviceLocks("cpu", {i: str(i) for i in range(4)}, print)
 pool, done = DevicePool(range(4), locks=locks), 0
@@ -475,7 +480,7 @@ while done < 150:
     for device in lease.devices:
         mark = marks / f"mark-{device}"
         holder = int(mark.read_text() or 0) if mark.exists() else 0
-        if holder and psutil.pid_exists(holder) and psutil.Process(holder).status() != "zombie":
+        if holder and lives(holder):
             print("shared with", holder, flush=True)
         mark.write_text(str(os.getpid()))
     locks.end_turn()

@@ -8,12 +8,11 @@ micro-batch that does not fit is part of the answer.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
 from results import cuda_device, save
-from sweep import FIGURES, eager_over_compiled, row_of, runs_of
+from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
 
 SETTINGS = (
     *("batch=vary_global", "batch.micro_batch_size=4,16,32", "model=gpt2_124m"),
@@ -26,10 +25,7 @@ SETTINGS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit-s", type=float, default=400.0, help="of the sweep")
-    parser.add_argument("settings", nargs="*", help="more settings, key=value")
-    options = parser.parse_args()
+    options = options_of(__doc__)
     cuda_device()
     with tempfile.TemporaryDirectory() as folder:
         runs = runs_of(Path(folder) / "sweep", options.limit_s, *SETTINGS, *options.settings)

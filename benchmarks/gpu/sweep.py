@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,14 @@ from batchscape.record.timing import TIMES
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
 RUN_FAILED, INTERRUPTED = 1, 130
 """Codes of a sweep: out of memory is expected of the largest micro-batches."""
+
+
+def options_of(page: str) -> argparse.Namespace:
+    """Return `limit_s` and more `settings` of the command line of a benchmark."""
+    parser = argparse.ArgumentParser(description=page.splitlines()[0])
+    parser.add_argument("--limit-s", type=float, default=400.0, help="of the sweep")
+    parser.add_argument("settings", nargs="*", help="more settings, key=value")
+    return parser.parse_args()
 
 
 def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ stays in outputs/gpu_training.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 from results import ROOT, cuda_device, save
-from sweep import FIGURES, eager_over_compiled, row_of, runs_of
+from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
 
 FOLDER = ROOT / "outputs" / "gpu_training"
 SETTINGS = (
@@ -32,10 +31,7 @@ SETTINGS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit-s", type=float, default=400.0, help="of the sweep")
-    parser.add_argument("settings", nargs="*", help="more settings, key=value")
-    options = parser.parse_args()
+    options = options_of(__doc__)
     cuda_device()
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)

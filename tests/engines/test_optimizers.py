@@ -304,6 +304,25 @@ def test_a_device_updates_as_the_cpu_does(config, tolerance):
     assert (moved[1] - moved[0]).norm() <= tolerance * moved[0].norm()
 
 
+@pytest.mark.parametrize("config", [SGD, ADAMW, MUON], ids=lambda config: config.name)
+def test_a_scaled_loss_leaves_a_matrix_without_a_gradient_alone(config):
+    module, scaled = network(), network()
+    for each, scaler in ((module, GradScaler("cpu", enabled=False)), (scaled, GradScaler("cpu"))):
+        optimizer = build_optimizer(config, each)
+        for k in range(2):
+            give_gradients(each, k)
+            each[1].weight.grad = None
+            scale = scaler.scale(torch.ones(()))
+            for parameter in each.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= scale
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert torch.equal(scaled[1].weight, network()[1].weight)
+    assert all(map(torch.equal, module.parameters(), scaled.parameters()))
+
+
 class Waiting(TorchDispatchMode):
     """Refuses to read a number off a tensor, for which the host would wait for a device."""
 

@@ -61,8 +61,8 @@ class FsdpEngine(PlainEngine):
     Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones;
     with `exchange_every_micro_step` they are reduced in each, and only parts are accumulated. A
     parameter without a gradient takes part in the exchange with zeros (from PyTorch 2.13 on;
-    before, the run ends). Blocks are gathered by all
-    ranks together, so that every rank must enter every block in every forward.
+    before, the run ends). Blocks are gathered by all ranks together, so that every rank must enter
+    every block in every forward.
 
     The optimizer works on the local parts as plain tensors: its kernels treat every element by
     itself, and not all of them know distributed tensors.

@@ -169,6 +169,8 @@ class _MuonAndAdamW(Optimizer):
         groups = muon.param_groups
         for group in groups:
             for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
                 before = matrix.clone()
                 momentum = muon.state[matrix].get("momentum_buffer")
                 momentum = None if momentum is None else momentum.clone()

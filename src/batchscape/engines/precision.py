@@ -10,16 +10,11 @@ from torch import Tensor
 
 from batchscape.engines.reach import graph_of
 
-__all__ = ["CastOnce", "autocast", "lower_dtype"]
+__all__ = ["CastOnce", "autocast"]
 
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _AT_ONCE = 2**64 - 1
 """Sequence number of what a backward does as soon as it can, such as to accumulate a gradient."""
-
-
-def lower_dtype(precision: str) -> torch.dtype | None:
-    """Return the lower type of a mixed precision; None of another."""
-    return _LOWER.get(precision)
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
@@ -32,7 +27,7 @@ def autocast(device_type: str, precision: str) -> torch.autocast:
     precision : str
         `bfloat16` or `float16`; in others nothing is lowered.
     """
-    lower = lower_dtype(precision)
+    lower = _LOWER.get(precision)
     return torch.autocast(device_type, lower, enabled=lower is not None)
 
 
@@ -64,7 +59,7 @@ class CastOnce:
     @contextmanager
     def forward(self, *, last: bool) -> Iterator[None]:
         """Be around the forward of a micro-step; `last` of its optimizer step."""
-        if self._region is None and not last and lower_dtype(self._precision) is not None:
+        if self._region is None and not last and self._precision in _LOWER:
             self._region = torch.autocast(self._device_type, enabled=False)
             self._region.__enter__()
             self._in_order = False

@@ -14,14 +14,14 @@ import batchscape
 
 ROOT = Path(batchscape.__file__).parent
 
-# errors, geometry <- config, interop <- record, measure, models, data <- engines <- train
+# errors, geometry <- config, interop <- record, measure, models, data <- engines, tracking <- train
 # <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
 # where it is listed.
 LAYERS = (
     {"completion", "credentials", "errors", "geometry", "outgoing", "targets", "terminal"},
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
-    {"engines"},
+    {"engines", "tracking"},
     {"train"},
     {"plan", "launch"},
     {"doctor"},
@@ -126,6 +126,15 @@ def test_a_worker_imports_no_hydra() -> None:
     loaded = modules_after("import batchscape.train.worker")
     assert "torch" in loaded
     assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib"}
+
+
+def test_only_the_process_that_mirrors_imports_wandb() -> None:
+    loaded = modules_after(
+        "import batchscape.launch.local, batchscape.tracking.mirror, batchscape.tracking.sync"
+    )
+    assert "wandb" not in loaded
+    knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
+    assert knowing == {"worker", "run", "child"}  # the last one of the doctor
 
 
 def test_the_recorder_is_light_for_other_peoples_scripts() -> None:

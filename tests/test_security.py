@@ -47,12 +47,12 @@ from batchscape.record.causes import Cause
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, read_json, write_json
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
-from batchscape.record.mirror_state import MirrorState
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder
+from batchscape.tracking.state import MirrorState
 from batchscape.train.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -776,15 +776,12 @@ def test_links_inside_and_the_sweep_folder_itself_may_be(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["offline-run-1/../../../precious", "offline-*", "..", "", 3])
-def test_a_note_of_others_removes_nothing(name: object, tmp_path: Path) -> None:
-    """Incomplete segments are removed; their names come from a file."""
+def test_a_note_of_others_marks_nothing(name: object, tmp_path: Path) -> None:
+    """Segments are marked as uploaded; their names come from a file."""
     folder = SweepFolder(tmp_path / "sweep").run("a")
-    (tmp_path / "precious").mkdir()
-    for segments, run in (([name], "a-1"), ([], name)):
-        content = {"id": run, "project": "p", "entity": None, "mode": "offline", "closed": False}
-        write_json(folder.mirror, {"format_version": 2, **content, "segments": segments})
-        with pytest.raises(RecordError, match="no name of a W&B run"):
-            MirrorState.read(folder)
+    content = {"project": "p", "entity": None, "segments": [name]}
+    write_json(folder.mirror, {"format_version": FORMAT_VERSION, **content})
+    assert MirrorState.read(folder) is None
 
 
 # Code of others
@@ -829,8 +826,7 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
         read_table(folder, "steps")
     for path in (folder.config, folder.status, folder.launch, folder.mirror):
         path.write_bytes(pickle.dumps(payload))
-    with pytest.raises(RecordError):
-        MirrorState.read(folder)
+    assert MirrorState.read(folder) is None
     assert not mark.exists()
 
 

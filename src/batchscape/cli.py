@@ -431,7 +431,7 @@ def _sync(arguments: list[str]) -> int:
         help="longest time that one run may take; default: 600",
     )
     parsed = parser.parse_args(arguments)
-    from batchscape.record.sync import sync
+    from batchscape.tracking.sync import sync
 
     done = sync(
         parsed.dirs,

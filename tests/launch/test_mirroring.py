@@ -7,9 +7,9 @@ import pytest
 from sweeps_of_fakes import spec_named
 
 from batchscape.config import NoTracker, WandbTracker
-from batchscape.launch.mirroring import Mirroring, may_mirror_live
-from batchscape.plan.machine import Machine
 from batchscape.record.folder import SweepFolder
+from batchscape.record.status import RunStatus, Status
+from batchscape.tracking.mirror import Mirror, may_mirror_live
 
 
 @pytest.mark.parametrize(
@@ -30,39 +30,47 @@ def test_live_only_beside_idle_cores(
     """Two cores a rank, and two more, must be left over."""
     narrow = spec_named("a", 1, device_type=device_type, concurrent_runs=concurrent)
     wide = spec_named("b", ranks, device_type=device_type, concurrent_runs=concurrent)
-    machine = Machine(cpu_cores=cores, cpu_name="x")
-    assert may_mirror_live([narrow, wide], machine) is live
-    assert not may_mirror_live([], machine)
+    assert may_mirror_live([narrow, wide], cores) is live
+    assert not may_mirror_live([], cores)
 
 
 def test_nothing_is_mirrored_unasked(tmp_path: Path) -> None:
-    mirroring = Mirroring(NoTracker(name="none"), SweepFolder(tmp_path), live=True)
-    assert mirroring.finish(3, interrupted=False) is None
+    mirror = Mirror(NoTracker(name="none"), SweepFolder(tmp_path), live=True)
+    assert mirror.finish(3, interrupted=False) is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disabled_tracker_is_silent(tmp_path: Path) -> None:
     tracker = WandbTracker(name="wandb", mode="disabled")
-    mirroring = Mirroring(tracker, SweepFolder(tmp_path), live=True)
+    mirror = Mirror(tracker, SweepFolder(tmp_path), live=True)
     for interrupted in (True, False):
-        assert mirroring.finish(3, interrupted=interrupted) is None
-    assert mirroring.standing() is None
+        assert mirror.finish(3, interrupted=interrupted) is None
+    assert mirror.standing() is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_interrupted_user_does_not_wait(tmp_path: Path) -> None:
-    mirroring = Mirroring(WandbTracker(name="wandb"), SweepFolder(tmp_path), live=False)
-    note = mirroring.finish(3, interrupted=True)
-    assert note == (
-        "Weights & Biases was not updated: the sweep was interrupted. "
-        f"`batchscape sync {shlex.quote(str(tmp_path))}` sends what it lacks."
+    sweep = ended(tmp_path)
+    note = str(Mirror(WandbTracker(name="wandb"), sweep, live=False).finish(1, interrupted=True))
+    assert note.startswith(
+        "Weights & Biases was not updated: it lacks 1 of 1 runs (a), because the sweep was "
+        f"interrupted. `batchscape sync {shlex.quote(str(tmp_path))}` sends what it lacks."
     )
-    assert list(tmp_path.iterdir()) == []
+    assert not sweep.wandb.exists()
 
 
 def test_a_mirror_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "wandb").write_text("a file where the mirror wants a folder")
-    mirroring = Mirroring(WandbTracker(name="wandb"), SweepFolder(tmp_path), live=False)
-    note = str(mirroring.finish(1, interrupted=False))
-    assert "was not updated: its mirror cannot start (" in note
-    assert f"batchscape sync {shlex.quote(str(tmp_path))}" in note
+    sweep = ended(tmp_path)
+    sweep.wandb.write_text("a file where the mirror wants a folder")
+    for live in (True, False):
+        mirror = Mirror(WandbTracker(name="wandb"), sweep, live=live)
+        note = str(mirror.finish(1, interrupted=False))
+        assert "it lacks 1 of 1 runs (a), because its mirror cannot start (" in note
+        assert f"batchscape sync {shlex.quote(str(tmp_path))}" in note
+
+
+def ended(sweep_dir: Path) -> SweepFolder:
+    """A sweep with one run that is over, for those who only look at its status."""
+    sweep = SweepFolder(sweep_dir)
+    RunStatus(Status.FAILED).write(sweep.run("a").status)
+    return sweep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -21,8 +20,6 @@ from batchscape.record.files import (
     read_json_lines,
     write_json,
 )
-from batchscape.record.mirror_state import content_of
-from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tail import Tail
 
 PLAIN = st.recursive(
@@ -155,27 +152,3 @@ def test_an_object_that_is_written_again_has_one_check(tmp_path: Path) -> None:
     write_json(path, {**json.loads(path.read_text()), "a": 2})
     assert read_json(path) == {"a": 2}
     assert path.read_text().count("sha256") == 1
-
-
-def test_a_run_that_an_older_version_mirrored_is_not_another_one() -> None:
-    """The digest that version wrote, of the fields that its statuses had."""
-    fields = {
-        "status": "completed", "stop_reason": "budget", "reason": None, "rank": None,
-        "attempts": [
-            {
-                "started_at": 1.0, "from_optimizer_step": 0, "ended_at": 2.0,
-                "status": "completed", "reason": None,
-            }
-        ],
-        "summary": {"samples": 3}, "seal": {"steps.parquet": {"bytes": 1, "sha256": "0"}},
-    }  # fmt: skip
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    status = RunStatus(
-        Status.COMPLETED,
-        StopReason.BUDGET,
-        attempts=[Attempt(1.0, 0, 2.0, "completed")],
-        summary={"samples": 3},
-        seal={"steps.parquet": {"bytes": 1, "sha256": "0"}},
-        notes=["of a later version"],
-    )
-    assert content_of(status) == hashlib.sha256(text.encode()).hexdigest()

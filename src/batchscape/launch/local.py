@@ -20,7 +20,6 @@ from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
-from batchscape.launch.mirroring import Mirroring, may_mirror_live
 from batchscape.launch.placement import Placement
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
@@ -37,6 +36,7 @@ from batchscape.record.status import RunStatus
 from batchscape.record.tables import load
 from batchscape.record.usable import check_usable
 from batchscape.terminal import OutgoingConsole
+from batchscape.tracking.mirror import Mirror, may_mirror_live
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -102,8 +102,8 @@ def run_sweep(
     with sweep_lock(sweep), ExitStack() as stack:
         remove_dead_writes(sweep)
         standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
-        live = may_mirror_live(standing.missing, machine)
-        mirror = Mirroring(specs[0].config.tracker, sweep, live=live)
+        live = may_mirror_live(standing.missing, machine.cpu_cores)
+        mirror = Mirror(specs[0].config.tracker, sweep, live=live)
         progress = Progress(console, len(specs), sum(spec.samples for spec in standing.missing))
         progress.stand_still(list(standing.settled.values()))
         for renewed in standing.notes:

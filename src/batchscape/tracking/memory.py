@@ -1,9 +1,11 @@
-"""The memory of every rank as one small page, which W&B shows as a panel."""
+"""The memory of every rank as one small page, which W&B shows as a panel.
+
+A table of W&B's own would be an artifact, which its library stages outside the sweep folder.
+"""
 
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 import pandas as pd
 
@@ -19,10 +21,6 @@ _PHASES = {
     "uss_gib": "resident, own",
     "peak_rss_gib": "resident, peak",
 }
-_STYLE = (
-    "body{font:12px sans-serif}td,th{padding:2px 6px;text-align:right;white-space:nowrap}"
-    "td{background:linear-gradient(#cfe0f4,#cfe0f4) no-repeat;background-size:var(--w) 100%}"
-)
 
 
 def memory_page(ranks: pd.DataFrame) -> str | None:
@@ -41,28 +39,15 @@ def memory_page(ranks: pd.DataFrame) -> str | None:
     """
     latest = ranks[ranks["attempt"] == ranks["attempt"].max()].sort_values("rank")
     # A rank that was started again within an attempt counts once.
-    latest = latest.drop_duplicates("rank", keep="last")
-    shown = [name for name in _PHASES if name in latest and latest[name].notna().any()]
-    if not shown:
+    latest = latest.drop_duplicates("rank", keep="last").set_index("rank")
+    figures = latest.reindex(columns=list(_PHASES)).astype(float)
+    figures = figures.dropna(axis="columns", how="all").rename(columns=_PHASES)
+    if figures.empty:
         return None
-    largest = float(latest[shown].max().max())
-    head = "".join(f"<th>{_PHASES[name]}</th>" for name in shown)
-    rows = "".join(
-        f"<tr><th>{int(row['rank'])}</th>"
-        + "".join(_cell(row[name], largest) for name in shown)
-        + "</tr>"
-        for row in latest.to_dict("records")
+    page = figures.style.format("{:.3f}", na_rep="").set_caption("GiB by rank")
+    page = page.bar(axis=None, vmin=0, color="#cfe0f4").set_table_styles(
+        [{"selector": "td, th", "props": "font: 12px sans-serif; padding: 2px 6px"}]
     )
     methods = sorted({str(method) for method in latest["memory_method"].dropna()})
     source = f"<p>Allocated: {escape(', '.join(methods))}</p>" if methods else ""
-    return (
-        f"<style>{_STYLE}</style><table><caption>GiB by rank</caption>"
-        f"<tr><th>rank</th>{head}</tr>{rows}</table>{source}"
-    )
-
-
-def _cell(value: Any, largest: float) -> str:  # noqa: ANN401  (a pandas scalar, perhaps NA)
-    if pd.isna(value):
-        return "<td></td>"
-    width = 100 * float(value) / largest if largest > 0 else 0
-    return f'<td style="--w:{width:.0f}%">{float(value):.3f}</td>'
+    return page.to_html() + source

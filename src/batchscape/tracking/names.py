@@ -27,9 +27,7 @@ __all__ = [
     "AXES",
     "CURVES",
     "FIGURES",
-    "NOT_MIRRORED",
     "RANK_MEMORY",
-    "SUMMARY_ONLY",
     "TIMES_OF_STEPS",
     "Row",
     "axis_of",
@@ -86,9 +84,6 @@ TIMES_OF_STEPS = frozenset(
 )
 """Curves of times: raw, one point a step, whether or not the times of their run count."""
 
-NOT_MIRRORED = frozenset({"attempt", "warmup", "eval_targets"})
-"""Columns that mean nothing as a curve."""
-
 FIGURES: dict[str, str] = {
     "final_loss": "loss/final_train",
     "final_eval_loss": "loss/final_eval",
@@ -134,24 +129,6 @@ FIGURES: dict[str, str] = {
     "peak_taken_gib": "memory/peak_taken_gib",
 }
 """Name in W&B of each figure of the summary that makes a panel."""
-
-SUMMARY_ONLY = frozenset(
-    {
-        "optimizer_steps",
-        "samples",
-        "tokens",
-        "train_time_s",
-        "measured_optimizer_steps",
-        "exchanged_bytes",
-        "involuntary_switches",
-        "evaluation_s",
-        "peak_tflops",
-        "peak_source",
-        "attention_kernel",
-        "not_invariant",
-    }
-)
-"""Figures that stay in the summary: words, constants, and the ends of curves and axes."""
 
 RANK_MEMORY = "memory/ranks"
 """Panel with the memory of every rank."""

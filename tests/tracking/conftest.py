@@ -1,8 +1,9 @@
-"""What tests of the record share: a writer of run folders, W&B's own reader, a small W&B server."""
+"""What tests of the tracking share: a writer of run folders, W&B's reader, a small W&B server."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import math
@@ -19,18 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 from wandb.util import get_core_path
 
-from batchscape.config import RunConfig
+from batchscape.config import RunConfig, WandbTracker
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror_state import MirrorState, wandb_folder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
-from batchscape.record.wandb_names import AXES, CURVES
+from batchscape.tracking.mirror import Mirror
+from batchscape.tracking.names import AXES, CURVES
+from batchscape.tracking.state import MirrorState
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 EVERY = 4  # optimizer steps between evaluations
@@ -172,9 +175,6 @@ class Segment:
     def history(self) -> list[dict[str, Any]]:
         return [record["item"] for record in self.of("history")]
 
-    def reaches(self, optimizer_step: int) -> bool:
-        return any(row["optimizer_step"] >= optimizer_step for row in self.history)
-
     @property
     def summary(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}
@@ -190,19 +190,19 @@ class Segment:
         return found
 
 
+def segment_in(path: Path) -> Segment:
+    (file,) = path.glob("*.wandb")
+    # What `wandb leet inspect --json` runs, without its slow start.
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]
+    command += ["--run-file", str(file), str(path.parent)]
+    read = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Segment([json.loads(line) for line in read.stdout.splitlines()])
+
+
 def segments(folder: RunFolder) -> list[Segment]:
     state = MirrorState.read(folder)
     assert state is not None
-    found = []
-    for name in state.segments:
-        path = wandb_folder(folder.path.parent.parent) / name
-        (file,) = path.glob("*.wandb")
-        # What `wandb leet inspect --json` runs, without its slow start.
-        command = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]
-        command += ["--run-file", str(file), str(path.parent)]
-        read = subprocess.run(command, capture_output=True, text=True, check=True)
-        found.append(Segment([json.loads(line) for line in read.stdout.splitlines()]))
-    return found
+    return [segment_in(SweepFolder(folder.path.parents[1]).wandb / name) for name in state.segments]
 
 
 def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ class Fault:
     """One a request, the last one ever after. An HTTP status, or `hang`: never an answer,
     `garbage`: one that is not JSON, `cut`: a connection that is closed."""
     of: str = ""
-    """Only requests whose path contains it: `graphql`, `file_stream`."""
+    """Only requests that contain it, in path or content: `graphql`, `UpsertBucket`."""
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -310,10 +310,10 @@ class FakeServer(ThreadingHTTPServer):
         self.on_complete: Callable[[str], None] | None = None
         """Called with the name of a run whose end has just arrived, before that is answered."""
 
-    def fault_of(self, path: str) -> int | str | None:
+    def fault_of(self, path: str, content: bytes) -> int | str | None:
         """What meets a request, counted."""
         fault = self.fault
-        if fault is None or fault.of not in path:
+        if fault is None or (fault.of not in path and fault.of.encode() not in content):
             return None
         self.faults_met += 1
         return fault.kinds[min(self.faults_met, len(fault.kinds)) - 1]
@@ -394,7 +394,7 @@ class _Answers(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             content = gzip.decompress(content)
         answer, status = {}, 200
-        if (fault := self.server.fault_of(self.path)) is not None:
+        if (fault := self.server.fault_of(self.path, content)) is not None:
             if isinstance(fault, int):
                 self.send_response(fault)
                 self.end_headers()
@@ -456,6 +456,44 @@ def fake_training(sweep: SweepFolder) -> Callable[..., FakeTraining]:
         return FakeTraining(sweep, run_id, **settings)
 
     return make
+
+
+@pytest.fixture
+def mirrored(sweep: SweepFolder) -> Callable[[WandbTracker], str | None]:
+    """Mirrors all runs as at the end of a launch; returns its note."""
+
+    def mirror(tracker: WandbTracker) -> str | None:
+        runs = len(sweep.run_folders())
+        return Mirror(tracker, sweep, live=False).finish(10 * runs, interrupted=False)
+
+    return mirror
+
+
+@pytest.fixture
+def workers() -> Callable[[], list[psutil.Process]]:
+    """Finds the living processes that talk to W&B for this one."""
+
+    def found() -> list[psutil.Process]:
+        living = []
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if "batchscape.tracking.worker" in child.cmdline():
+                    living.append(child)
+        return living
+
+    return found
+
+
+@pytest.fixture
+def open_rows() -> Callable[[RunFolder], list[dict[str, Any]]]:
+    """Reads the rows of a run that is open offline; none where it is not."""
+
+    def read(folder: RunFolder) -> list[dict[str, Any]]:
+        wandb = SweepFolder(folder.path.parents[1]).wandb
+        found = [path for path in wandb.glob("offline-run-*") if folder.path.name in path.name]
+        return segment_in(found[-1]).history if found and any(found[-1].glob("*.wandb")) else []
+
+    return read
 
 
 @pytest.fixture

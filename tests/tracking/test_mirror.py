@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -24,54 +22,41 @@ from rich.console import Console
 
 from batchscape.config import WandbTracker
 from batchscape.launch.launch_record import OTHER_LAUNCHER
-from batchscape.record import mirror
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.mirror_state import MirrorState, content_of, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
-from batchscape.record.sync import sync
 from batchscape.record.timing import BUSY, TIMES
-from batchscape.record.wandb_memory import memory_page
-from batchscape.record.wandb_names import (
+from batchscape.tracking.memory import memory_page
+from batchscape.tracking.mirror import Mirror
+from batchscape.tracking.names import (
     AXES,
     CURVES,
     FIGURES,
-    NOT_MIRRORED,
-    SUMMARY_ONLY,
     TIMES_OF_STEPS,
     axis_of,
     curve_points,
     figure_points,
     mirrored_names,
 )
+from batchscape.tracking.state import MirrorState, content_of, id_of, standing_of
+from batchscape.tracking.sync import sync
 
 OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry", tags=["paper"])
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
 KEY = "0123456789abcdef0123456789abcdef01234567"
-TIMEOUT_S = 100.0
+NOT_MIRRORED = {"attempt", "warmup", "eval_targets"}  # they mean nothing as a curve
+SUMMARY_ONLY = {  # words, constants, and the ends of curves and axes
+    *("optimizer_steps", "samples", "tokens", "train_time_s", "measured_optimizer_steps"),
+    *("exchanged_bytes", "involuntary_switches", "evaluation_s", "peak_tflops", "peak_source"),
+    *("attention_kernel", "not_invariant"),
+}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         time.sleep(0.05)
-
-
-def segments_of(training) -> list[str]:
-    state = MirrorState.read(training.folder)
-    return [] if state is None else state.segments
-
-
-def has_open_segment(training) -> bool:
-    state = MirrorState.read(training.folder)
-    return state is not None and not state.closed
-
-
-def kill(process: mirror.MirrorProcess) -> None:
-    helpers = psutil.Process(process.pid).children()
-    os.kill(process.pid, signal.SIGKILL)
-    psutil.wait_procs(helpers)
 
 
 def files_outside(home: Path) -> list[Path]:
@@ -99,7 +84,7 @@ def test_names_are_distinct_and_in_few_sections() -> None:
 
 @pytest.mark.slow
 def test_offline_mirror_holds_what_the_run_folders_hold(
-    sweep, silent_server, tmp_path, fake_training, checked_segments, settings_of_run
+    sweep, silent_server, tmp_path, fake_training, mirrored, checked_segments, settings_of_run
 ) -> None:
     done, failed, diverged = (fake_training(f"run-{name}") for name in "abc")
     fake_training("run-pending")
@@ -114,7 +99,7 @@ def test_offline_mirror_holds_what_the_run_folders_hold(
     diverged.train(range(1, 7), nan_at=6)
     diverged.end(Status.DIVERGED, "the loss is not a number")
 
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(OFFLINE) is None
 
     with pytest.raises(BlockingIOError):
         silent_server.accept()
@@ -131,20 +116,20 @@ def test_offline_mirror_holds_what_the_run_folders_hold(
     assert not sweep.run("run-pending").mirror.exists()
     assert not rejected.folder.mirror.exists()
 
-    mirrored = {t.run_id: t.folder.mirror.read_bytes() for t in (done, diverged)}
+    noted = {t.run_id: t.folder.mirror.read_bytes() for t in (done, diverged)}
     # It failed at optimizer step 7; the checkpoint is of step 4.
     failed.begin(after=4)
     failed.train(range(5, 13))
     failed.end(Status.COMPLETED)
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(OFFLINE) is None
     first, second = checked_segments(failed.folder)
     assert first.of("run")[0]["run_id"] == second.of("run")[0]["run_id"]
     assert second.of("run")[0]["resume"]
     assert second.tags == ["paper", "completed"]
     _check_figures(second, RunStatus.read(failed.folder.status))
     # Nothing is mirrored twice.
-    assert mirrored == {t.run_id: t.folder.mirror.read_bytes() for t in (done, diverged)}
-    assert len(list(wandb_folder(sweep.path).glob("offline-run-*"))) == 4
+    assert noted == {t.run_id: t.folder.mirror.read_bytes() for t in (done, diverged)}
+    assert len(list(sweep.wandb.glob("offline-run-*"))) == 4
 
 
 def _check_figures(segment, status: RunStatus) -> None:
@@ -200,7 +185,7 @@ def _check_identity(training, segment, settings) -> None:
 
 
 def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
-    sweep, fake_training, checked_segments
+    fake_training, mirrored, checked_segments
 ) -> None:
     waited, spoiled, valid = (
         fake_training(name, core_wait_s=wait_s)
@@ -217,7 +202,7 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
         training.end(Status.COMPLETED)
     assert waited.status.summary["core_wait_pct"] == pytest.approx(72.0)
 
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(OFFLINE) is None
 
     panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
     for training, reason in ((waited, BUSY), (spoiled, OTHER_LAUNCHER)):
@@ -242,12 +227,14 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_disturbed_takes_its_times_back(sweep, server, fake_training) -> None:
+def test_a_run_that_goes_on_disturbed_takes_its_times_back(
+    sweep, server, fake_training, mirrored
+) -> None:
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 9))
     training.end(Status.INTERRUPTED, "stopped by SIGINT")
-    assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(ONLINE) is None
     found = server.run_of("run-a")
     assert found.summary["step_time_s"] == found.summary["time/median_step_time_s"] == 0.125
     assert "time/step_time_s" not in found.summary
@@ -283,9 +270,9 @@ def test_memory_of_ranks_is_a_table_of_the_last_attempt() -> None:
     )
     page = memory_page(ranks)
     assert page is not None
-    cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", page)
-    assert cells == ["rank", "steady", "resident, own", "0", "1.000", "", "1", "2.000", "4.000"]
-    assert re.findall(r"--w:(\d+)%", page) == ["25", "50", "100"]
+    cells = [c for c in re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", page) if c != "&nbsp;"]
+    assert cells == ["steady", "resident, own", "rank", "0", "1.000", "", "1", "2.000", "4.000"]
+    assert sorted(re.findall(r"#cfe0f4 ([\d.]+)%", page)) == ["100.0", "25.0", "50.0"]
     assert "a&lt;b" in page
     assert "old" not in page
     assert memory_page(ranks[["rank", "attempt", "memory_method"]]) is None
@@ -293,60 +280,68 @@ def test_memory_of_ranks_is_a_table_of_the_last_attempt() -> None:
 
 @pytest.mark.slow
 def test_following_a_run_and_being_killed(
-    sweep, monkeypatch, fake_training, offline_segments, checked_segments
+    sweep, monkeypatch, fake_training, workers, open_rows, checked_segments
 ) -> None:
     monkeypatch.setenv("WANDB__TRANSACTION_LOG_FLUSH_INTERVAL", "0.1")
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 5))
-    process = mirror.start(sweep.path, OFFLINE, live=True)
-    assert psutil.Process(process.pid).nice() == 19
-    wait_until(lambda: has_open_segment(training))
+    first = Mirror(OFFLINE, sweep, live=True)
+    (worker,) = workers()
+    assert worker.nice() == 19
+    wait_until(lambda: open_rows(training.folder))
     training.train(range(5, 9))
     # W&B holds the latest row back, in case more is logged at its step.
-    wait_until(lambda: offline_segments(training.folder)[0].reaches(8))
-    kill(process)
-    assert process.finish(TIMEOUT_S) is None  # no run has ended, so none is lacking
-    assert has_open_segment(training)
+    wait_until(lambda: open_rows(training.folder)[-1]["optimizer_step"] >= 8)
+    worker.kill()
+    wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+    (cut_short,) = sweep.wandb.glob("offline-run-*")
 
-    cut_short = segments_of(training)
-    process = mirror.start(sweep.path, OFFLINE, live=True)
-    wait_until(lambda: segments_of(training) != cut_short)
+    second = Mirror(OFFLINE, sweep, live=True)
+    wait_until(lambda: not cut_short.exists() and open_rows(training.folder))
     training.train(range(9, 13))
     training.end(Status.COMPLETED)
-    assert process.finish(TIMEOUT_S) is None
+    assert second.finish(10, interrupted=False) is None
     (segment,) = checked_segments(training.folder)
     assert segment.tags == ["paper", "completed"]
     _check_figures(segment, training.status)
+    # The killed one is not missed: the launcher starts another, which finds nothing to do.
+    assert first.finish(10, interrupted=False) is None
+    assert len(list(sweep.wandb.glob("offline-run-*"))) == 1
 
 
 @pytest.mark.slow
-def test_a_dead_launcher_leaves_a_whole_segment(sweep, fake_training, checked_segments) -> None:
+def test_a_dead_launcher_takes_its_mirror_along(
+    sweep, fake_training, mirrored, checked_segments
+) -> None:
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))
     launcher = f"""
 import pathlib, sys
 from batchscape.config import WandbTracker
-from batchscape.record import mirror
+from batchscape.record.folder import SweepFolder
+from batchscape.tracking.mirror import Mirror
 tracker = WandbTracker(name="wandb", mode="offline")
-process = mirror.start(pathlib.Path({str(sweep.path)!r}), tracker, live=True)
+mirror = Mirror(tracker, SweepFolder(pathlib.Path({str(sweep.path)!r})), live=True)
 sys.stdin.read()
 """
     with subprocess.Popen([sys.executable, "-c", launcher], stdin=subprocess.PIPE) as process:
-        wait_until(lambda: has_open_segment(training))
-        training.train([6])
+        wait_until(lambda: list(sweep.wandb.glob("offline-run-*")))
+        family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    wait_until(lambda: not has_open_segment(training))
-    state = MirrorState.read(training.folder)
-    assert state is not None
-    assert state.status == "running"
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    training.train([6])
+    training.end(Status.COMPLETED)
+    assert mirrored(OFFLINE) is None
     checked_segments(training.folder)
+    assert len(list(sweep.wandb.glob("offline-run-*"))) == 1
 
 
 @pytest.mark.slow
 def test_unreachable_server_leaves_an_offline_copy(
-    sweep, monkeypatch, fake_training, checked_segments
+    sweep, monkeypatch, fake_training, mirrored, checked_segments
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -357,11 +352,10 @@ def test_unreachable_server_leaves_an_offline_copy(
     training.begin()
     training.train(range(1, 13))
     training.end(Status.COMPLETED)
-    tracker = WandbTracker(name="wandb")
-    said = mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S)
+    said = mirrored(WandbTracker(name="wandb"))
     assert said is not None
     assert "Weights & Biases was not updated: 1 of 1 runs were written offline" in said
-    assert "because W&B cannot be written to: it failed on the start of run-a (CommError: " in said
+    assert "because Weights & Biases cannot be used: " in said
     assert f"batchscape sync {sweep.path}" in said
     checked_segments(training.folder)
     for path in sweep.path.rglob("*"):
@@ -369,30 +363,29 @@ def test_unreachable_server_leaves_an_offline_copy(
 
 
 @pytest.mark.slow
-def test_hanging_server_no_key_and_a_damaged_run(
-    sweep, silent_server, monkeypatch, fake_training, checked_segments
+@pytest.mark.usefixtures("silent_server")
+def test_an_interrupted_wait_no_key_and_a_damaged_run(
+    sweep, monkeypatch, fake_training, mirrored, checked_segments
 ) -> None:
-    """The first start is killed at the timeout, the second one mirrors what can be read."""
+    """The first mirror hangs at a silent server, the second one mirrors what can be read."""
     for name in ("run-a", "run-b"):
         training = fake_training(name)
         training.begin()
         training.train(range(1, 3))
         training.end(Status.PRUNED)
-    tracker = WandbTracker(name="wandb", mode="online")
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    process = mirror.start(sweep.path, tracker, live=True)
-    wait_until(sweep.run("run-a").mirror.exists)
-    said = process.finish(0.5)
+    said = Mirror(ONLINE, sweep, live=True).finish(2, interrupted=True)
     assert said is not None
-    assert "it lacks 2 of 2 runs (run-a, run-b), because the mirror did not end within" in said
-    silent_server.accept()[0].close()
+    assert "it lacks 2 of 2 runs (run-a, run-b), because the sweep was interrupted" in said
+    assert "it did not end within 5 s" in said
 
     monkeypatch.delenv("WANDB_API_KEY")
     training.folder.parquet("steps").write_bytes(b"not what was sealed")
-    said = mirror.start(sweep.path, tracker, live=False).finish(TIMEOUT_S)
+    said = mirrored(ONLINE)
     assert said is not None
-    assert "lacks 1 of 2 runs (run-b)" in said
+    assert "lacks 1 of 2 runs (run-b), and 1 of 2 runs were written offline" in said
     assert "because no API key is known" in said
+    assert f"{training.folder.parquet('steps')} is missing or differs" in said
     (segment,) = checked_segments(sweep.run("run-a"))
     assert segment.of("exit")[-1]["exit_code"] == 0
 
@@ -401,23 +394,23 @@ def test_hanging_server_no_key_and_a_damaged_run(
 def test_online_run_is_gone_on_with_where_the_server_stands(
     sweep, server, fake_training, rows_of
 ) -> None:
+    """Also where nobody came to note which rows had arrived."""
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))
     tracker = WandbTracker(name="wandb", tags=["paper"])
-    assert mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S) is None
+    mirror = Mirror(tracker, sweep, live=True)
+    wait_until(lambda: server.runs and server.run_of("run-a").history)
+    assert mirror.finish(10, interrupted=False) is None
     state = MirrorState.read(training.folder)
     assert state is not None
-    assert state.closed
+    assert state.is_cut_short_online
     run = server.run_of("run-a")
     assert len(run.history) == 7
     assert run.state == "failed"  # nobody runs it any more
-    # As if the mirror had been killed before it could note that.
-    state.closed, state.last_step, state.uploaded_step = False, -1, -1
-    state.write(training.folder)
     training.train(range(6, 13))
     training.end(Status.COMPLETED)
-    assert mirror.start(sweep.path, tracker, live=True).finish(TIMEOUT_S) is None
+    assert Mirror(tracker, sweep, live=True).finish(10, interrupted=False) is None
     assert run.visible_history == rows_of(training.folder)
     assert run.lines_received == len(run.history)
     assert run.settings["tags"] == ["paper", "completed"]
@@ -427,16 +420,18 @@ def test_online_run_is_gone_on_with_where_the_server_stands(
 
 
 @pytest.mark.slow
-def test_what_was_begun_offline_goes_on_online(sweep, server, fake_training, rows_of) -> None:
+def test_what_was_begun_offline_goes_on_online(
+    sweep, server, fake_training, mirrored, rows_of
+) -> None:
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))
     training.end(Status.FAILED, "rank 0 died")
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(OFFLINE) is None
     training.begin(after=4)
     training.train(range(5, 13))
     training.end(Status.COMPLETED)
-    assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(ONLINE) is None
     run = server.run_of("run-a")
     assert run.visible_history == rows_of(training.folder)
     # W&B's own upload finds nothing left to do.
@@ -445,36 +440,34 @@ def test_what_was_begun_offline_goes_on_online(sweep, server, fake_training, row
 
 
 @pytest.mark.slow
-def test_segments_may_be_uploaded_by_hand(sweep, server, fake_training, rows_of) -> None:
+def test_segments_may_be_uploaded_by_hand(sweep, server, fake_training, mirrored, rows_of) -> None:
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))
     training.end(Status.FAILED, "rank 0 died")
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(OFFLINE) is None
     training.begin(after=4)
     training.train(range(5, 13))
     training.end(Status.COMPLETED)
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(TIMEOUT_S) is None
-    state = MirrorState.read(training.folder)
-    assert state is not None
-    assert not state.is_uploaded(training.status, sweep.path)
+    assert mirrored(OFFLINE) is None
+    assert standing_of(sweep.path).offline == ["run-a"]
     _sync_by_hand(sweep)
     run = server.run_of("run-a")
     assert run.visible_history == rows_of(training.folder)
-    assert state.is_uploaded(training.status, sweep.path)
-    assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
+    assert standing_of(sweep.path).uploaded == ["run-a"]
+    assert mirrored(ONLINE) is None
     assert run.lines_received == len(run.history)
 
 
 def _sync_by_hand(sweep: SweepFolder) -> None:
-    written = sorted(wandb_folder(sweep.path).glob("offline-run-*"))
+    written = sorted(sweep.wandb.glob("offline-run-*"))
     command = [sys.executable, "-m", "wandb", "sync", *map(str, written)]
     subprocess.run(command, capture_output=True, check=True)
 
 
 @pytest.mark.slow
 def test_rows_that_the_server_refuses_are_not_taken_for_mirrored(
-    sweep, server, fake_training, rows_of, monkeypatch
+    server, fake_training, mirrored, rows_of, monkeypatch
 ) -> None:
     """W&B's client ends such a run without an error."""
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
@@ -483,11 +476,11 @@ def test_rows_that_the_server_refuses_are_not_taken_for_mirrored(
     training.train(range(1, 6))
     training.end(Status.COMPLETED)
     server.refused["run-a"] = 403
-    said = mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S)
+    said = mirrored(ONLINE)
     assert said is not None
     assert "lacks 1 of 1 runs (run-a)" in said
     server.refused.clear()
-    assert mirror.start(sweep.path, ONLINE, live=False).finish(TIMEOUT_S) is None
+    assert mirrored(ONLINE) is None
     assert server.run_of("run-a").visible_history == rows_of(training.folder)
 
 
@@ -496,31 +489,57 @@ def test_what_counts_as_uploaded(sweep, fake_training) -> None:
     training.begin()
     training.train(range(1, 3))
     training.end(Status.COMPLETED)
-    status = RunStatus.read(training.folder.status)
-    state = MirrorState("run-a-1", "p", None, "online", status="completed", attempts=1)
-    assert state.is_uploaded(status, sweep.path)  # of an older version, without a digest
-    state.content = content_of(status)
-    assert state.is_uploaded(status, sweep.path)
-    state.closed = False
-    assert not state.is_uploaded(status, sweep.path)
-    state.closed = True
-    changed = RunStatus.read(training.folder.status)
-    changed.summary["final_loss"] = 7.0
-    assert not state.is_uploaded(changed, sweep.path)
+    segments = [sweep.wandb / f"offline-run-{number}" for number in (2, 3)]
 
-    state.mode, state.segments = "offline", ["run-1", "offline-run-2", "offline-run-3"]
-    assert not state.is_uploaded(status, sweep.path)  # gone, perhaps never uploaded
-    for name in state.segments:
-        (wandb_folder(sweep.path) / name).mkdir(parents=True)
-        (wandb_folder(sweep.path) / name / "run-a.wandb").touch()
-    assert len(state.unsent(sweep.path)) == 2
-    (wandb_folder(sweep.path) / "offline-run-3" / "run-a.wandb.synced").touch()
-    assert not state.is_uploaded(status, sweep.path)
+    def stands(state: MirrorState) -> str:
+        state.write(training.folder)
+        assert MirrorState.read(training.folder) == state
+        found = standing_of(sweep.path)
+        (place,) = (p for p in ("uploaded", "offline", "lacking") if "run-a" in getattr(found, p))
+        return place
+
+    state = MirrorState("p", None, "online", content=content_of(training.status))
+    assert stands(state) == "uploaded"
+    state.content = None  # opened there, and its end never seen
+    assert stands(state) == "lacking"
+    other = RunStatus.read(training.folder.status)
+    other.summary["final_loss"] = 7.0
+    state.content = content_of(other)
+    assert stands(state) == "lacking"
+
+    state.mode, state.content = "offline", content_of(training.status)
+    state.segments = [path.name for path in segments]
+    assert stands(state) == "offline"  # gone, perhaps never uploaded
+    for path in segments:
+        path.mkdir(parents=True)
+        (path / "run-a.wandb").touch()
+    (segments[1] / "run-a.wandb.synced").touch()
+    assert stands(state) == "offline"
     state.mark_sent(sweep.path)
-    assert state.unsent(sweep.path) == []
-    assert state.is_uploaded(status, sweep.path)
-    state.write(training.folder)
-    assert MirrorState.read(training.folder) == state
+    assert stands(state) == "uploaded"
+
+
+def test_only_segments_that_were_cut_short_are_removed(sweep) -> None:
+    state = MirrorState("p", None, segments=["offline-run-1-a-1"])
+    others = ("offline-run-1-a-1", "offline-run-2-b-1", "run-2-a-1", "offline-run-3-a-1")
+    for name in (*others, "offline-run-4-a-1"):
+        (sweep.wandb / name).mkdir(parents=True)
+    (sweep.wandb / "offline-run-3-a-1" / "a.wandb.synced").touch()  # by hand
+    state.remove_strays(sweep.path, "a-1")
+    assert {path.name for path in sweep.wandb.iterdir()} == set(others)
+
+
+def test_a_run_begun_anew_is_another_one_of_wandb(fake_training) -> None:
+    """The W&B run of its name has the steps of the damaged folder: they would be skipped."""
+    run = fake_training("run-a")
+    run.begin()
+    name = id_of("run-a", run.status)
+    assert re.fullmatch("run-a-[0-9a-f]{8}", name)
+    run.begin(after=2)
+    assert id_of("run-a", run.status) == name
+    run.status.attempts.clear()
+    run.begin()
+    assert id_of("run-a", run.status) != name
 
 
 @settings(max_examples=50)

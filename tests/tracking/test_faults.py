@@ -6,13 +6,10 @@ The client is the real one, its server a small one that fails on purpose. Whatev
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import random
 import resource
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -24,14 +21,13 @@ import pytest
 from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.launch import local
-from batchscape.launch.mirroring import Mirroring
-from batchscape.record import mirror
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.mirror_bounds import closing_s, opening_s, patience_s, stall_s, whole_s
-from batchscape.record.mirror_state import MirrorState, wandb_folder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
+from batchscape.tracking.mirror import Mirror
+from batchscape.tracking.state import MirrorState
+from batchscape.tracking.watch import patience_s, silence_s
 from exact import assert_same_rows
 
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry")
@@ -40,10 +36,10 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 LONG_S = 100.0
 FAULTS = [
     # Requests that are tried again, then one that is refused for good.
-    ("graphql", (500, 429, "cut", 404)),
-    ("graphql", ("garbage",)),
-    ("file_stream", (429, 500, 401)),
-    ("file_stream", ("hang",)),
+    ("graphql", (500, 429, "cut", 404), "Weights & Biases cannot be used: "),
+    ("UpsertBucket", ("garbage",), "W&B cannot be written to: "),
+    ("file_stream", (429, 500, 401), "W&B cannot be written to: "),
+    ("file_stream", ("hang",), "it did not answer for 13 s"),
 ]
 
 
@@ -78,31 +74,30 @@ def check_all_there(server, folders, rows_of) -> None:
 
 def test_every_wait_has_a_bound(monkeypatch) -> None:
     monkeypatch.delenv("WANDB_INIT_TIMEOUT", raising=False)
-    assert (patience_s(), opening_s(), closing_s(), stall_s()) == (20, 30, 130, 180)
-    assert whole_s(24) == 300
+    assert (patience_s(), silence_s()) == (20, 130)
     for given, expected in (("7", 7), ("inf", 600), ("soon", 20), ("-1", 20), ("nan", 20)):
         monkeypatch.setenv("WANDB_INIT_TIMEOUT", given)
         assert patience_s() == expected
-        assert math.isfinite(stall_s())
-        # The mirror itself gives up before the launcher gives the mirror up.
-        assert opening_s() < closing_s() < stall_s()
+        # W&B's own waits, two for each run, end before the worker is ended.
+        assert 2 * patience_s() < silence_s() < math.inf
 
 
 @pytest.mark.slow
 def test_every_fault_of_the_server_leaves_all_for_sync(
-    sweep, server, fake_training, rows_of, fault_of, monkeypatch, capsys
+    sweep, server, fake_training, mirrored, rows_of, fault_of, monkeypatch, capsys
 ) -> None:
+    """And what the fault did not meet is written offline."""
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
     folders = []
-    for number, (where, kinds) in enumerate(FAULTS):
+    for number, (where, kinds, why) in enumerate(FAULTS):
         training = ended(fake_training(f"run-{number}"))
         folders.append(training.folder)
         server.fault, server.faults_met = fault_of(kinds, where), 0
-        said = mirror.start(sweep.path, ONLINE, live=False).finish(LONG_S)
+        said = mirrored(ONLINE)
         assert server.faults_met >= 1, (where, kinds)
         assert said is not None, (where, kinds)
         assert "Weights & Biases was not updated: " in said
-        assert "because W&B cannot be written to: it " in said
+        assert f"because {why}" in said
         assert f"`batchscape sync {sweep.path}` sends what it lacks" in said
         assert KEY not in said
     server.fault = None
@@ -128,36 +123,49 @@ def test_sync_says_within_its_bound_that_a_server_is_silent(
     check_all_there(server, [training.folder], rows_of)
 
 
-def test_a_mirror_that_stands_still_is_killed(sweep, fake_training) -> None:
-    """By its launcher, where it does not even keep its own bounds."""
-    ended(fake_training("run-a"))
-    process = mirror.start(sweep.path, OFFLINE, live=True)
-    os.kill(process.pid, signal.SIGSTOP)
-    said = process.finish(LONG_S, stall_s=0.5)
+@pytest.mark.slow
+def test_a_mirror_that_does_not_answer_is_ended_and_started_offline(
+    sweep, server, fake_training, fault_of, checked_segments, rows_of, monkeypatch, capsys
+) -> None:
+    """One run hangs on its way to the server; the other, and the training, lose nothing by it."""
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 4))
+    mirror = Mirror(ONLINE, sweep, live=True)
+    wait_until(lambda: _is_open(training.folder), "the run was not opened")
+    server.fault = fault_of(("hang",))
+    training.train(range(4, 6))
+    training.end(Status.COMPLETED)
+    other = ended(fake_training("run-b"))
+    said = mirror.finish(10, interrupted=False)
     assert said is not None
-    assert "it lacks 1 of 1 runs (run-a), because the mirror showed no progress for 0.5 s" in said
-    assert not psutil.pid_exists(process.pid)
+    # What the server has of the first one, only the server knows.
+    assert "it lacks 1 of 2 runs (run-a), and 1 of 2 runs were written offline" in said
+    assert "because it did not answer for 13 s" in said
+    checked_segments(other.folder)
+    server.fault = None
+    monkeypatch.delenv("WANDB_INIT_TIMEOUT")
+    assert "uploaded 2 runs" in sync(sweep, capsys)
+    check_all_there(server, [training.folder, other.folder], rows_of)
 
 
 @pytest.mark.slow
 def test_killed_between_the_upload_and_its_note(
-    sweep, server, fake_training, rows_of, capsys
+    sweep, server, fake_training, mirrored, workers, rows_of, capsys
 ) -> None:
     """The server has it all, the folder does not know: nothing is sent again."""
     training = ended(fake_training("run-a"))
-    pids: list[int] = []
 
     def kill(_: str) -> None:
         server.on_complete = None
-        os.kill(pids[0], signal.SIGKILL)
+        workers()[0].kill()
 
     server.on_complete = kill
-    process = mirror.start(sweep.path, ONLINE, live=False)
-    pids.append(process.pid)
-    said = process.finish(LONG_S)
+    said = mirrored(ONLINE)
     assert said is not None
-    assert "it lacks 1 of 1 runs (run-a), because the mirror ended with exit code -9" in said
-    assert process.has_failed
+    assert "it lacks 1 of 1 runs (run-a), because it ended with exit code -9; " in said
+    assert "was cut short online" in said
     run = server.run_of("run-a")
     assert run.state == "finished"
     received = run.lines_received
@@ -168,42 +176,45 @@ def test_killed_between_the_upload_and_its_note(
 
 
 @pytest.mark.slow
-def test_killed_helpers_of_wandb(sweep, server, fake_training, rows_of, capsys) -> None:
+def test_killed_helpers_of_wandb(sweep, server, fake_training, workers, rows_of, capsys) -> None:
     """The library's own process dies under a run that is open, online and offline."""
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 4))
-    process = mirror.start(sweep.path, ONLINE, live=True)
+    mirror = Mirror(ONLINE, sweep, live=True)
     wait_until(lambda: _is_open(training.folder), "the run was not opened")
-    for helper in psutil.Process(process.pid).children(recursive=True):
+    for helper in workers()[0].children(recursive=True):
         helper.kill()
     training.train(range(4, 6))
     training.end(Status.COMPLETED)
     other = ended(fake_training("run-b"))
-    said = process.finish(LONG_S)
-    assert said is not None
-    assert "it lacks 1 of 2 runs (run-a), and 1 of 2 runs were written offline, because W&B" in said
-    assert "uploaded 2 runs" in sync(sweep, capsys)
+    said = mirror.finish(10, interrupted=False)
+    print(said)
+    assert "run-a" in str(said)
+    sync(sweep, capsys)
     check_all_there(server, [training.folder, other.folder], rows_of)
 
 
 def _is_open(folder: RunFolder) -> bool:
     state = MirrorState.read(folder)
-    return state is not None and not state.closed
+    return state is not None and state.is_cut_short_online
 
 
 @pytest.mark.slow
-def test_killed_at_random_again_and_again(sweep, server, fake_training, rows_of, capsys) -> None:
+def test_killed_at_random_again_and_again(
+    sweep, server, fake_training, workers, rows_of, capsys
+) -> None:
     folders = [ended(fake_training(f"run-{name}"), steps=9).folder for name in "abc"]
     seed = random.SystemRandom().randrange(2**32)
     print(f"moments of seed {seed}")  # shown where the test fails
     moments = random.Random(seed)
     for _ in range(3):
-        process = mirror.start(sweep.path, ONLINE, live=False)
+        mirror = Mirror(ONLINE, sweep, live=True)
+        (worker,) = workers()
         time.sleep(moments.uniform(0.8, 4.0))
-        helpers = psutil.Process(process.pid).children()
-        os.kill(process.pid, signal.SIGKILL)
-        process.finish(LONG_S)
+        helpers = worker.children()
+        worker.kill()
+        mirror.finish(1, interrupted=True)
         _, alive = psutil.wait_procs(helpers, timeout=LONG_S)
         assert not alive
     sync(sweep, capsys)
@@ -213,14 +224,14 @@ def test_killed_at_random_again_and_again(sweep, server, fake_training, rows_of,
 
 @pytest.mark.slow
 def test_a_full_disk_of_the_mirror_is_told_and_mended(
-    sweep, server, fake_training, rows_of, capsys
+    sweep, server, fake_training, workers, rows_of, capsys
 ) -> None:
     """No note of a run can be written: no run is taken for mirrored, and none is sent twice."""
     folders = [ended(fake_training(f"run-{name}")).folder for name in "ab"]
     for tracker in (ONLINE, OFFLINE):
-        process = mirror.start(sweep.path, tracker, live=False)
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (64, 64))
-        said = process.finish(LONG_S)
+        mirror = Mirror(tracker, sweep, live=True)
+        resource.prlimit(workers()[0].pid, resource.RLIMIT_FSIZE, (64, 64))
+        said = mirror.finish(1, interrupted=True)
         assert said is not None
         assert "Weights & Biases was not updated: it lacks 2 of 2 runs (run-a, run-b)" in said
         assert [MirrorState.read(folder) for folder in folders] == [None, None]
@@ -229,51 +240,33 @@ def test_a_full_disk_of_the_mirror_is_told_and_mended(
 
 
 @pytest.mark.slow
-def test_a_note_that_cannot_be_written_leaves_no_stray_segment(
-    sweep, server, fake_training, rows_of, offline_segments, capsys
-) -> None:
-    """The mirror was killed after W&B had made its folder and before it was noted."""
-    training = ended(fake_training("run-a"))
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(LONG_S) is None
-    state = MirrorState.read(training.folder)
-    assert state is not None
-    (known,) = state.segments
-    state.segments, state.status, state.last_step, state.content = [], None, -1, None
-    state.write(training.folder)
-    assert mirror.start(sweep.path, OFFLINE, live=False).finish(LONG_S) is None
-    (segment,) = offline_segments(training.folder)
-    assert not (wandb_folder(sweep.path) / known).exists() or len(segment.history) == 7
-    assert len(list(wandb_folder(sweep.path).glob("offline-run-*"))) == 1
-    sync(sweep, capsys)
-    check_all_there(server, [training.folder], rows_of)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("removed", ["wandb/offline-run-*", "wandb"])
 def test_what_wandb_wrote_may_be_deleted(
     sweep, server, fake_training, rows_of, capsys, removed
 ) -> None:
     training = ended(fake_training("run-a"))
-    mirroring = Mirroring(OFFLINE, sweep, live=False)
-    assert mirroring.finish(1, interrupted=False) is None
+    mirror = Mirror(OFFLINE, sweep, live=False)
+    assert mirror.finish(10, interrupted=False) is None
     for path in sorted(sweep.path.glob(removed)):
         shutil.rmtree(path)
     # It is not taken for uploaded because nothing is left to upload.
-    assert "1 offline, upload: batchscape sync" in str(mirroring.standing())
+    assert "1 offline, upload: batchscape sync" in str(mirror.standing())
     assert "uploaded 1 run" in sync(sweep, capsys)
     check_all_there(server, [training.folder], rows_of)
-    assert "offline" not in str(mirroring.standing())
+    assert "offline" not in str(mirror.standing())
 
 
 @pytest.mark.slow
-def test_a_broken_mirror_is_started_once_more(sweep, server, fake_training, rows_of) -> None:
+def test_a_broken_mirror_is_started_once_more(
+    sweep, server, fake_training, workers, rows_of
+) -> None:
     """A live one that was killed on the way does not keep the launcher from the end."""
     training = ended(fake_training("run-a"))
-    mirroring = Mirroring(ONLINE, sweep, live=True)
-    (child,) = mirrors()
+    mirror = Mirror(ONLINE, sweep, live=True)
+    (child,) = workers()
     child.kill()
     wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it lives")
-    assert mirroring.finish(1, interrupted=False) is None
+    assert mirror.finish(10, interrupted=False) is None
     check_all_there(server, [training.folder], rows_of)
 
 
@@ -286,7 +279,7 @@ TABLES = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("sweep")
 def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
-    tmp_path, server, rows_of, fault_of, monkeypatch, capsys
+    tmp_path, server, workers, rows_of, fault_of, monkeypatch, capsys
 ) -> None:
     """The mirror follows the runs while they train, hangs or is killed, and everything is kept."""
     monkeypatch.chdir(tmp_path)
@@ -307,7 +300,7 @@ def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
         if case == "hanging":
             server.fault = fault_of(("hang",))
             monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
-        with killing(tracked, enabled=case == "killed"):
+        with killing(tracked, workers, enabled=case == "killed"):
             code = main([*settings, "tracker=wandb", "tracker.mode=online", f"sweep_dir='{case}'"])
         assert code == 0, capsys.readouterr().err
         assert ("was not updated" in capsys.readouterr().out) == (case == "hanging")
@@ -318,21 +311,12 @@ def test_training_beside_a_failing_mirror_is_the_same_bit_for_bit(
         check_all_there(server, tracked.run_folders(), rows_of)
 
 
-def mirrors() -> list[psutil.Process]:
-    """Return the living mirrors that this process has started."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if "batchscape.record.mirror_process" in child.cmdline():
-                found.append(child)
-    return found
-
-
 class killing:  # noqa: N801  (a context manager, named like one)
     """Kill the mirror of a sweep as soon as it has opened a run."""
 
-    def __init__(self, sweep: SweepFolder, *, enabled: bool) -> None:
+    def __init__(self, sweep: SweepFolder, workers, *, enabled: bool) -> None:
         self._sweep = sweep
+        self._workers = workers
         self._enabled = enabled
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._kill)
@@ -349,7 +333,7 @@ class killing:  # noqa: N801  (a context manager, named like one)
     def _kill(self) -> None:
         while not self._done.wait(0.02):
             if any(_is_open(folder) for folder in self._sweep.run_folders()):
-                for child in mirrors():
+                for child in self._workers():
                     child.kill()
                     return
 

@@ -1,0 +1,208 @@
+"""The process that talks to Weights & Biases: `python -m batchscape.tracking.worker ORDER`.
+
+It mirrors run folders one after the other, and says on its standard output where it is. W&B may
+fail, refuse or hang whenever it is called: who started this process then starts another one, since
+a fresh start is the only state of the W&B library that is known to work. What one run's own files
+make impossible leaves the other runs alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import select
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Literal
+
+import wandb
+
+from batchscape.config import WandbTracker
+from batchscape.credentials import redact
+from batchscape.errors import RecordError
+from batchscape.outgoing import visible
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+from batchscape.tracking.run import WandbRun
+from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState
+from batchscape.tracking.watch import Event, Order, kill_tree, patience_s
+
+__all__ = ["main"]
+
+_POLL_S = 2.0
+_NO_KEY = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
+_BUSY = "another process mirrors this sweep now: its own sweep, or another sync; wait for its end"
+
+
+class _RefusedError(Exception):
+    """Nothing can be mirrored in this way, and why."""
+
+
+def main(text: str) -> None:
+    """Mirror the runs of a sweep.
+
+    Parameters
+    ----------
+    text : str
+        An `Order`, as JSON.
+    """
+    order = Order(**json.loads(text))
+    asked = threading.Event()
+    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
+    with (SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock").open("w") as lock:
+        try:
+            _hold(lock, waits=order.waits)
+            mirror = _Mirror(order, _mode(order))
+            while True:
+                is_last = asked.is_set() or not order.live
+                mirror.look()
+                if is_last:
+                    break
+                asked.wait(_POLL_S)
+            # Runs of another launcher that still run are left: its own mirror goes on with them.
+            wandb.teardown(exit_code=1)
+        except _RefusedError as error:
+            _tell(Event("refused", reason=str(error)))
+        except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            _tell(Event("failed", reason=f"W&B cannot be written to: {said}"))
+            kill_tree(os.getpid())  # what is left of W&B could hang
+        else:
+            _tell(Event("end"))
+
+
+class _Mirror:
+    """All runs of one sweep, and the ones that are open in W&B."""
+
+    def __init__(self, order: Order, mode: Literal["online", "offline"]) -> None:
+        self._order = order
+        self._sweep = SweepFolder(Path(order.sweep_dir))
+        self._mode = mode
+        self._open: dict[Path, WandbRun] = {}
+        self._settled: dict[Path, int] = {}
+
+    def look(self) -> None:
+        """Mirror what is new in every run folder."""
+        for folder in self._sweep.run_folders():
+            if folder.path.name in self._order.without or not folder.status.exists():
+                continue
+            written = folder.status.stat().st_mtime_ns
+            # Most runs of a long sweep are over: their files are read once.
+            if self._settled.get(folder.path) == written:
+                continue
+            try:
+                is_settled = self._visit(folder)
+            except RecordError as error:
+                _tell(Event("damaged", folder.path.name, str(error)))
+                is_settled = True
+            if is_settled:
+                self._settled[folder.path] = written
+
+    def _visit(self, folder: RunFolder) -> bool:
+        """Mirror what is new in one run folder; return whether that is all until it changes."""
+        status, name = RunStatus.read(folder.status), folder.path.name
+        if status.status is Status.RUNNING and self._order.live:
+            if folder.path not in self._open:
+                self._open[folder.path] = self._opened(folder, status)
+            self._open[folder.path].follow()
+            return False
+        if status.status not in MIRRORED_STATUSES or not self._lacks(folder, status):
+            return True
+        _tell(Event("begin", name))
+        run = self._open.pop(folder.path, None) or self._opened(folder, status)
+        if not run.close(status):
+            # It was refused for good; the next run would cost the same wait.
+            msg = f"the server does not show the end of {name}"
+            raise TimeoutError(msg)
+        _tell(Event("done", name))
+        return True
+
+    def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
+        state = MirrorState.read(folder)
+        if state is None or not state.covers(status):
+            return True
+        return self._mode == "online" and not state.is_at_server(self._sweep.path)
+
+    def _opened(self, folder: RunFolder, status: RunStatus) -> WandbRun:
+        state = MirrorState.read(folder)
+        if self._mode == "offline" and state is not None and state.is_cut_short_online:
+            msg = f"{folder.path.name} was cut short online: W&B must be reachable to go on"
+            raise RecordError(msg)
+        tracker = RunSpec.read(folder.config).config.tracker
+        stored = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
+        chosen = self._order
+        return WandbRun(
+            folder,
+            self._sweep.path,
+            WandbTracker(
+                name="wandb",
+                project=chosen.project or stored.project,
+                entity=chosen.entity or stored.entity,
+                tags=stored.tags if chosen.tags is None else chosen.tags,
+            ),
+            mode=self._mode,
+            status=status,
+            patience_s=patience_s(),
+        )
+
+
+def _hold(lock: IO[str], *, waits: bool) -> None:
+    """Hold the lock of what mirrors a sweep; it goes with the process, however that ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _RefusedError(_BUSY) from None
+
+
+def _mode(order: Order) -> Literal["online", "offline"]:
+    """Decide between online and offline, and ask the server for an answer where it is online."""
+    if order.mode == "offline":
+        return "offline"
+    knows_a_key = False
+    with suppress(wandb.Error):
+        # In the environment, in netrc, or in W&B's settings; nobody is asked.
+        knows_a_key = bool(wandb.login(verify=False))
+    if not knows_a_key:
+        if order.mode == "auto":
+            return "offline"
+        raise _RefusedError(_NO_KEY)
+    try:
+        wandb.Api(timeout=math.ceil(patience_s()))
+    except Exception as error:
+        msg = (
+            f"Weights & Biases cannot be used: {str(error).splitlines()[0]}. Check the network, "
+            "WANDB_BASE_URL, and the key (`wandb login --relogin`)"
+        )
+        raise _RefusedError(msg) from error
+    _tell(Event("online"))
+    return "online"
+
+
+def _listen(asked: threading.Event) -> None:
+    """Note that the end is asked for; end at once where who would ask is gone, and all waits."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if asked.is_set():
+            time.sleep(1.0)
+        elif select.select([sys.stdin], [], [], 1.0)[0]:
+            asked.set()
+    kill_tree(os.getpid())
+
+
+def _tell(event: Event) -> None:
+    if event.reason is not None:
+        event = replace(event, reason=redact(visible(event.reason)))
+    with suppress(OSError):  # of a full disk
+        for file in (sys.stdout, sys.stderr) if event.reason is not None else (sys.stdout,):
+            print(json.dumps(asdict(event)), file=file, flush=True)  # the latter is mirror.log
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -306,7 +306,8 @@ def test_a_timeout_is_a_positive_number(text, capsys) -> None:
 @pytest.mark.usefixtures("server")
 def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
     path = three_runs[0].folder.config
-    path.write_text(json.dumps({"config": {"tracker": {"name": "wandb", "mode": "sideways"}}}))
+    config = {"tracker": {"name": "wandb", "mode": "sideways"}}
+    path.write_text(json.dumps({"format_version": FORMAT_VERSION, "config": config}))
     code, said = sync(sweep, capsys)
     assert code == 1
     assert f"{path} is damaged" in "".join(said.splitlines())

@@ -50,4 +50,4 @@ def memory_page(ranks: pd.DataFrame) -> str | None:
     )
     methods = sorted({str(method) for method in latest["memory_method"].dropna()})
     source = f"<p>Allocated: {escape(', '.join(methods))}</p>" if methods else ""
-    return page.to_html() + source
+    return f"{page.to_html()}{source}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from batchscape.config import Tracker, WandbTracker
 from batchscape.credentials import redact
@@ -79,6 +78,8 @@ class Mirror:
                 self._finish(self._tracker, _BASE_S + _PER_RUN_S * runs)
         except KeyboardInterrupt:
             self._problems.append("the wait for it was interrupted")
+        except Exception as error:  # noqa: BLE001  (what goes wrong here must fail no sweep)
+            self._problems.append(f"{type(error).__name__}: {error}")
         finally:
             if self._worker is not None:
                 self._worker.close()
@@ -88,10 +89,7 @@ class Mirror:
 
     def standing(self) -> str | None:
         """Say where W&B has the runs of the sweep; None where it has none."""
-        if self._tracker is not None:
-            with suppress(OSError):
-                return str(standing_of(self._sweep_dir)) or None
-        return None
+        return None if self._tracker is None else str(standing_of(self._sweep_dir)) or None
 
     def _finish(self, tracker: WandbTracker, whole_s: float) -> None:
         began = time.monotonic()

@@ -183,7 +183,7 @@ def standing_of(sweep_dir: Path) -> Standing:
         try:
             status = RunStatus.read(folder.status)
             state = MirrorState.read(folder)
-        except RecordError as error:
+        except (RecordError, OSError) as error:
             found.damaged[name] = str(error)
             found.lacking.append(name)
             continue

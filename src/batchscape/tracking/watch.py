@@ -37,7 +37,8 @@ class Order:
     """What a worker has to do."""
 
     sweep_dir: str
-    mode: Literal["auto", "online", "offline"]
+    mode: str
+    """`online`, `offline`, or `auto`: online with an API key, else offline."""
     live: bool = False
     """Whether to follow runs while they run, until the end is asked for; else all are looked at
     once."""
@@ -48,7 +49,7 @@ class Order:
     project: str | None = None
     """Where runs go that W&B has not seen yet; by default as their own settings say."""
     entity: str | None = None
-    tags: Sequence[str] | None = None
+    tags: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [*command, json.dumps(asdict(order))],
                 stdin=subprocess.PIPE,
+                bufsize=0,  # a closed pipe is met where it is written to, and nowhere else
                 stdout=self._said,
                 stderr=log,
                 env=_environment(folder, order.mode),
@@ -117,7 +119,6 @@ class Worker:
             with suppress(OSError):
                 # A byte, because a forked relative may hold the pipe open.
                 self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
 
     def events(self, online_s: float, whole_s: float = math.inf) -> Iterator[Event]:
         """Yield what it says until it has ended; it is killed where that takes too long.

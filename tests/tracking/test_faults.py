@@ -254,20 +254,6 @@ def test_what_wandb_wrote_may_be_deleted(
     assert "offline" not in str(mirror.standing())
 
 
-@pytest.mark.slow
-def test_a_broken_mirror_is_started_once_more(
-    sweep, server, fake_training, workers, rows_of
-) -> None:
-    """A live one that was killed on the way does not keep the launcher from the end."""
-    training = ended(fake_training("run-a"))
-    mirror = Mirror(ONLINE, sweep, live=True)
-    (child,) = workers()
-    child.kill()
-    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, "it lives")
-    assert mirror.finish(10, interrupted=False) is None
-    check_all_there(server, [training.folder], rows_of)
-
-
 TABLES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "gradient_norm", "learning_rate"],
     "evals": ["optimizer_step", "samples", "eval_loss", "eval_targets"],

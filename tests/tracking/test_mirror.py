@@ -420,26 +420,6 @@ def test_online_run_is_gone_on_with_where_the_server_stands(
 
 
 @pytest.mark.slow
-def test_what_was_begun_offline_goes_on_online(
-    sweep, server, fake_training, mirrored, rows_of
-) -> None:
-    training = fake_training("run-a")
-    training.begin()
-    training.train(range(1, 6))
-    training.end(Status.FAILED, "rank 0 died")
-    assert mirrored(OFFLINE) is None
-    training.begin(after=4)
-    training.train(range(5, 13))
-    training.end(Status.COMPLETED)
-    assert mirrored(ONLINE) is None
-    run = server.run_of("run-a")
-    assert run.visible_history == rows_of(training.folder)
-    # W&B's own upload finds nothing left to do.
-    _sync_by_hand(sweep)
-    assert run.lines_received == len(run.history)
-
-
-@pytest.mark.slow
 def test_segments_may_be_uploaded_by_hand(sweep, server, fake_training, mirrored, rows_of) -> None:
     training = fake_training("run-a")
     training.begin()
@@ -463,25 +443,6 @@ def _sync_by_hand(sweep: SweepFolder) -> None:
     written = sorted(sweep.wandb.glob("offline-run-*"))
     command = [sys.executable, "-m", "wandb", "sync", *map(str, written)]
     subprocess.run(command, capture_output=True, check=True)
-
-
-@pytest.mark.slow
-def test_rows_that_the_server_refuses_are_not_taken_for_mirrored(
-    server, fake_training, mirrored, rows_of, monkeypatch
-) -> None:
-    """W&B's client ends such a run without an error."""
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    training = fake_training("run-a")
-    training.begin()
-    training.train(range(1, 6))
-    training.end(Status.COMPLETED)
-    server.refused["run-a"] = 403
-    said = mirrored(ONLINE)
-    assert said is not None
-    assert "lacks 1 of 1 runs (run-a)" in said
-    server.refused.clear()
-    assert mirrored(ONLINE) is None
-    assert server.run_of("run-a").visible_history == rows_of(training.folder)
 
 
 def test_what_counts_as_uploaded(sweep, fake_training) -> None:

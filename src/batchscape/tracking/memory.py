@@ -44,8 +44,9 @@ def memory_page(ranks: pd.DataFrame) -> str | None:
     figures = figures.dropna(axis="columns", how="all").rename(columns=_PHASES)
     if figures.empty:
         return None
-    page = figures.style.format("{:.3f}", na_rep="").set_caption("GiB by rank")
-    page = page.bar(axis=None, vmin=0, color="#cfe0f4").set_table_styles(
+    page = figures.style.set_uuid("ranks").format("{:.3f}", na_rep="")
+    page = page.set_caption("GiB by rank").bar(axis=None, vmin=0, color="#cfe0f4")
+    page = page.set_table_styles(
         [{"selector": "td, th", "props": "font: 12px sans-serif; padding: 2px 6px"}]
     )
     methods = sorted({str(method) for method in latest["memory_method"].dropna()})

@@ -57,8 +57,8 @@ class Event:
     """What a worker says."""
 
     kind: Literal["online", "begin", "done", "damaged", "refused", "failed", "end"]
-    """`damaged`: a run cannot be mirrored, by its own files; `refused`: none can, in this mode;
-    `failed`: W&B did, and the worker has ended."""
+    """`damaged`: what is in one run folder keeps that run from W&B; `refused`: nothing can be
+    mirrored in this mode; `failed`: W&B did. The last three are the last event of a worker."""
     run: str | None = None
     reason: str | None = None
 

@@ -31,6 +31,7 @@ WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
     ("targets", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
+    ("credentials", "errors"),
     ("outgoing", "credentials"),  # a secret does not leave
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record

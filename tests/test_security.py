@@ -10,12 +10,11 @@ import pickle
 import re
 import secrets
 import stat
+import string
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -27,29 +26,16 @@ from hypothesis import strategies as st
 from batchscape.cli import main
 from batchscape.compose import _settings
 from batchscape.config import RunConfig
-from batchscape.credentials import (
-    _OWN_WORDS,
-    _remembered,
-    find_secret,
-    holds_secret,
-    is_secret_name,
-    looks_secret,
-    redact,
-    redacted,
-    secret_variables,
-)
+from batchscape.credentials import is_secret, redact, redact_json, refuse_secrets, secret_variables
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
 from batchscape.launch.lock import sweep_lock
 from batchscape.outgoing import outgoing
-from batchscape.plan.disclosure import refuse_secrets
-from batchscape.record.causes import Cause
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
-from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder
 from batchscape.tracking.state import MirrorState
@@ -87,69 +73,64 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # What is a secret
 
 
-@pytest.mark.parametrize(
-    ("name", "promises"),
-    [
-        ("WANDB_API_KEY", True),
-        ("HF_TOKEN", True),
-        ("AWS_SECRET_ACCESS_KEY", True),
-        ("DB_PASSWORD", True),
-        ("engine.values.apiKey", True),
-        ("--api-key", True),
-        ("SORT_KEY", True),
-        ("PGPASSWORD", True),
-        ("SSHPASS", True),
-        ("MYAPIKEY", True),
-        ("ghtoken", True),
-        ("DBPWD2", True),
-        ("NETCREDENTIALS", True),
-        ("OPENAIKEY_2", True),
-        ("API_KEY_OLD", True),
-        ("GH_PAT", True),
-        ("PYTHON_COMPAT", False),
-        ("bypass", False),
-        ("TOKENIZERS_PARALLELISM", False),
-        ("data.tokenizer", False),
-        ("MONKEY", False),
-        ("KEYBOARD", False),
-        ("XDG_CACHE_HOME", False),
-        ("--tokens-dir", False),
-        ("GCLOUD_KEY_FILE", False),
-        ("FILE_KEY", True),
-    ],
-)
-def test_names_promise_by_their_end_or_by_a_word(name: str, promises: bool) -> None:
-    assert is_secret_name(name) is promises
+def is_refused(text: str, name: str = "setting") -> bool:
+    try:
+        refuse_secrets([{name: text}], {})
+    except ConfigError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize(
     ("name", "value", "is_one"),
     [
+        ("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567", True),
+        ("AWS_SECRET_ACCESS_KEY", "/abc/DEF9+x", True),
+        ("engine.values.apiKey", "aB3daB3d", True),
+        ("X-Api-Key", "aB3daB3d", True),
+        ("ghtoken", "aB3daB3d", True),
+        ("OPENAIKEY_2", "aB3daB3d", True),
+        ("GH_PAT", "aB3daB3d", True),
+        ("KEY", "aB3daB3d", True),
+        ("SOME_API_KEY", "tea-and-biscuits", True),
         ("PGPASSWORD", "hunter22", True),
         ("PGPASSWORD", "hunter2", False),  # shorter than 8
+        ("PGPASSWORD", "12345678", True),
         ("SSHPASS", "correct horse", True),
         ("SSHPASS", "supersecret", True),
+        ("DBPWD2", "any-words-of-a-sweep", True),
+        ("NETCREDENTIALS", "supersecret", True),
+        # Paths, placeholders.
         ("PWD", "/usr/share", False),
         ("OLDPWD", "/usr/share/gone", False),
-        ("TLSKEY", "./own.pem", False),
-        ("HF_TOKEN", "disabled", False),  # a word of batchscape's own
-        ("DB_PASS", "training", True),  # only its source has this one
-        ("PASSWORD", "micro_batch_size", False),
-        ("SORT_KEY", "any-words-of-a-sweep", False),
-        ("DB_PASS", "any-words-of-a-sweep", True),
+        ("TLSKEY", "./own1.pem", False),
         ("PASSWORD", "${oc.env:PGPASSWORD}", False),
-        ("eos_token", "<|end_of_sentence|>", False),
         ("password", "{seed_of_it}", False),
-        ("API_KEY_OLD", "hunter22", False),  # the name promises less
-        ("API_KEY_OLD", "Zx81kQp9vB2nM4rT", True),
-        ("max_tokens", "Zx81kQp9vB", False),
+        ("password", "[PGPASSWORD]", False),
+        ("eos_token", "<|reserved_special_token_0|>", False),
+        # No machine made them.
+        ("sort_key", "micro_batch_size", False),
+        ("text-key", "any words of a sweep 12", False),
+        ("n_token", "10000000", False),
+        ("key", "model.layers.0.weight", False),
+        ("pass", "allocating", False),
+        # Names that end otherwise.
+        ("PYTHON_COMPAT", "aB3daB3d", False),
+        ("TOKENIZERS_PARALLELISM", "aB3daB3d", False),
+        ("max_tokens", "aB3daB3d", False),
+        ("KEYBOARD", "aB3daB3d", False),
+        ("GCLOUD_KEY_FILE", "aB3daB3d", False),
     ],
 )
 def test_what_a_name_makes_of_a_value(name: str, value: str, is_one: bool) -> None:
-    assert holds_secret(name, value) is is_one
+    assert is_secret(name, value) is is_one
     assert secret_variables({name: value}) == ({name: value} if is_one else {})
-    assert (find_secret(value, {}, of=name) is not None) is is_one
-    assert (find_secret(f"--{name}={value}", {}) is not None) is is_one
+    assert is_refused(value, name) is is_one
+    assert is_refused(f"--{name}={value}") is is_one
+    assert is_refused(f"{name}: '{value}'") is is_one
+    assert redact_json({"a": [{name: value}]}, {})["a"] == [
+        {name: f"[{name}]" if is_one else value}
+    ]
 
 
 def test_no_shipped_setting_is_taken_for_a_secret() -> None:
@@ -159,94 +140,98 @@ def test_no_shipped_setting_is_taken_for_a_secret() -> None:
         refuse_secrets([{"content": yaml.safe_load(path.read_text())}], {})
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "micro_batch_size",
-        "gradient_accumulation_steps",
-        "fixed_global_batch",
-        "global-batch-of-the-sweep",
-        "model.layers.0.weight",
-        "2026-01-31",
-        "/usr/share/keyrings/archive.gpg",
-        "",
-    ],
-)
-def test_names_and_paths_are_no_keys(value: str) -> None:
-    assert not looks_secret(value)
-    assert find_secret(value, {"SORT_KEY": value}, of="sort_key") is None
-
-
-@given(st.integers(16, 64), st.sampled_from(["hex", "url", "letters"]), st.integers(0, 2**64))
-def test_random_values_of_such_variables_are_found_and_redacted(
-    length: int, alphabet: str, seed: int
-) -> None:
-    letters = {
-        "hex": "0123456789abcdef",
-        "url": "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-",
-        "letters": "abcdefghijklmnopqrstuvwxyz",
-    }[alphabet]
-    drawn = np.random.default_rng(seed).integers(len(letters), size=length)
-    value = "".join(letters[k] for k in drawn)
-    if not looks_secret(value):
-        # Few characters, or some that read as words by chance; rarer the longer they are.
-        assert length < 40
+@given(st.text(string.ascii_letters + string.digits + "_-+/=", min_size=8, max_size=64))
+def test_the_value_of_a_variable_is_replaced_wherever_it_stands(value: str) -> None:
+    known = {"MY_PASSWORD": value}
+    if not secret_variables(known):
+        assert value.startswith("/") or Path(value).parent.exists()
         return
-    known = {"MY_TOKEN": value}
-    text = f"it said: {value}; again"
-    assert find_secret(text, known) == "the value of the environment variable MY_TOKEN"
-    assert redact(text, known) == "it said: [MY_TOKEN]; again"
-    content = {"a": [1, text, None], value: {"b": text}}
-    assert value not in json.dumps(redacted(content, known))
-    assert redacted(content, {}) == content
+    assert redact(f"it said: {value}; again", known).count(value) == "it said: ; again".count(value)
+    content = {"a": [1, f"it said: {value}", None], value: {"b": f"{value}!"}}
+    assert value not in json.dumps(redact_json(content, known))
+    with pytest.raises(ConfigError, match=r"setting holds x-\[MY_PASSWORD\]"):
+        refuse_secrets([{"setting": f"x-{value}"}], known)
+
+
+ALPHANUMERIC = string.ascii_letters + string.digits
+SHAPES = {
+    "GitHub": (["ghp_", "gho_", "ghu_", "ghs_", "ghr_"], ALPHANUMERIC, 36),
+    "GitHub, fine-grained": (["github_pat_"], ALPHANUMERIC + "_", 82),
+    "GitLab": (["glpat-"], ALPHANUMERIC + "_-", 20),
+    "Hugging Face": (["hf_"], string.ascii_letters, 34),
+    "Weights & Biases": (["wandb_v1_"], ALPHANUMERIC + "_", 77),
+    "OpenAI": (["sk-"], ALPHANUMERIC, 48),
+    "OpenAI, projects": (["sk-proj-", "sk-svcacct-"], ALPHANUMERIC + "_-", 124),
+    "Anthropic": (["sk-ant-api03-", "sk-ant-admin01-"], ALPHANUMERIC + "_-", 95),
+    "Stripe": (["sk_live_", "rk_live_", "sk_test_"], ALPHANUMERIC, 24),
+    "AWS": (["AKIA", "ASIA"], string.ascii_uppercase + "234567", 16),
+    "Google": (["AIza"], ALPHANUMERIC + "_-", 35),
+    "Slack": (["xoxb-1234567890-", "xoxp-1234567890-", "xapp-1-A0-"], ALPHANUMERIC, 24),
+    "npm": (["npm_"], ALPHANUMERIC, 36),
+    "PyPI": (["pypi-AgEIcHlwaS5vcmc"], ALPHANUMERIC + "_-", 100),
+    "NVIDIA": (["nvapi-"], ALPHANUMERIC + "_-", 64),
+    "a web token": (["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0."], ALPHANUMERIC + "_-", 43),
+}
+
+
+@given(st.data(), st.sampled_from(sorted(SHAPES)))
+def test_a_token_of_a_published_shape_is_found_wherever_it_stands(
+    data: st.DataObject, service: str
+) -> None:
+    """As long, and of the letters, as each service makes them today."""
+    begins, letters, length = SHAPES[service]
+    drawn = data.draw(st.text(letters, min_size=length, max_size=length))
+    token = data.draw(st.sampled_from(begins)) + drawn
+    for around in ("{}", "told: {}.", "my_run_x/{}", "--x={}", "['{}']", "https://host/x?y={}&z=1"):
+        clean = redact(around.format(token), {})
+        assert drawn not in clean, clean
+        assert redact(clean, {}) == clean
+        assert is_refused(around.format(token))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "hf_" + "aB3" * 11,
-        "my_run_hf_" + "aB3" * 11,
-        "sk-proj-" + "aB3_" * 8,
-        "sk_live_" + "aB3d" * 4,
-        "ghp_" + "aB3d" * 9,
-        "github_pat_" + "aB3d_" * 9,
-        "npm_" + "aB3d" * 9,
         "Authorization: Basic dXNlcjpwYXNz",
         "'authorization': 'Bearer aB3daB3d'",
         "bearer aB3d.aB3d",
+        "x-api-key: aB3daB3d",
         "PGPASSWORD=hunter22",
         "SSHPASS='correct horse'",
         '"db_password": "supersecret"',
         "https://host/x?token=aB3daB3d&user=x",
         "tokens: password=hunter22",
+        "sort_key=abcdefgh,password=supersecret",
         "PGPASSWORD=ab,hunter22",
         "train.py --password hunter22 --lr 3",
         "['train.py', '--password', 'hunter22']",
         "- --password\n- hunter22",
-        "AKIA" + "AB3D" * 4,
         "https://me:pass-word@host/x",
         "postgres://me:pw@db:5432/x",
-        "WANDB_API_KEY=" + "0123456789abcdef0123456789abcdef01234567",
-        "0123456789abcdef0123456789abcdef01234567",
+        "https://hooks.slack.com/services/T01234567/B01234567/aB3daB3daB3d",
+        "WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
+        'wandb.login(key="0123456789abcdef0123456789abcdef01234567")',
         "--api-key=Zx81kQp9vB2nM4rT",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
     ],
 )
-def test_known_shapes_are_found_and_redacted(text: str) -> None:
-    assert find_secret(f"x {text} y", {}) is not None
-    assert find_secret(redact(f"x {text} y", {}), {}) is None
+def test_secrets_in_a_text_are_found_and_redacted(text: str) -> None:
+    assert is_refused(f"x {text} y")
+    clean = redact(f"x {text} y", {})
+    assert not is_refused(clean)
+    for part in ("hunter22", "supersecret", "correct horse", "aB3daB3d", "MIIE", "abcdef01234567"):
+        assert part not in clean
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "model.revision=607a30d783dfa663caf39e06633721c8d4cfcd7e",
-        "--revision 607a30d783dfa663caf39e06633721c8d4cfcd7e",
         "models--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e/x",
+        "607a30d783dfa663caf39e06633721c8d4cfcd7e",
         "http://localhost:8080/path@x",
         "key=value token=1 tokens=65536",
         "ask-me-whether-this-is-a-key-or-not",
-        "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         "data/sk-parallel-corpus-of-wikipedia",
         r"tokens=(?P<tokens>[0-9]+) loss=(?P<loss>[0-9.]+)",
         r"step (?P<step>\d+) tokens: (?P<tokens>[\d.e+]+)",
@@ -256,17 +241,41 @@ def test_known_shapes_are_found_and_redacted(text: str) -> None:
         "--tokens-dir=data/9f86d081884c7d65/shards",
         "eos_token=<|end_of_sentence|>",
         "unknown key: evaluatoin",
+        "unexpected key: transformer.h.0.attn.weight",
+        "in the backward pass: allocation of 3 GiB",
         "[--hub_token HUB_TOKEN] [--password --port 12345678]",
         "--password is needed, 12345678 times",
         "full_key: batch.micro",
         "a bearer certificate is needed",
         "PWD=/usr/share OLDPWD=/usr",
-        "monkey=chimpanzee compass=northwest",
+        "monkey=chimpanzee --text-key document_text",
     ],
 )
 def test_what_only_resembles_them_is_left_alone(text: str) -> None:
-    assert find_secret(text, {}) is None
+    assert not is_refused(text)
     assert redact(text, {}) == text
+
+
+ORDINARY = st.one_of(
+    st.uuids().map(str),
+    st.integers(0, 2**160).map(lambda n: f"{n:040x}"),
+    st.integers(0, 2**256).map(lambda n: f"{n:064x}"),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.lists(st.from_regex(r"[A-Za-z0-9]{1,20}", fullmatch=True), min_size=1, max_size=9).flatmap(
+        lambda words: st.sampled_from(["/", "-", "_", "."]).map(lambda between: between.join(words))
+    ),
+)
+
+
+@given(ORDINARY, st.sampled_from(["model.path", "revision", "run_id", "data.files", "note"]))
+@example("meta-llama/Llama-3.3-70B-Instruct-GPTQ-Int4-g128-actorder", "model.path")
+@example("s3://bucket/fineweb-edu/sample-10BT/train-00000-of-00099-1f2e3d4c5b6a.parquet", "data")
+def test_paths_ids_hashes_and_long_names_stay(value: str, name: str) -> None:
+    for text in (value, f"{name}={value}", f"{name}: '{value}'", f"--{name} {value}"):
+        assert redact(text, {}) == text
+    assert redact_json({name: [value]}, {}) == {name: [value]}
+    refuse_secrets([{name: value}], {})
 
 
 @given(st.text())
@@ -276,52 +285,28 @@ def test_redaction_never_fails_and_needs_one_pass(text: str) -> None:
     assert redact(once, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"}) == once
 
 
-def words_of(hint: object) -> Iterator[str]:
-    if get_origin(hint) is Literal:
-        yield from map(str, get_args(hint))
-    else:
-        for part in get_args(hint):
-            yield from words_of(part)
-
-
-def test_no_word_of_settings_and_records_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told without reading a file, and the list of them has nothing else."""
-    words = {str(word) for kind in (Status, StopReason, Cause) for word in kind}
-    words |= {f.name for kind in (RunStatus, Attempt, MirrorState) for f in fields(kind)}
-    for key, hint in _settings(RunConfig, ""):
-        words |= {*key.split("."), *words_of(hint)}
-    own = {word for word in words if re.fullmatch(r"[a-z]+(?:_[a-z]+)*", word) and len(word) >= 8}
-    assert own == _OWN_WORDS
-    monkeypatch.setattr(Path, "read_text", lambda *_: pytest.fail("a file is read"))
-    assert secret_variables(dict.fromkeys(own, "unused") | {f"{w}_PASS": w for w in own}) == {}
-    assert holds_secret("DB_PASS", "somethingelse")
-
-
 def test_long_texts_with_many_names_end(tmp_path: Path) -> None:
     """As deep as they are long, or the square of that, they would not."""
     text = ",".join(f"layer{i}.loss:0.{i:04d}" for i in range(3_000))
     for told in (text, f"{text},password=hunter22", f"password=hunter22 {text}"):
         assert redact(told, {}) == told.replace("hunter22", "[password]")
-        assert (find_secret(told, {}) is None) is ("hunter22" not in told)
         assert outgoing(told) == redact(told, {})
         write_json(tmp_path / "a.json", {"reason": told})
-    assert redact(hexadecimal := "0123456789abcdef0123456789abcdef01234567 " * 5000, {}) == (
-        hexadecimal.replace(hexadecimal[:40], "[40 hexadecimal digits]")
-    )
+    for begin in ("token:", "--key ", "eyJ", "://", "-----BEGIN PRIVATE KEY-----", "_-."):
+        redact(begin * (100_000 // len(begin)), {})
 
 
-def test_what_is_judged_by_its_begin_is_replaced_whole_and_not_kept() -> None:
+@pytest.mark.parametrize("written", ["password={}", 'password: "{}"', "--password {}"])
+def test_a_long_value_is_replaced_whole(written: str) -> None:
     value = "Zx81kQp9" * 2000
-    before = _remembered.cache_info().currsize
-    for written in (f"password={value}", f'password: "{value}"', f"--password {value}"):
-        assert redact(written, {}) == written.replace(value, "[password]").replace('"', "")
-    assert _remembered.cache_info().currsize == before
+    assert redact(written.format(value), {}) == written.replace('"', "").format("[password]")
 
 
 def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
     content = {
         "api_key": "abcdEFGH12345678",
         "deep": [{"token": ["Zx81kQp9vB2nM4rT", 3, None]}],
+        "argv": ["train.py", "--password", "supersecret", "--text-key", "document_text"],
         "train_tokens.npy": "0123456789abcdef" * 4,
         "sort_key": "micro_batch_size",
         "digest": "abcdEFGH12345678",
@@ -332,6 +317,7 @@ def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
         **content,
         "api_key": "[api_key]",
         "deep": [{"token": ["[token]", 3, None]}],
+        "argv": ["train.py", "--password", "[--password]", "--text-key", "document_text"],
     }
 
 

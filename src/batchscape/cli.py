@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from batchscape import __version__
 from batchscape.completion import SCRIPTS, candidates, options_of
-from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
-from batchscape.outgoing import visible
+from batchscape.outgoing import outgoing
 from batchscape.record.commands import command_of
 
 if TYPE_CHECKING:
@@ -112,13 +111,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except BatchscapeError as error:
-        sys.stderr.write(f"{redact(visible(str(error)))}\n")
+        sys.stderr.write(f"{outgoing(str(error))}\n")
         return 2
     except BrokenPipeError:
         raise
     except OSError as error:
         # Of this system, not of ours: a full disk, a folder that cannot be written to.
-        sys.stderr.write(f"{redact(visible(str(error)))}\n")
+        sys.stderr.write(f"{outgoing(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("Stopped\n")
@@ -593,7 +592,7 @@ class _Parser(argparse.ArgumentParser):
     """Quotes what it refuses as it may leave."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(redact(visible(message)))
+        super().error(outgoing(message))
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from batchscape.credentials import redacted
+from batchscape.credentials import redact, redact_json
 
 __all__ = ["outgoing", "outgoing_cell", "outgoing_json", "visible"]
 
@@ -57,8 +57,7 @@ def outgoing(text: str) -> str:
     text : str
     """
     # In this order: a sequence may stand within a secret.
-    cleaned: str = redacted(visible(text))
-    return cleaned
+    return redact(visible(text))
 
 
 def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
@@ -69,7 +68,7 @@ def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     content : mapping, list, str, number or None
         Not changed.
     """
-    return redacted(_all_visible(content))
+    return redact_json(_all_visible(content))
 
 
 def outgoing_cell(text: str) -> str:

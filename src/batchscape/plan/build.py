@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command, Data, RunConfig
+from batchscape.credentials import refuse_secrets
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
@@ -18,7 +19,6 @@ from batchscape.plan.command import (
     too_wide,
     without_unpassed,
 )
-from batchscape.plan.disclosure import refuse_secrets
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine

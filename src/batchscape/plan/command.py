@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -44,9 +42,6 @@ _OF_SWEPT = {
 }
 """By setting, or group of settings, that may stand in the script as long as it is not swept: the
 placeholders by any of which it reaches the program."""
-_SECRET = re.compile(r"(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD)S?$", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-"""Characters; the value of a shorter variable may be anywhere by chance."""
 _OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
 
 
@@ -189,27 +184,7 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
             )
             raise ConfigError(msg)
     _check_environment(command)
-    _check_secrets(command)
     check_program(command)
-
-
-def _check_secrets(command: Command) -> None:
-    """Refuse what must not be recorded; the message does not have it either."""
-    texts = [*command.argv, *command.environment.values(), *map(str, command.values.values())]
-    secret = {name: value for name, value in os.environ.items() if _SECRET.search(name)}
-    named = [name for name, value in command.environment.items() if value and _SECRET.search(name)]
-    named += [
-        name
-        for name, value in secret.items()
-        if len(value) >= _SHORTEST_SECRET and any(value in text for text in texts)
-    ]
-    if named:
-        msg = (
-            f"engine: {named[0]} looks like a secret, and all that engine holds is recorded and "
-            f"mirrored; leave it in the environment of batchscape, which the program has too and "
-            f"which is not recorded"
-        )
-        raise ConfigError(msg)
 
 
 def _check_environment(command: Command) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from batchscape.credentials import redacted
+from batchscape.credentials import redact_json
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.checked import checked_row, checked_text, row_of, text_of, torn
 from batchscape.record.disk import disk_error
@@ -60,7 +60,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         If the disk takes no more.
     """
     # Settings with secrets were refused long before; what a library says may still quote one.
-    write_atomically(path, checked_text(redacted(content)))
+    write_atomically(path, checked_text(redact_json(content)))
 
 
 def read_json(path: Path) -> dict[str, Any]:

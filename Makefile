@@ -1,6 +1,6 @@
 # make demo   the default sweep and its report, from nothing
 # make test   the tests, from nothing
-# make check  lint, format, types
+# make check  lint, format, types, dead code
 # make slow   the long CPU tier
 # make systems  the training systems and programs of others, two ranks on the CPU; LitGPT has an
 #             environment of its own (.venv-litgpt)
@@ -49,6 +49,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/dead_code.py
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not gpu and not systems"

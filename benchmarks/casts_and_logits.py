@@ -16,7 +16,7 @@ import torch
 from batchscape.config import RunConfig
 from batchscape.engines import Engine, build_engine
 from batchscape.geometry import solve
-from batchscape.measure.memory import CpuProbe
+from batchscape.measure.memory_cpu import CpuProbe
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
 LENGTH = 32

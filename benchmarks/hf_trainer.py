@@ -32,10 +32,10 @@ from scipy import stats
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from batchscape.config import RunConfig
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import open_dataset
 from batchscape.geometry import solve
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec, Stage
 from batchscape.train.loop import Training

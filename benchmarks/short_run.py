@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import RunConfig
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from batchscape.config import RunConfig
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
 from batchscape.launch.child import WORKER, Start
 from batchscape.launch.processes import Forked

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from batchscape.cli import main
 from batchscape.config import RunConfig
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Grid

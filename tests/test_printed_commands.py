@@ -19,7 +19,7 @@ from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.report.write import Report, write_report
 from batchscape.cli import main
 from batchscape.compose import compose
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine

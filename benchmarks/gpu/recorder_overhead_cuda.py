@@ -23,7 +23,7 @@ from batchscape.config import AdamW, Ddp, Gpt
 from batchscape.engines.ddp import DdpEngine
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.clock import CudaClock, NoMarks
-from batchscape.models import LossModule
+from batchscape.models.build import LossModule
 from batchscape.models.gpt import GptModel
 from batchscape.record.folder import RunFolder
 from batchscape.train.divergence import DivergenceRule

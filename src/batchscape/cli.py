@@ -634,7 +634,7 @@ def _compose(arguments: list[str], verb: str) -> Grid | None:
 
 
 def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
-    from batchscape.data import prepare
+    from batchscape.data.corpus import prepare
     from batchscape.plan.build import make_plan
     from batchscape.plan.machine import Machine
 

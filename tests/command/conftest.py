@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from batchscape.config import RunConfig
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, Grid

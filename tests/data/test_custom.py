@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchscape.config import CustomData
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import open_dataset
 from batchscape.errors import ConfigError
 

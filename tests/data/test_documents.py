@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from batchscape.config import Documents
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import IGNORED, open_dataset
 from batchscape.errors import ConfigError
 

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from batchscape.config import TokenFiles
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 
 BUILD = Path(__file__).parents[2] / "examples" / "gpt2_tokens" / "build.py"
 

@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from batchscape.config import Digits
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import ImageDataset
 from batchscape.errors import ConfigError
 

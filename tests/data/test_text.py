@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.config import StandardLibrary, TextFiles
-from batchscape.data import prepare
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import IGNORED, TextDataset
 from batchscape.data.held_out import choose, draw
 from batchscape.errors import ConfigError

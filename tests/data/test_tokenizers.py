@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from batchscape.config import Documents, TextFiles
-from batchscape.data import coding, prepare
+from batchscape.data import coding
 from batchscape.data.coding import FolderCoder, tokenizer_hash
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import IGNORED, open_dataset
 from batchscape.errors import ConfigError
 

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from batchscape.config import TokenFiles
-from batchscape.data import prepare, token_files
+from batchscape.data import token_files
+from batchscape.data.corpus import prepare
 from batchscape.data.datasets import TokenDataset, open_dataset
 from batchscape.data.token_files import recognise
 from batchscape.errors import ConfigError, RecordError

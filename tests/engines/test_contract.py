@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 import contract

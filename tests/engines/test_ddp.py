@@ -15,7 +15,7 @@ from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.optimizers import build_optimizer
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 
 def engine_of(spec, world_size=1):

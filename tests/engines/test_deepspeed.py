@@ -16,7 +16,7 @@ import torch.distributed as dist
 from batchscape.config import AdamW
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.record.tables import read_table
 from exact import assert_same_rows
 

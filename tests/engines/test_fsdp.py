@@ -8,7 +8,7 @@ import pytest
 from batchscape.engines.fsdp import fsdp_engine
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.record.tables import read_table
 from batchscape.train.checkpoint import checkpoints, load_checkpoint
 from exact import assert_same_rows

@@ -20,7 +20,7 @@ from batchscape.engines.optimizers import (
     set_hyperparameters,
 )
 from batchscape.errors import ConfigError
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 SGD = Sgd(name="sgd", learning_rate=0.1, momentum=0.8, nesterov=True, weight_decay=0.3)
 ADAMW = AdamW(name="adamw", learning_rate=0.01, weight_decay=0.3)

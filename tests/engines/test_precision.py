@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.precision import autocast
 from batchscape.geometry import BatchGeometry
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 
 MICRO_STEPS = 4

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from batchscape.engines import build_engine
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 pytestmark = pytest.mark.systems
 

@@ -16,7 +16,7 @@ from batchscape.engines.base import Reported
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.fsdp import FsdpEngine
 from batchscape.geometry import BatchGeometry
-from batchscape.models import LossModule
+from batchscape.models.build import LossModule
 from batchscape.train import loop
 from batchscape.train.examination import ModelFacts
 

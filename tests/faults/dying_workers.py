@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from batchscape.models import LossModule
+from batchscape.models.build import LossModule
 from batchscape.train import loader, worker
 from batchscape.train.loop import Training
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscape.engines import Engine, build
-from batchscape.models import LossModule
+from batchscape.models.build import LossModule
 from batchscape.record.spec import RunSpec
 from batchscape.train import loop, worker
 from batchscape.train.loop import Training

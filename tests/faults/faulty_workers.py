@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from batchscape.config import Optimizer
 from batchscape.engines.ddp import DdpEngine
-from batchscape.models import LossModule
+from batchscape.models.build import LossModule
 from batchscape.train import loop, worker
 from batchscape.train.examination import ModelFacts
 from batchscape.train.loop import Training

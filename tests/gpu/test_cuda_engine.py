@@ -14,7 +14,7 @@ from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.precision import autocast
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.clock import CudaClock
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from unwaiting import no_waiting
 
 pytestmark = pytest.mark.gpu

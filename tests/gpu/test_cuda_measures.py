@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from batchscape.measure.clock import CudaClock
-from batchscape.measure.memory import CudaMemory
+from batchscape.measure.memory_cuda import CudaMemory
 from batchscape.measure.telemetry import CudaTelemetry, _Integral
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchscape.measure.flops import model_flops
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import DataIdentity
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from batchscape.measure import gradient_sketch as module
 from batchscape.measure.gradient_sketch import BUCKETS, gradient_sketch
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 MASK = 0xFFFFFFFF
 

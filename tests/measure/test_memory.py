@@ -25,7 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from batchscape.errors import ConfigError
-from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport, process_memory
+from batchscape.measure.memory_cpu import CpuProbe
+from batchscape.measure.memory_cuda import CudaMemory
+from batchscape.measure.memory_process import process_memory
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.columns import COLUMNS
 
 GIB = 2**30

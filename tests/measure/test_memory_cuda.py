@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from batchscape.measure import memory_cuda
-from batchscape.measure.memory import CudaMemory
+from batchscape.measure.memory_cuda import CudaMemory
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from batchscape.errors import ConfigError
-from batchscape.measure.memory import CpuProbe
-from batchscape.models import build_model
+from batchscape.measure.memory_cpu import CpuProbe
+from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 
 GPT = {"name": "gpt", "n_layers": 3, "n_heads": 2, "d_model": 32}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from batchscape.errors import ConfigError
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 
 
 @pytest.fixture(autouse=True)

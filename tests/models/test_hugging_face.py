@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from batchscape.compose import compose
 from batchscape.errors import ConfigError
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.models.invariance import why_not_invariant
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from batchscape.errors import ConfigError
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.models.invariance import PROBED_SAMPLES, why_not_invariant
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}

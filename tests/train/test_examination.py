@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.train import examination
 
 

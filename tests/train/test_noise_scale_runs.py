@@ -16,7 +16,7 @@ from scipy import stats
 from batchscape.analysis.noise_scale.estimate import run_noise_scales
 from batchscape.data.datasets import open_dataset
 from batchscape.launch.child import WORKER
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.record.noise_scale import estimate, noise_samples
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream

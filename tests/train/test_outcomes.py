@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from batchscape.measure.memory import PHASES
+from batchscape.measure.memory_report import PHASES
 from batchscape.record.tables import read_table
 
 

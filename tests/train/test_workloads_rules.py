@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from batchscape.config import RunConfig
-from batchscape.data import prepare
-from batchscape.models import build_model, parameter_count
+from batchscape.data.corpus import prepare
+from batchscape.models.build import build_model
 from batchscape.plan.machine import Machine
 from batchscape.plan.resolve import resolve
 from batchscape.plan.stages import solve_geometries
@@ -187,7 +187,8 @@ def test_the_rehearsal_counts_the_average(trainer, planned, tmp_path):
         spec = planned(1, 8, measure__memory=True, evaluation__ema_half_life_tokens=half_life)
         folder = trainer.train(spec, tmp_path / str(half_life))
         found.append(read_table(folder, "ranks").iloc[0])
-    copy_gib = 8 * parameter_count(build_model(spec.config, spec.data, "float64")) / 2**30
+    model = build_model(spec.config, spec.data, "float64")
+    copy_gib = 8 * sum(p.numel() for p in model.parameters()) / 2**30
     for column in ("allocated_after_model_gib", "peak_allocated_steady_gib"):
         assert found[1][column] - found[0][column] == pytest.approx(copy_gib, rel=0.02)
 

@@ -11,7 +11,7 @@ from torch import nn
 from batchscape.engines.base import Engine
 from batchscape.engines.declared import check_reported
 from batchscape.errors import ConfigError
-from batchscape.models import build_model
+from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import RunSpec
 

@@ -107,7 +107,10 @@ class CpuProbe:
             self._report = _judge(_replay(_trace_events(profiler)), self._trained_bytes)
 
     def phase(self, name: str) -> None:
-        """Begin a phase; see `MemoryMeter.phase`."""
+        """Begin one of `PHASES`, or `OUTSIDE`, which ends the one before.
+
+        Naming the current one changes nothing.
+        """
         check_phase(name)
         if name != self._phase:
             _mark(name)

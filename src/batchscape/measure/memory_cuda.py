@@ -61,7 +61,10 @@ class CudaMemory:
         """When the current phase began."""
 
     def phase(self, name: str) -> None:
-        """Begin a phase; see `MemoryMeter.phase`."""
+        """Begin one of `PHASES`, or `OUTSIDE`, which ends the one before.
+
+        Naming the current one changes nothing.
+        """
         check_phase(name)
         if name == self._phase:
             return

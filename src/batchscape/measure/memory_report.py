@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol
 
 from batchscape.errors import ConfigError
 
@@ -13,7 +12,6 @@ __all__ = [
     "OUTSIDE",
     "PHASES",
     "AllocatedBytes",
-    "MemoryMeter",
     "MemoryReport",
     "check_phase",
 ]
@@ -22,7 +20,7 @@ GIB = 2**30
 """Bytes of a GiB."""
 
 PHASES = ("after_model", "first_backward", "first_optimizer_step", "steady")
-"""Phases in their order, as `MemoryMeter.phase` names them."""
+"""Phases of a training in their order. One that is entered again keeps its higher peak."""
 
 OUTSIDE = "outside"
 """Name for what is no training step, as an evaluation: it enters no figure."""
@@ -121,29 +119,8 @@ class MemoryReport:
         return {"memory_method": method if problem is None else f"none: {problem}", **cells}
 
 
-class MemoryMeter(Protocol):
-    """Told where the phases of a training begin; says afterwards what each one took."""
-
-    def phase(self, name: str) -> None:
-        """Begin a phase, which ends the one before; naming the current one changes nothing.
-
-        Parameters
-        ----------
-        name : str
-            One of `PHASES`, or `OUTSIDE`. A phase may be entered again; the higher peak stays.
-
-        Raises
-        ------
-        ConfigError
-            For any other name.
-        """
-
-    def report(self) -> MemoryReport:
-        """Return what was measured."""
-
-
 def check_phase(name: str) -> None:
-    """Refuse a name that no meter knows.
+    """Refuse a phase that is not known.
 
     Raises
     ------

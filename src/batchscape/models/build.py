@@ -17,7 +17,7 @@ from batchscape.models.next_token import IGNORED, NextTokenModel
 from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["LossModule", "build_model", "parameter_count"]
+__all__ = ["LossModule", "build_model"]
 
 
 class LossModule(nn.Module):
@@ -94,11 +94,6 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
         model = model.double()
     chunk = config.model.loss_chunk if isinstance(config.model, Gpt | Llama) else None
     return LossModule(model, chunk)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Return the number of parameters, tied ones once."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _build(config: RunConfig, data: DataIdentity) -> nn.Module:

@@ -15,10 +15,7 @@ from batchscape.record.disk import free_bytes, size_text
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["ACCURACY", "DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "run_disk_use"]
-
-ACCURACY = 1.5
-"""Factor within which the estimate of a run with a model of ours has to be; it is tested."""
+__all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "run_disk_use"]
 
 # Measured on runs of this version, in bytes.
 _JSON_FILES = 24 * 1024

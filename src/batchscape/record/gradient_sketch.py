@@ -43,8 +43,8 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     Returns
     -------
     ndarray, shape (buckets,), or None
-        None where the run left none: it ended before its first update, its engine shards
-        gradients, or it is older than sketches.
+        None where the run left none: it ended before its first update, or its engine shards
+        gradients.
 
     Raises
     ------
@@ -60,18 +60,15 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
     array, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    is_checked = sha256(array).digest() == digest
-    file = BytesIO(content)
+    if sha256(array).digest() != digest:
+        msg = f"{path} is damaged: the array does not match the SHA-256 behind it"
+        raise DamageError(msg)
     try:
-        sketch = np.load(file, allow_pickle=False)
+        sketch = np.load(BytesIO(array), allow_pickle=False)
     except Exception as error:  # noqa: BLE001  (a header is parsed as Python: all kinds are raised)
         msg = f"{path} is damaged: {error}"
         raise DamageError(msg) from None
-    # One without a check, which older versions wrote, ends with its array.
-    if not is_checked and file.tell() != len(content):
-        msg = f"{path} is damaged: the array does not match the SHA-256 behind it"
-        raise DamageError(msg)
-    if not isinstance(sketch, np.ndarray) or sketch.dtype != np.float64 or sketch.ndim != 1:
+    if sketch.dtype != np.float64 or sketch.ndim != 1:
         msg = f"{path} is damaged: a row of float64 numbers is expected"
         raise DamageError(msg)
-    return sketch
+    return np.asarray(sketch)

@@ -85,7 +85,6 @@ class DivergenceRule:
         """Return what a checkpoint holds of it."""
         return {"level": self._level, "above": self._above}
 
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """Take back what `state` gave; nothing, of a checkpoint that is older than the rule."""
-        if state is not None:
-            self._level, self._above = float(state["level"]), int(state["above"])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self._level, self._above = float(state["level"]), int(state["above"])

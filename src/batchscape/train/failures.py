@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
-from batchscape.measure.memory import process_memory
+from batchscape.measure.memory_process import process_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.heartbeat import last_beat
 from batchscape.record.status import Status

@@ -21,7 +21,7 @@ from batchscape.engines.declared import check_exchanged, declaration
 from batchscape.errors import BatchscapeError, CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
-from batchscape.measure.memory import OUTSIDE
+from batchscape.measure.memory_report import OUTSIDE
 from batchscape.measure.noise_scale import GradientSquares, NoiseSample
 from batchscape.models.undisturbed import undisturbed
 from batchscape.record.causes import Cause
@@ -474,7 +474,7 @@ class Training:
             if self._average is not None:
                 self._average.restore(state["average"])
             set_random_state(self._device, state["rng"][self._rank])
-            self._rule.restore(state.get("divergence"))
+            self._rule.restore(state["divergence"])
             done, tokens = state["optimizer_step"], state["tokens"]
             train_time_s = state["train_time_s"]
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)

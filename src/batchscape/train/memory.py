@@ -8,9 +8,11 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from batchscape.measure.memory import CpuProbe, CudaMemory, MemoryReport
+from batchscape.measure.memory_cpu import CpuProbe
+from batchscape.measure.memory_cuda import CudaMemory
 from batchscape.measure.memory_limit import not_charged
 from batchscape.measure.memory_process import PrivatePeak
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.heartbeat import Phase, beat
 from batchscape.train.loop import Training
 

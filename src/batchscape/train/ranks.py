@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from batchscape.measure.memory import MemoryReport, process_memory
+from batchscape.measure.memory_process import process_memory
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.measure.peak import peak_flops
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder

@@ -3,15 +3,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pynvml
 import pytest
 
+from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks
 from batchscape.config import Local
 from batchscape.errors import ConfigError
+from batchscape.launch.launch_record import launch_record
+from batchscape.launch.pool import Lease
 from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores
+from batchscape.record.spec import RunSpec
 
 
 def cuda(count: int, capability: tuple[int, int] = (9, 0)) -> Machine:
@@ -143,6 +150,20 @@ def test_devices_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> 
     found = Machine.detect().cuda_devices
     assert [device.memory_gib for device in found] == [1.0, 2.0, 3.0]
     assert [device.uuid for device in found] == ["GPU-00", "GPU-11", "GPU-22"]
+
+
+def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_recommended(
+    monkeypatch: pytest.MonkeyPatch, spec_of: Callable[..., RunSpec]
+) -> None:
+    """From the driver's answer to the capacity that geometries are held against."""
+    Nvml(monkeypatch)
+    machine = Machine.detect()
+    spec = replace(spec_of((2, 4, 1)), device_type="cuda")
+    launch = launch_record(spec, Lease((1, 2), 2), machine, others=False)
+    assert launch["device_memory_gib"] == 2.0
+    runs = pd.json_normalize([{"device_type": "cuda", "data_parallel_size": 2, "launch": launch}])
+    assert device_memory(runs) == 2.0
+    assert memory_of_ranks(runs).tolist() == [2.0]
 
 
 def test_a_device_that_may_not_be_opened_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

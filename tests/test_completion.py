@@ -168,9 +168,3 @@ def test_completion_imports_nothing_heavy() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "batchscape.completion" in loaded
     assert not loaded & {"torch", "pandas", "wandb", "hydra", "pydantic", "numpy", "rich"}
-
-
-def test_completion_of_hydra_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    for way in (["-sc", "install=bash"], ["run", "--shell-completion", "install=zsh"]):
-        assert main(way) == 2
-        assert "batchscape completion bash" in capsys.readouterr().err

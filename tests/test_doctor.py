@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,19 +283,6 @@ def test_what_follows_from_the_build_of_torch(answer, in_driver, expected, monke
         assert (answer["cuda_problem"] or "knows no CUDA") in found["CUDA"].detail
 
 
-def test_slurm_is_found_or_not_and_called_by_nobody(only) -> None:
-    (absent,) = tools.slurm()
-    unused = "batchscape does not submit jobs itself yet"
-    assert absent.status == "not needed"
-    assert absent.detail == f"not found: sbatch, srun, sinfo; {unused}"
-    for name in ("sbatch", "srun"):
-        executable(only, name, "touch called")
-    (there,) = tools.slurm()
-    assert (there.status, there.repair) == ("not needed", None)
-    assert there.detail == f"found: sbatch, srun; {unused}"
-    assert {path.name for path in only.iterdir()} == {"sbatch", "srun"}
-
-
 def test_latex_absent_without_booktabs_and_there(only) -> None:
     assert tools.latex()[0].status == "missing"
     executable(only, "pdflatex", "exit 0")
@@ -308,20 +294,13 @@ def test_latex_absent_without_booktabs_and_there(only) -> None:
     assert tools.latex()[0].status == "ok"
 
 
-def test_a_program_that_hangs_is_left(only, monkeypatch) -> None:
+def test_a_program_that_hangs_is_a_line(only, monkeypatch) -> None:
     monkeypatch.setattr(tools, "_TOOL_S", 0.3)
     executable(only, "pdflatex", "exit 0")
     executable(only, "kpsewhich", "exec /bin/sleep 60")
-    (found,) = tools.latex()
-    assert (found.status, found.detail) == ("missing", "pdflatex without booktabs")
-
-
-def test_optional_packages_are_those_that_an_extra_of_use_brings() -> None:
-    """Those that only tests and benchmarks import are none."""
-    project = Path(__file__).parents[1] / "pyproject.toml"
-    extra = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["hf"]
-    # tokenizers comes with transformers.
-    assert {line.partition(">")[0] for line in extra} | {"tokenizers"} == set(tools.OPTIONAL)
+    (found,) = findings_of("LaTeX", tools.latex)
+    assert found.status == "broken"
+    assert "timed out after 0.3 seconds" in found.detail
 
 
 def test_wandb_without_a_key_goes_offline(tmp_path, monkeypatch) -> None:
@@ -336,17 +315,16 @@ def test_wandb_without_a_key_goes_offline(tmp_path, monkeypatch) -> None:
     assert (key.status, key.repair, key.needed) == ("missing", "wandb login", False)
 
 
-def test_optional_packages_are_named_with_their_command(monkeypatch) -> None:
-    monkeypatch.setattr(
-        tools, "OPTIONAL", {"torch": ("x", "y"), "no-such-package": ("a", "pip install it")}
-    )
-    there, missing = tools.optional_packages()
-    assert (there.status, there.detail) == ("ok", metadata.version("torch"))
-    assert (missing.status, missing.detail, missing.repair) == (
-        "missing",
-        "for a",
-        "pip install it",
-    )
+def test_transformers_is_named_with_its_command(monkeypatch) -> None:
+    (there,) = tools.transformers()
+    assert (there.status, there.detail) == ("ok", metadata.version("transformers"))
+
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    (missing,) = tools.transformers()
+    assert (missing.status, missing.repair) == ("missing", "pip install 'batchscape[hf]'")
 
 
 def test_packages_that_are_always_needed(monkeypatch) -> None:

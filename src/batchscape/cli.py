@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from batchscape import __version__
-from batchscape.completion import SCRIPTS, candidates, options_of
+from batchscape.completion import SCRIPTS, candidates
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
 from batchscape.outgoing import outgoing
@@ -136,8 +136,6 @@ def _dispatch(argv: list[str]) -> int:
         if first in _VERB_HELP and {"--help", "-h"} & set(argv):
             sys.stdout.write(_help_of(first))
             return 0
-        if first not in _VERB_HELP:
-            _refuse_unknown_options(first, argv[1:])
         with terminations_as_interrupts():
             return _VERBS[first](argv[1:])
     if "=" in first or first.startswith(("-", "~")):
@@ -157,22 +155,6 @@ def _help_of(verb: str) -> str:
     with redirect_stdout(io.StringIO()) as told, suppress(SystemExit):
         _VERBS[verb](["--help"])
     return told.getvalue()
-
-
-def _refuse_unknown_options(verb: str, arguments: list[str]) -> None:
-    """Refuse an option that a verb has not, before the parser does without saying what is meant."""
-    # What follows -- is a command with options of its own.
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    pairs = zip(["", *arguments], arguments[:end], strict=False)
-    given = [a.partition("=")[0] for b, a in pairs if a.startswith("--") and b != _FLAG]
-    known = list(options_of(_help_of(verb))) if given else []
-    for option in given:
-        # The parser takes the begin of an option for the whole.
-        if not any(name.startswith(option) for name in known):
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else "."
-            msg = f"batchscape {verb} has no option {option}{hint} Options: {', '.join(known)}"
-            raise ConfigError(msg)
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -589,10 +571,18 @@ def _completion(arguments: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes what it refuses as it may leave."""
+    """Refuses what it is given as any other bad input is, with the option that was meant."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(outgoing(message))
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        option = unknown.partition("=")[0]
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        close = difflib.get_close_matches(option, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        if unknown:
+            hint += f" Options: {', '.join(known)}"
+        msg = f"{self.format_usage()}{self.prog}: {message}{hint}"
+        raise ConfigError(msg)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -27,12 +27,9 @@ from batchscape.record.commands import hydra_text
 __all__ = ["MULTIRUN_FLAGS", "compose"]
 
 MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
-_SHOW_FLAGS = frozenset({"--cfg", "-c", "--info", "-i", "--hydra-help"})
-_TAKE_A_VALUE = frozenset(
-    {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
-    | {"--config-dir", "-cd", "--experimental-rerun"}
-)
-_OPTIONS = _SHOW_FLAGS | _TAKE_A_VALUE | MULTIRUN_FLAGS | {"--resolve"}
+_SHOW_FLAGS = frozenset({"--cfg", "-c"})
+_TAKE_A_VALUE = _SHOW_FLAGS | {"--config-dir", "-cd"}
+_OPTIONS = _TAKE_A_VALUE | MULTIRUN_FLAGS | {"--resolve"}
 _OURS = {
     "hydra/sweeper": "expands sweeps itself",
     "hydra.mode": "expands sweeps itself",
@@ -41,7 +38,6 @@ _OURS = {
     "at a time",
 }
 """What Hydra would do and batchscape does."""
-_INFO = frozenset({"--info", "-i"})
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 
 
@@ -143,17 +139,13 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
     for before, argument in zip(["", *arguments], arguments, strict=False):
         prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
-        if prefixed in {"--shell-completion", "-sc"}:
-            msg = f"{prefixed}: completion is installed with: batchscape completion bash (or zsh)"
-            raise ConfigError(msg)
-        if prefixed.startswith("--") and before not in _TAKE_A_VALUE:
-            # Hydra's parser takes the begin of an option for the whole.
-            if not any(option.startswith(prefixed) for option in _OPTIONS):
-                known = sorted(option for option in _OPTIONS if option.startswith("--"))
+        if prefixed.startswith("-"):
+            if prefixed not in _OPTIONS and before not in _TAKE_A_VALUE:
+                known = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
                 msg = f"there is no option {prefixed}{_hint(prefixed, known)}"
                 raise ConfigError(f"{msg} Options: {', '.join(known)}")
             continue
-        if not equals and argument[:1] not in {"-", "~"} and not before.startswith("-"):
+        if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
             raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
@@ -171,11 +163,7 @@ def _options_first(arguments: Sequence[str]) -> list[str]:
     left = list(arguments)
     while left:
         argument = left.pop(0)
-        if argument in _INFO:
-            # Its value may be missing; a setting that comes to stand behind it is none.
-            has_value = left and "=" not in left[0] and left[0][:1] not in {"-", "~"}
-            options.append(f"--info={left.pop(0) if has_value else 'all'}")
-        elif argument in _TAKE_A_VALUE:
+        if argument in _TAKE_A_VALUE:
             options.append(argument)
             options += left[:1]
             del left[:1]

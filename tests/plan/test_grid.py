@@ -157,7 +157,8 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
         (["--resolve"], "in conjunction with --cfg"),
         (["batch=0"], "a group takes the name of one of its options"),
         (["--config-dir", "nowhere"], "not found"),
-        (["--config-name", "nothing"], "nothing"),
+        (["--config-name", "nothing"], "there is no option --config-name"),
+        (["-i", "all"], "there is no option -i"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

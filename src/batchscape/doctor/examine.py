@@ -87,10 +87,9 @@ def examine(outputs: Path, *, compiles: bool) -> Examination:
             ("torch.compile", compilation),
             ("NVML", machine.driver),
             ("MIG", machine.mig),
-            ("Slurm", tools.slurm),
             ("W&B", tools.tracker),
             ("LaTeX", tools.latex),
-            ("packages", tools.optional_packages),
+            ("transformers", tools.transformers),
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Programs and packages beside the core: Slurm, Weights & Biases, LaTeX, optional packages."""
+"""Programs and packages beside the core: Weights & Biases, LaTeX, transformers."""
 
 from __future__ import annotations
 
@@ -9,31 +9,10 @@ from importlib import metadata
 from batchscape.doctor.children import ChildError, ask
 from batchscape.doctor.finding import Finding
 
-__all__ = ["OPTIONAL", "latex", "optional_packages", "slurm", "tracker"]
+__all__ = ["latex", "tracker", "transformers"]
 
-_SLURM = ("sbatch", "srun", "sinfo")
 _TOOL_S = 10.0
 _WANDB_S = 60.0
-
-OPTIONAL = {
-    "transformers": (
-        "models of Hugging Face (model=hf, hf_gpt2, hf_llama, hf_bert) and its tokenizers",
-        "pip install 'batchscape[hf]'",
-    ),
-    "tokenizers": (
-        "tokenizers of Hugging Face (data.tokenizer=FOLDER)",
-        "pip install 'batchscape[hf]'",
-    ),
-}
-"""Packages that some settings need: for what, and how they are installed."""
-
-
-def slurm() -> list[Finding]:
-    """Look for Slurm's programs, which nothing here calls."""
-    found = [name for name in _SLURM if shutil.which(name) is not None]
-    there = f"found: {', '.join(found)}" if found else f"not found: {', '.join(_SLURM)}"
-    detail = f"{there}; batchscape does not submit jobs itself yet"
-    return [Finding("Slurm", "not needed", detail)]
 
 
 def tracker() -> list[Finding]:
@@ -59,28 +38,21 @@ def latex() -> list[Finding]:
     if shutil.which("pdflatex") is None:
         detail = "no pdflatex; reports are written without it"
         return [Finding("LaTeX", "missing", detail, repair)]
-    if shutil.which("kpsewhich") is None or _run("kpsewhich", "booktabs.sty")[0]:
+    found = subprocess.run(
+        ["kpsewhich", "booktabs.sty"],  # noqa: S607  (the user's own)
+        capture_output=True,
+        timeout=_TOOL_S,
+        check=False,
+    )
+    if found.returncode:
         return [Finding("LaTeX", "missing", "pdflatex without booktabs", repair)]
     return [Finding("LaTeX", "ok", "pdflatex with booktabs")]
 
 
-def optional_packages() -> list[Finding]:
-    """Look for optional packages, without importing them."""
-    found = []
-    for name, (purpose, repair) in OPTIONAL.items():
-        try:
-            found.append(Finding(name, "ok", metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append(Finding(name, "missing", f"for {purpose}", repair))
-    return found
-
-
-def _run(*command: str) -> tuple[int, str]:
-    """Return a program's exit code and what it says last."""
+def transformers() -> list[Finding]:
+    """Look for the one optional package that settings need, without importing it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S, check=False)
-    except subprocess.TimeoutExpired:
-        return 124, f"{command[0]} gave no answer within {_TOOL_S:g} s"
-    if done.returncode:
-        return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
-    return 0, done.stdout
+        return [Finding("transformers", "ok", metadata.version("transformers"))]
+    except metadata.PackageNotFoundError:
+        purpose = "for models (model=hf, hf_gpt2, hf_llama, hf_bert) and data.tokenizer=FOLDER"
+        return [Finding("transformers", "missing", purpose, "pip install 'batchscape[hf]'")]

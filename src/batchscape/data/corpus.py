@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from batchscape.config import CustomData, Data, Digits, Documents, ExternalData, TokenFiles
+from collections.abc import Callable
+from typing import Any
+
+from batchscape.config import (
+    CustomData,
+    Data,
+    Digits,
+    Documents,
+    ExternalData,
+    StandardLibrary,
+    TextFiles,
+    TokenFiles,
+)
 from batchscape.data.custom import prepare_custom
 from batchscape.data.documents import prepare_documents
 from batchscape.data.external import prepare_external
@@ -13,6 +25,17 @@ from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["prepare"]
+
+
+_BY_KIND = {
+    CustomData: prepare_custom,
+    Digits: prepare_digits,
+    Documents: prepare_documents,
+    ExternalData: prepare_external,
+    StandardLibrary: prepare_text,
+    TextFiles: prepare_text,
+    TokenFiles: prepare_tokens,
+}
 
 
 def prepare(config: Data) -> DataIdentity:
@@ -33,22 +56,9 @@ def prepare(config: Data) -> DataIdentity:
         If there are no such data, they cannot be read, or they are too few for one sample in each
         part.
     """
+    prepared: Callable[[Any], DataIdentity] = _BY_KIND[type(config)]
     try:
-        return _prepare(config)
+        return prepared(config)
     except OSError as error:
         msg = f"data={config.name} cannot be read: {error}"
         raise ConfigError(msg) from None
-
-
-def _prepare(config: Data) -> DataIdentity:
-    if isinstance(config, Digits):
-        return prepare_digits(config)
-    if isinstance(config, TokenFiles):
-        return prepare_tokens(config)
-    if isinstance(config, Documents):
-        return prepare_documents(config)
-    if isinstance(config, CustomData):
-        return prepare_custom(config)
-    if isinstance(config, ExternalData):
-        return prepare_external(config)
-    return prepare_text(config)

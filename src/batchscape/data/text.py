@@ -45,10 +45,10 @@ def prepare_text(config: StandardLibrary | TextFiles) -> DataIdentity:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
     def build() -> Built:
-        if config.tokenizer is None:
-            return _built(_of_bytes(parts, config), ByteCoder.vocabulary)
-        coder = FolderCoder(config.tokenizer)
-        return _built(_of_tokens(parts, config, coder), coder.vocabulary)
+        coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
+        arrays = _arrays(parts, config, coder)
+        samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
+        return Built(arrays, samples, {"vocabulary": coder.vocabulary})
 
     stored = keep(config.name, manifest, build)
     return DataIdentity(
@@ -61,32 +61,13 @@ def prepare_text(config: StandardLibrary | TextFiles) -> DataIdentity:
     )
 
 
-def _built(arrays: Arrays, vocabulary: int) -> Built:
-    samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
-    return Built(arrays, samples, {"vocabulary": vocabulary})
-
-
-def _of_bytes(parts: dict[str, list[bytes]], config: StandardLibrary | TextFiles) -> Arrays:
-    split = split_packed if config.layout == "packed" else split_blocks
-    arrays: Arrays = {}
-    for part, contents in parts.items():
-        stream = np.frombuffer(b"\n\n".join(contents), dtype=np.uint8)
-        offsets, lengths = split(stream, config.sequence_length)
-        arrays |= {
-            f"{part}_bytes": stream,
-            f"{part}_offsets": offsets,
-            f"{part}_lengths": lengths,
-        }
-    return arrays
-
-
-def _of_tokens(
+def _arrays(
     parts: dict[str, list[bytes]], config: StandardLibrary | TextFiles, coder: Coder
 ) -> Arrays:
     """Encode files, or where they are padded their blocks between blank lines, one by one."""
     arrays: Arrays = {}
     total = sum(len(content) for contents in parts.values() for content in contents)
-    with reading("tokenizing", total) as advance:
+    with reading("reading text", total) as advance:
         for part, contents in parts.items():
             texts = iter(contents) if config.layout == "packed" else _blocks(contents)
             encoded: list[NDArray[Any]] = []
@@ -101,7 +82,7 @@ def _of_tokens(
                 sizes = np.array([len(block) for block in encoded], dtype=np.int64)
                 offsets, lengths = split_documents(sizes, config.sequence_length)
             arrays |= {
-                f"{part}_tokens": stream,
+                f"{part}_{coder.kind}": stream,
                 f"{part}_offsets": offsets,
                 f"{part}_lengths": lengths,
             }

@@ -164,7 +164,7 @@ SHAPES = {
     "OpenAI, projects": (["sk-proj-", "sk-svcacct-"], ALPHANUMERIC + "_-", 124),
     "Anthropic": (["sk-ant-api03-", "sk-ant-admin01-"], ALPHANUMERIC + "_-", 95),
     "Stripe": (["sk_live_", "rk_live_", "sk_test_"], ALPHANUMERIC, 24),
-    "AWS": (["AKIA", "ASIA"], string.ascii_uppercase + "234567", 16),
+    "AWS": (["AKIA", "ASIA", "ABIA"], string.ascii_uppercase + "234567", 16),
     "Google": (["AIza"], ALPHANUMERIC + "_-", 35),
     "Slack": (["xoxb-1234567890-", "xoxp-1234567890-", "xapp-1-A0-"], ALPHANUMERIC, 24),
     "npm": (["npm_"], ALPHANUMERIC, 36),

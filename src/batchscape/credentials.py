@@ -46,8 +46,8 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("a token of Hugging Face", r"hf_[A-Za-z0-9]{20,}"),
         # https://docs.wandb.ai/support/models/articles/why-does-my-api-key-fail-with-must-be-40-characters
         ("a key of Weights & Biases", r"wandb_v\d_\w{20,}"),
-        # https://platform.openai.com/docs/api-reference/authentication, and the older ones without
-        # a word behind `sk-`; https://docs.anthropic.com/en/api/admin-api/apikeys/get-api-key
+        # Of OpenAI, Anthropic, OpenRouter and others:
+        # https://openrouter.ai/docs/guides/features/guardrails/secret-formats
         (
             "a key of the shape sk-...",
             r"(?<![\w-])sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{20,}|[A-Za-z0-9]{20,})",
@@ -55,7 +55,7 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # https://docs.stripe.com/keys
         ("a key of Stripe", r"[sr]k_(?:live|test)_\w{10,}|whsec_\w{10,}"),
         # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
-        ("an access key of AWS", r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}"),
+        ("an access key of AWS", r"(?<![A-Za-z0-9])(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}"),
         # https://cloud.google.com/docs/authentication/api-keys, .../authentication/token-types
         ("a key of Google", r"AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"),
         # https://docs.slack.dev/authentication/tokens and
@@ -65,7 +65,8 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}|(?<=hooks\.slack\.com/services/)[\w/]+",
         ),
         # https://docs.npmjs.com/about-access-tokens, https://pypi.org/help/#apitoken,
-        # https://docs.docker.com/security/access-tokens, https://docs.nvidia.com/ngc
+        # https://docs.docker.com/reference/api/hub/latest,
+        # https://docs.nvidia.com/nemo/retriever/latest/extraction/api-keys
         (
             "a token of a registry",
             r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{20,}",

@@ -258,7 +258,7 @@ def _redacted(text: str, variables: _Variables) -> str:
         begin = _VALUE.match(text, place, place + _LONGEST_JUDGED)
         if begin is not None and is_secret(named["name"], begin[0].strip("\"'")):
             pieces += [text[rest:place], f"[{named['name']}]"]
-            rest = place = _VALUE.match(text, place).end()
+            rest = place = (_VALUE.match(text, place) or begin).end()
     return "".join([*pieces, text[rest:]])
 
 

@@ -351,7 +351,7 @@ def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         cleaned.append(text)
         return text
 
-    monkeypatch.setattr(credentials, "_without_secrets", clean)
+    monkeypatch.setattr(credentials, "_redacted", clean)
     output = io.StringIO()
     console = OutgoingConsole(file=output, width=100)
     console.print(Text("one line"), soft_wrap=True)

@@ -27,7 +27,7 @@ from batchscape.record.spec import DataIdentity
 __all__ = ["prepare"]
 
 
-_BY_KIND = {
+_BY_KIND: dict[type, Callable[[Any], DataIdentity]] = {
     CustomData: prepare_custom,
     Digits: prepare_digits,
     Documents: prepare_documents,
@@ -56,9 +56,8 @@ def prepare(config: Data) -> DataIdentity:
         If there are no such data, they cannot be read, or they are too few for one sample in each
         part.
     """
-    prepared: Callable[[Any], DataIdentity] = _BY_KIND[type(config)]
     try:
-        return prepared(config)
+        return _BY_KIND[type(config)](config)
     except OSError as error:
         msg = f"data={config.name} cannot be read: {error}"
         raise ConfigError(msg) from None

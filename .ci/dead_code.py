@@ -33,11 +33,11 @@ ALLOWED = {
         creates_processes_externally global_rank main_address main_port node_rank on_epoch_end
         on_evaluate on_log on_save on_step_end on_substep_end on_train_begin on_train_end
         pytest_runtest_logreport set_global_rank set_world_size val_dataloader""",
-    "read by a library: DeepSpeed, torch, transformers, tokenizers, rich, threading": """
-        allow_tf32 clip_grad daemon decoder grad_scale logging_nan_inf_filter no_wrap num_labels
+    "read by a library: DeepSpeed, torch, transformers, tokenizers, rich": """
+        allow_tf32 clip_grad decoder grad_scale logging_nan_inf_filter no_wrap num_labels
         pre_tokenizer use_cache""",
     "parameters that a signature demands": "closure data_parallel_sizes trace",
-    "what tests hold pages and mappings to": "NOT_MIRRORED STATES SUMMARY_ONLY",
+    "what a test holds a page to": "STATES",
     "for notebooks": "enumerate_geometries saving",
 }
 

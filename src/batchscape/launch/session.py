@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,14 @@ from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
-from batchscape.launch.retries import Retries
-from batchscape.launch.stopping import Stopping
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import Lock
+from batchscape.record.next_step import is_tried_again
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import FAULTS, RunStatus, Status
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -99,10 +99,13 @@ class Session:
         self._placement = placement
         self._target = target
         self._scratch = scratch
-        self._stopping = Stopping(max_failures)
+        self._max_failures = max_failures
+        self._failures = 0
+        self.stopped: str | None = None
+        """Why no more runs are started, where no signal is the reason: the first that there was."""
         self._command = command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
-        self._retries = Retries()
+        self._retried: Counter[str] = Counter()
         self._again: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
@@ -124,23 +127,25 @@ class Session:
                 self._presence.hide()
                 waits = self._placement.waits
                 if self._placement.has_given_up:
-                    self._stopping.because(f"given up: {waits}")
+                    self._stop(f"given up: {waits}")
                 self._progress.waits(waits or self._claims.describe_elsewhere())
-            for ended in self._processes.wait(_POLL_S):
-                self._active[ended.run].note(ended)
-            others = self._presence.others(_LOOK_S)
+            exits = self._processes.wait(_POLL_S)
+            # Whoever came while a run ended has disturbed it, too.
+            others = self._presence.others(0.0 if exits else _LOOK_S)
             for run in list(self._active.values()):
                 if others:
                     run.spoil_times(OTHER_LAUNCHER)
-                run.watch()
-                if run.has_ended:
-                    self._end(run)
+                status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
+                if status is not None:
+                    self._end(run, status)
             self._progress.update(list(self._active.values()))
 
-    @property
-    def stopped(self) -> str | None:
-        """Why no more runs are started, where no signal is the reason."""
-        return self._stopping.reason
+    def _stop(self, reason: str) -> None:
+        """Start no more runs."""
+        self.stopped = self.stopped or reason
+
+    def _stop_for_the_disk(self, trouble: str) -> None:
+        self._stop(f"{trouble}; make space, then the same command goes on")
 
     def _must_stop(self) -> bool:
         count = self._interrupts.count
@@ -177,7 +182,7 @@ class Session:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         trouble = disk_trouble(self._sweep.path)
         if trouble is not None:
-            self._stopping.because_of_the_disk(trouble)
+            self._stop_for_the_disk(trouble)
             return None
         try:
             claim = self._claims.take(spec)
@@ -189,13 +194,13 @@ class Session:
                 self._reject(spec, refusal)
                 return None
         except ServerError as error:
-            self._stopping.because(f"no process can be started any more: {error}")
+            self._stop(f"no process can be started any more: {error}")
             self._claims.release(spec.run_id, Status.PENDING)
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
             if isinstance(error, DiskError):
-                self._stopping.because_of_the_disk(str(error))  # the run is as open as it was
+                self._stop_for_the_disk(str(error))  # the run is as open as it was
             else:
                 self._refuse(spec, error)
             return None
@@ -242,18 +247,16 @@ class Session:
         self._settle(result)
         self._progress.run_refused(result)
 
-    def _end(self, run: ActiveRun) -> None:
+    def _end(self, run: ActiveRun, status: RunStatus) -> None:
+        """Give back what a run had that has ended, and tell of it, unless it is tried again."""
         del self._active[run.spec.run_id]
         if not self._active:
             # Before anybody can take the devices: it would take us for at work beside it.
             self._presence.hide()
         self._placement.release(run.spec, run.lease)
-        if self._presence.others():
-            run.spoil_times(OTHER_LAUNCHER)
-        status = run.conclude()
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
-            self._stopping.because_of_the_disk(str(status.reason))
+            self._stop_for_the_disk(str(status.reason))
         if not self._interrupts.count and self.stopped is None and self._is_retried(run, status):
             return
         self._claims.release(run.spec.run_id, status.status)
@@ -263,13 +266,19 @@ class Session:
 
     def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
         """Put a run into the queue again that the machine may have ended; it stays claimed."""
-        if not self._retries.wants(run.spec, status):
+        run_id, most = run.spec.run_id, run.spec.config.launcher.retries
+        if not is_tried_again(status, most - self._retried[run_id]):
             return False
+        self._retried[run_id] += 1
+        reason = f"retry {self._retried[run_id]} of {most} follows: {status.reason}"
         try:
-            reason = self._retries.open_again(run.spec, run.folder, status)
+            # Whatever becomes of this launcher, the same command goes on with the run. Where that
+            # cannot be written there is no retry, and the run stands as it ended.
+            open_again = replace(status, status=Status.INTERRUPTED, reason=reason)
+            open_again.write(run.folder.status)
         except OSError:
             return False
-        self._progress.run_retried(run.spec.run_id, reason)
+        self._progress.run_retried(run_id, reason)
         self._again.append(run.spec)
         return True
 
@@ -281,4 +290,7 @@ class Session:
 
     def _settle(self, result: RunResult) -> None:
         self._done[result.run_id] = result
-        self._stopping.count(result)
+        self._failures += result.status in FAULTS and not result.by_another
+        if self._max_failures is not None and self._failures >= self._max_failures:
+            count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"
+            self._stop(f"{count} failed, and launcher.max_failures is {self._max_failures}")

@@ -16,8 +16,10 @@ from batchscape.record.disk import disk_error
 
 __all__ = [
     "JsonLines",
+    "end_of",
     "json_lines",
     "keep_json_lines",
+    "last_row",
     "read_json",
     "read_json_lines",
     "remove_if_possible",
@@ -25,6 +27,9 @@ __all__ = [
     "write_atomically",
     "write_json",
 ]
+
+_TAIL_BYTES = 1 << 14
+"""What is read of the end of a table for its last row, which takes less than a tenth of it."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -183,6 +188,54 @@ def _row(path: Path, number: int, line: bytes) -> Iterator[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         msg = f"{path} is damaged in line {number}: {error}"
         raise DamageError(msg) from None
+
+
+def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
+    """Return the last whole row of a file of JSON lines, reading no more than its end.
+
+    Parameters
+    ----------
+    path : Path
+    tail_bytes : int
+        Bytes to read; a longer row is not found.
+
+    Returns
+    -------
+    dict
+        Empty where there is no whole row, or no file.
+
+    Raises
+    ------
+    DamageError
+        If the last whole line is damaged.
+    """
+    # What follows the last newline is empty, or torn; the first line may have been cut.
+    end = end_of(path, tail_bytes)
+    lines = end.split(b"\n")[1 if len(end) == tail_bytes else 0 : -1]
+    try:
+        return row_of(lines[-1]) if lines else {}
+    except ValueError as error:
+        msg = f"{path} is damaged in its last line: {error}"
+        raise DamageError(msg) from None
+
+
+def end_of(path: Path, most_bytes: int, since: int = 0) -> bytes:
+    """Return the last bytes of a file that others append to; none where there is no file.
+
+    Parameters
+    ----------
+    path : Path
+    most_bytes : int
+    since : int
+        Bytes before this offset do not count.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since, size - most_bytes))
+            return file.read(most_bytes)
+    except FileNotFoundError:
+        return b""
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -13,28 +13,24 @@ from typing import Any
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
-from batchscape.record.checked import row_of
 from batchscape.record.copies import Content, content_of_run, copies_among
-from batchscape.record.files import read_json
+from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
+from batchscape.record.next_step import Next, what_next
 from batchscape.record.status import RunStatus, Status, check_version
 from batchscape.record.timing import why_untimed
 
 __all__ = [
     "RunProgress",
-    "duration_text",
-    "has_launcher",
     "remaining_s",
     "run_progress",
     "sweep_progress",
 ]
 
 _TRIED_AGAIN = "waits for its next attempt"
-_TAIL_BYTES = 1 << 16
-"""What is read of the end of a table: enough for its last row."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +40,15 @@ class RunProgress:
     run_id: str
     status: str
     """A `Status`; `damaged`, or `unreadable` where the folder cannot be read for another reason."""
-    optimizer_step: int | None
+    optimizer_step: int | None = None
     """Optimizer steps done."""
-    optimizer_steps: int | None
+    optimizer_steps: int | None = None
     """Optimizer steps in all; None for a rejected cell."""
-    loss: float | None
+    loss: float | None = None
     """Latest training loss; of a sealed run, that of its last tenth."""
-    age_s: float | None
+    age_s: float | None = None
     """Time since the last row of an open run."""
-    reason: str | None
+    reason: str | None = None
     cause: str | None = None
     """What ended it, a `Cause`, where it did not complete."""
     stop_reason: str | None = None
@@ -75,6 +71,8 @@ class RunProgress:
     """Why the times of a completed run do not count."""
     command: str | None = None
     """What launched a completed run."""
+    next: Next = Next.BEGIN
+    """What the same command would do with it."""
 
 
 def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
@@ -104,11 +102,6 @@ def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str
     return runs, {Path(path).name: Path(original).name for path, original in copies.items()}
 
 
-def has_launcher(sweep: SweepFolder) -> bool:
-    """Whether a launcher is at work in a sweep."""
-    return is_held(sweep.lock)
-
-
 def run_progress(folder: RunFolder) -> RunProgress:
     """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
     return _looked_at(folder)[0]
@@ -120,38 +113,38 @@ def _looked_at(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     try:
         return _progress(folder)
     except DamageError as error:
-        return _unread(folder, DAMAGED, error), None
+        found = DAMAGED, Next.SET_ASIDE, str(error)
     except (RecordError, OSError) as error:
-        return _unread(folder, UNREADABLE, error), None
-
-
-def _unread(folder: RunFolder, status: str, error: Exception) -> RunProgress:
-    return RunProgress(folder.path.name, status, None, None, None, None, str(error))
+        found = UNREADABLE, Next.LEAVE, str(error)
+    status, what, reason = found
+    return RunProgress(folder.path.name, status, reason=reason, next=what), None
 
 
 def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
         # A launcher makes it right now, or died while it did.
-        name = folder.path.name
-        return RunProgress(name, str(Status.PENDING), None, None, None, None, None), None
+        return RunProgress(folder.path.name, str(Status.PENDING)), None
     config = read_json(folder.config)
     check_version(folder.config, config)
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
     has_status = folder.status.exists() or folder.launch.exists()
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
+    # Asked after the status was read: a run that has ended since is not taken for a lost one.
+    held = is_held(folder.lock)
+    if status.status is Status.RUNNING and not held:
+        status = RunStatus.read(folder.status)
     state, reason, cause = status.status, status.reason, status.cause
     # Its launcher keeps a run whose attempt has ended while another one follows.
-    again = state is Status.INTERRUPTED and is_held(folder.lock)
+    again = state is Status.INTERRUPTED and held
     if again:
         state, reason, cause = Status.RUNNING, None, None
-    # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    elif state is Status.RUNNING and not is_held(folder.lock):
-        status = RunStatus.read(folder.status)
-        state, reason, cause = status.status, status.reason, status.cause
-        if state is Status.RUNNING:
-            state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
-            reason = "the launcher is gone; the same command goes on"
-    row = _last_row(folder.lines("steps"))
+    elif state is Status.RUNNING and not held:
+        state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
+        reason = "the launcher is gone; the same command goes on"
+    engine = (config.get("config") or {}).get("engine") or {}
+    is_program = engine.get("name") == "command"
+    ranks = 1 if is_program else (config.get("geometry") or {}).get("data_parallel_size", 1)
+    row = last_row(folder.lines("steps"))
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     is_completed = state is Status.COMPLETED
@@ -165,28 +158,35 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         ),
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
-        age_s=_age_s(folder.lines("steps")) if row else None,
+        # Not below 0 where the clock has gone back since it was written.
+        age_s=max(0.0, time.time() - folder.lines("steps").stat().st_mtime) if row else None,
         reason=reason,
         cause=cause,
         stop_reason=status.stop_reason,
         rank=status.rank,
         phase=status.phase,
         attempts=len(status.attempts),
-        checkpoint_step=None if status.seal else _checkpointed(folder),
+        checkpoint_step=None if status.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
-        doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
+        doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,
         command=launch.get("command"),
+        next=what_next(
+            folder,
+            status,
+            ranks,
+            resumable=is_program and bool(engine.get("resumable")),
+            is_held=held,
+        ),
     )
     return progress, content_of_run(str(config.get("run_id")), status)
 
 
-def _doing(folder: RunFolder) -> str | None:
+def _doing(folder: RunFolder, ranks: int) -> str | None:
     """Read where the ranks are, in what they share with their launcher."""
     try:
-        launch = read_json(folder.launch)
-        place, ranks = str(launch["rendezvous"]), int(launch["world_size"])
+        place = str(read_json(folder.launch)["rendezvous"])
         hearts = [Heartbeat(beats_path(place, rank)) for rank in range(ranks)]
     except (RecordError, OSError, KeyError, ValueError):
         return None
@@ -194,12 +194,6 @@ def _doing(folder: RunFolder) -> str | None:
     for heart in hearts:
         heart.close()
     return str(min(beats, key=lambda beat: beat.pace)) if all(b.beats for b in beats) else None
-
-
-def _checkpointed(folder: RunFolder) -> int | None:
-    """Return the optimizer steps in the newest checkpoint, by its name."""
-    found = folder.checkpoints.glob("step-*.pt")
-    return max((int(path.name.split("-")[1]) for path in found), default=None)
 
 
 def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:
@@ -225,18 +219,6 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))
 
 
-def duration_text(seconds: float) -> str:
-    """Write a time as a person reads it."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
-
-
 def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:
     """Check what costs nothing: the sizes of sealed files, the last row of a run at rest.
 
@@ -255,26 +237,3 @@ def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]
         if found != left:
             msg = f"{folder.lines('steps')} is damaged: it ends at step {found}, and had {left}"
             raise DamageError(msg)
-
-
-def _age_s(path: Path) -> float:
-    """Return the time since a file was written; none where the clock has gone back since."""
-    return max(0.0, time.time() - path.stat().st_mtime)
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    """Return the last whole row of a file of JSON lines; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    # What follows the last newline is empty, or torn.
-    whole = [line for line in lines[:-1] if line]
-    try:
-        row = row_of(whole[-1]) if whole else {}
-    except ValueError as error:
-        msg = f"{path} is damaged in its last line: {error}"
-        raise DamageError(msg) from None
-    return row

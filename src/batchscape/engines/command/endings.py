@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchscape.record.causes import Cause
+from batchscape.record.causes import OUT_OF_MEMORY, Cause
+from batchscape.record.files import end_of
+from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
 __all__ = ["Ending", "ending", "last_words"]
@@ -20,20 +21,11 @@ _LAST_LINES = 6
 _RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
 _OUT_OF_MEMORY = re.compile(
     r"(?:\w+\.)*(?:OutOfMemoryError|MemoryError|_ArrayMemoryError)(?::|\s*$)"
-    r"|CUDA out of memory"
-    rf"|{_RAISED}(?:CUDA out of memory|CUDA (?:driver )?error: out of memory)"
-    rf"|{_RAISED}Triton Error \[CUDA\]: out of memory"
-    rf"|{_RAISED}RESOURCE_EXHAUSTED: Out of memory"
-    rf"|{_RAISED}DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-    rf"|{_RAISED}\[Errno 12\] Cannot allocate memory"
-    rf"|{_RAISED}(?:CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|Failed to CUDA calloc)"
-    rf"|{_RAISED}std::bad_alloc"
-    r"|Cuda failure (?:2 )?'out of memory'"
-    r"|terminate called after throwing an instance of 'std::bad_alloc'"
-    r"|\s*what\(\):\s+std::bad_alloc"
+    rf"|(?:{_RAISED}|terminate called after throwing an instance of '|\s*what\(\):\s+)?"
+    rf"(?:{OUT_OF_MEMORY.pattern})"
 )
-"""How a line begins that says that memory is out: of torch, the driver, numpy, JAX, Python, NCCL,
-C++. A program that only speaks of it, in the middle of a line, may have died of anything."""
+"""How a line begins that says that memory is out. A program that only speaks of it, in the middle
+of a line, may have died of anything."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""
@@ -87,7 +79,7 @@ def ending(code: int, log: Path, offset: int) -> Ending | None:
     """
     if code == 0:
         return None
-    text = _tail(log, offset)
+    text = end_of(log, _TAIL_BYTES, offset).decode(errors="replace")
     how = _how("the program", code)
     words = last_words(text)
     reason = how if words is None else f"{how}; its log ends: {words}"
@@ -208,24 +200,4 @@ def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = Non
 
 
 def _how(what: str, code: int) -> str:
-    if code >= 0:
-        return f"{what} exited with code {code}"
-    how = f"{what} was killed by {_signal_name(-code)}"
-    return f"{how}, which the launcher did not send" if code == -signal.SIGKILL else how
-
-
-def _tail(log: Path, offset: int) -> str:
-    try:
-        with log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, end - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"{what} exited with code {code}" if code >= 0 else killed_by(what, -code)

@@ -1,19 +1,25 @@
-"""How a run ended, from what its ranks left behind. Pure: it reads no clock and no process."""
+"""What a rank leaves behind, and how a run ended by what all its ranks have left.
+
+`Outcome` is the content of `outcome-<rank>.json`, written by whoever is a rank and read by whoever
+judges the run; `RankExit` is what the process that started a rank saw of its end. `decide` is pure:
+it reads no clock, no process and no file.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 
+from batchscape.credentials import redact
 from batchscape.errors import DamageError
-from batchscape.launch.child import RankExit
 from batchscape.record.causes import Cause
-from batchscape.record.files import read_json
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["SIGNAL_LAG_S", "Outcome", "Stop", "Verdict", "decide"]
+__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "Stop", "Verdict", "decide", "killed_by"]
 
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
@@ -31,47 +37,72 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Content of `outcome-<rank>.json`."""
+    """How the training ended on one rank, in its own words."""
 
     status: Status
-    stop_reason: StopReason | None
-    reason: str | None
-    at: float
-    """Seconds since the epoch."""
     optimizer_step: int
-    phase: str | None
-    """What the rank was doing, a phase of `record.heartbeat`."""
+    """Optimizer steps done."""
+    stop_reason: StopReason | None = None
+    reason: str | None = None
     cause: Cause | None = None
+    """What ended it, where it did not complete."""
+    phase: str | None = None
+    """What the rank was doing, a phase of `record.heartbeat`."""
     peak_memory_gib: float | None = None
     """Of a rank that is out of memory: its peak until then."""
     peak_memory_method: str | None = None
+    at: float = field(default_factory=now)
+    """Seconds since the epoch, by `record.instants`."""
+
+    def write(self, folder: RunFolder, rank: int) -> None:
+        """Leave it behind, as the outcome of a rank.
+
+        Raises
+        ------
+        DiskError
+            If the disk takes no more.
+        """
+        reason = None if self.reason is None else redact(self.reason)
+        write_json(folder.outcome(rank), {**asdict(self), "reason": reason})
 
     @classmethod
-    def read(cls, path: Path) -> Outcome:
-        """Read the outcome of one rank.
+    def read(cls, folder: RunFolder, rank: int) -> Outcome | None:
+        """Read what a rank has left behind; None where it has left nothing.
 
         Raises
         ------
         RecordError
-            If the file is missing or damaged.
+            If the file is damaged.
         """
+        path = folder.outcome(rank)
+        if not path.exists():
+            return None
         content = read_json(path)
         try:
-            stop_reason, cause = content["stop_reason"], content.get("cause")
+            stop_reason, cause = content.pop("stop_reason"), content.pop("cause")
             return cls(
-                status=Status(content["status"]),
+                status=Status(content.pop("status")),
                 stop_reason=None if stop_reason is None else StopReason(stop_reason),
-                reason=content["reason"],
-                at=float(content["at"]),
-                optimizer_step=content["optimizer_step"],
-                phase=content["phase"],
                 cause=None if cause is None else Cause(cause),
-                peak_memory_gib=content.get("peak_memory_gib"),
-                peak_memory_method=content.get("peak_memory_method"),
+                **content,
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
             raise DamageError(msg) from None
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """One rank's process has ended."""
+
+    run: str
+    rank: int
+    code: int
+    """Exit code; negative: the signal that killed it."""
+    at: float
+    """When it was noticed, in seconds since the epoch."""
+    lost: str | None = None
+    """Why it ended, where that was no doing of its own: its server died, it could not be forked."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +191,7 @@ def decide(
         if not causes:
             return Verdict(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
     first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
-    return _with_the_word_of_the_cgroup(first, oom_kills)
+    return _with_kills_counted(first, oom_kills)
 
 
 def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
@@ -173,7 +204,7 @@ def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
 
 
 def _said(outcome: Outcome, rank: int) -> Verdict:
-    """Take a rank at its word."""
+    """Say what a rank tells of its own end."""
     return Verdict(
         outcome.status,
         reason=outcome.reason,
@@ -186,15 +217,15 @@ def _said(outcome: Outcome, rank: int) -> Verdict:
 
 
 def _died(ended: RankExit, last_words: str | None) -> Verdict:
-    """Say what a rank died of that left no word."""
+    """Say what a rank died of that left no outcome."""
     who = f"rank {ended.rank}"
     if ended.lost is not None:
         return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
     if ended.code == -signal.SIGKILL:
-        reason = f"{who} was killed by SIGKILL, which the launcher did not send"
+        reason = killed_by(who, signal.SIGKILL)
         return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
     if ended.code < 0:
-        reason, cause = f"{who} was killed by {_signal_name(-ended.code)}", Cause.SIGNAL
+        reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
     else:
         reason = f"{who} left no outcome and exited with code {ended.code}"
         cause = Cause.EXCEPTION
@@ -207,8 +238,8 @@ def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
     return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
 
 
-def _with_the_word_of_the_cgroup(verdict: Verdict, oom_kills: int) -> Verdict:
-    """Say of a process that was killed whether memory was out."""
+def _with_kills_counted(verdict: Verdict, oom_kills: int) -> Verdict:
+    """Say of a process that was killed whether the system counted it as out of memory."""
     if verdict.cause is not Cause.KILLED:
         return verdict
     if not oom_kills:
@@ -219,8 +250,11 @@ def _with_the_word_of_the_cgroup(verdict: Verdict, oom_kills: int) -> Verdict:
     return replace(verdict, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 
 
-def _signal_name(number: int) -> str:
+def killed_by(what: str, number: int) -> str:
+    """Say that a signal killed a process, which may be one that has no name here."""
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        name = f"signal {number}"
+    unasked = ", which the launcher did not send" if number == signal.SIGKILL else ""
+    return f"{what} was killed by {name}{unasked}"

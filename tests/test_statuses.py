@@ -30,7 +30,8 @@ from batchscape.record.advice import (
 )
 from batchscape.record.causes import Cause
 from batchscape.record.folder import TABLES, SweepFolder
-from batchscape.record.overview import NEXT, STATES, Overview
+from batchscape.record.next_step import Next
+from batchscape.record.overview import STATES, Overview
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
@@ -80,7 +81,7 @@ def test_every_setting_that_is_named_exists(config_of: Callable[..., RunConfig])
 def test_every_name_of_the_json_is_explained() -> None:
     text = PAGE.read_text().split("## `batchscape status DIR --json`")[1]
     names = set(re.findall(r"`(\w+)`", text))
-    assert names >= {*NEXT, *STATES}
+    assert names >= {*map(str, Next), *STATES}
     assert names >= {field.name for field in fields(RunProgress)} | {"next", "advice"}
     run = RunProgress("a", "pending", None, None, None, None, None)
     content = json.loads(Overview(Path("x"), "finished", (), (run,), (), {}).as_json())

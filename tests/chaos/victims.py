@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.launch.progress_text import last_row
+from batchscape.record.files import last_row
 
 __all__ = ["KINDS", "PHASES", "Victim", "find_victims", "phases_of"]
 
@@ -81,6 +81,6 @@ def _phase(run: Path, *, has_process: bool) -> str | None:
     checkpoints = run / "checkpoints"
     if checkpoints.is_dir() and any(p.name.endswith(".tmp") for p in checkpoints.iterdir()):
         return "checkpoint"
-    last = last_row(run / "steps.jsonl") if is_open else None
+    last = last_row(run / "steps.jsonl")
     attempt = json.loads((run / "launch.json").read_text())["attempt"]
-    return "training" if last is not None and last["attempt"] == attempt else "start"
+    return "training" if last.get("attempt") == attempt else "start"

@@ -19,7 +19,7 @@ from batchscape.models import LossModule
 from batchscape.record.spec import RunSpec
 from batchscape.train import loop, worker
 from batchscape.train.loop import Training
-from batchscape.train.recorder import Verdict
+from batchscape.train.recorder import Agreement
 
 _GRADIENTS_AT = {
     "c10d::allreduce_": 0,
@@ -114,7 +114,7 @@ def _stop(after: int) -> None:
     """Let the ranks agree in every step, and ask to stop in one."""
     agree = Training._agree
 
-    def at_once(self: Training, *, at_once: bool) -> Verdict:
+    def at_once(self: Training, *, at_once: bool) -> Agreement:
         self._stop_requested = self.done == after
         return agree(self, at_once=at_once or self.done == after)
 

@@ -211,7 +211,7 @@ def halts(rank: Rank) -> int:
         rank.rows(3, 3)
         return rank.outcome("completed")
     rank.folder.checkpoints.mkdir(exist_ok=True)
-    (rank.folder.checkpoints / "step-1.pt").touch()
+    (rank.folder.checkpoints / "step-000000001-0123456789abcdef.pt").touch()
     rank.rows(rank.attempt + 1, rank.attempt + 1)
     return 1
 
@@ -341,7 +341,7 @@ def crashesonce(rank: Rank) -> int:
     if rank.attempt == 0:
         rank.rows(1, 2)
         rank.folder.checkpoints.mkdir()
-        (rank.folder.checkpoints / "step-2.pt").touch()
+        (rank.folder.checkpoints / "step-000000002-0123456789abcdef.pt").touch()
         os.kill(os.getpid(), signal.SIGABRT)
     rank.rows(3, 3)
     return rank.outcome("completed")

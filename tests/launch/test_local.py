@@ -240,7 +240,7 @@ def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None
     sweep.run(spec, machine=other)
     assert len(sweep.status("exits7").attempts) == 2
     folder.checkpoints.mkdir()
-    (folder.checkpoints / "step-1.pt").touch()
+    (folder.checkpoints / "step-000000001-0123456789abcdef.pt").touch()
     (refused,) = sweep.run(spec).failed
     assert "begun on another processor and cannot go on here, on a processor" in str(refused.reason)
     assert len(sweep.status("exits7").attempts) == 2

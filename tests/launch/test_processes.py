@@ -15,10 +15,11 @@ from sweeps_of_fakes import TARGET, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
-from batchscape.launch.child import RankExit, Start
+from batchscape.launch.child import Start
 from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.processes import Forked, Processes, Spawned, open_processes
 from batchscape.record.files import write_json
+from batchscape.record.outcome import RankExit
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])

@@ -12,14 +12,14 @@ from rich.text import Text
 from sweeps_of_fakes import spec_named
 
 from batchscape import credentials
+from batchscape.errors import DamageError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
-from batchscape.launch.progress_text import last_row
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.files import JsonLines, write_json
+from batchscape.record.files import JsonLines, last_row, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
@@ -81,7 +81,7 @@ def ended(status: Status, **content: object) -> RunStatus:
 def test_the_last_row_is_the_last_whole_one(
     tmp_path_factory: pytest.TempPathFactory, losses: list[float], torn: bytes, tail: int
 ) -> None:
-    """Against reading the whole file; None only where the tail holds no whole row."""
+    """Against reading the whole file; empty only where the tail holds no whole row."""
     path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
     lines = [json.dumps(row(k, loss)) for k, loss in enumerate(losses)]
     path.write_bytes("".join(line + "\n" for line in lines).encode() + torn)
@@ -89,15 +89,18 @@ def test_the_last_row_is_the_last_whole_one(
     if lines and tail > len(lines[-1]) + 1 + len(torn) + 1:
         assert found == json.loads(lines[-1])
     else:
-        assert found in (None, json.loads(lines[-1]) if lines else None)
+        assert found in ({}, json.loads(lines[-1]) if lines else {})
 
 
 def test_rows_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    assert last_row(path) is None
-    for content in ("", "3\n", "{}\n", "nonsense\n"):
+    assert last_row(path) == {}
+    path.write_text("")
+    assert last_row(path) == {}
+    for content in ("3\n", "nonsense\n"):
         path.write_text(content)
-        assert last_row(path) is None
+        with pytest.raises(DamageError, match="damaged in its last line"):
+            last_row(path)
 
 
 def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:

@@ -15,10 +15,10 @@ from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, spec_named, wait_until
 
 from batchscape.launch import SweepResult, active, run_sweep
-from batchscape.launch.retries import Retries
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
-from batchscape.record.status import Attempt, RunStatus, Status
+from batchscape.record.next_step import is_tried_again
+from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
@@ -62,36 +62,14 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return Sweep(tmp_path / "sweep")
 
 
-@pytest.mark.parametrize("cause", list(Cause))
-@pytest.mark.parametrize("retries", [0, 1, 3])
-def test_the_policy_is_by_cause_and_bounded(tmp_path: Path, cause: Cause, retries: int) -> None:
-    """However often a run ends alike, a launch tries it `retries` times more."""
-    spec = spec_named("completes", retries=retries)
-    folder = SweepFolder(tmp_path).run("completes")
-    spec.write(folder.config)
-    policy = Retries()
-    done = 0
-    while done <= 3:
-        status = RunStatus(
-            Status.FAILED, reason="planted", cause=cause, attempts=[Attempt(1.0, 0, 2.0, "failed")]
-        )
-        if not policy.wants(spec, status):
-            break
-        done += 1
-        reason = policy.open_again(spec, folder, status)
-        assert reason == f"retry {done} of {retries} follows: planted"
-        written = RunStatus.read(folder.status)
-        # Open: a launcher that dies now leaves a run that the same command goes on with.
-        assert (written.status, written.reason) == (Status.INTERRUPTED, reason)
-        assert written.attempts[-1].status == "failed"
-        # What is told of the run where it cannot be written: how it ended.
-        assert (status.status, status.reason) == (Status.FAILED, "planted")
-    assert done == (retries if cause in AGAIN else 0)
-
-
-@pytest.mark.parametrize("status", [s for s in Status if s is not Status.FAILED])
-def test_only_failed_runs_are_tried_again(status: Status) -> None:
-    assert not Retries().wants(spec_named("completes"), RunStatus(status, cause=Cause.KILLED))
+@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("cause", [None, *Cause])
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_the_policy_is_by_status_and_cause_and_bounded(
+    status: Status, cause: Cause | None, left: int
+) -> None:
+    expected = status is Status.FAILED and cause in AGAIN and left > 0
+    assert is_tried_again(RunStatus(status, cause=cause), left) == expected
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, spec_named
 
 from batchscape.launch import SweepResult, run_sweep
-from batchscape.launch.result import FAULTS
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
-from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.status import Attempt, RunStatus, Status
-from batchscape.record.tables import read_table, verify_seal
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.overview import overview
+from batchscape.record.status import FAULTS, Attempt, RunStatus, Status
+from batchscape.record.tables import read_table, seal, verify_seal
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
 MISSING = {Status.PENDING, Status.RUNNING, Status.INTERRUPTED, Status.REJECTED}
@@ -85,6 +86,42 @@ def test_faults_stand_unless_they_are_named(
         assert RunStatus.read(sweep.run(name).status).status is Status.PENDING
 
 
+def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFolder) -> None:
+    """`next` beside what became of the run: its attempts, and whether it was sealed."""
+    over = begun(sweep, "completes-over", Status.DIVERGED)
+    for table in TABLES:
+        over.lines(table).touch()
+    seal(over, RunStatus.read(over.status), data_parallel_size=1)
+    begun(sweep, "completes-stands", Status.FAILED, Cause.EXCEPTION)
+    begun(sweep, "completes-full", Status.FAILED, Cause.DISK)
+    further = begun(sweep, "completes-further", Status.INTERRUPTED)
+    further.checkpoints.mkdir()
+    (further.checkpoints / "step-000000002-0123456789abcdef.pt").touch()
+    for name, status, cause in (
+        ("completes-whole", Status.RUNNING, None),
+        ("completes-unsealed", Status.FAILED, Cause.INFRASTRUCTURE),
+    ):
+        Rank(str(begun(sweep, name, status, cause).path), 0).complete()
+    names = [folder.path.name for folder in sweep.run_folders()]
+    before = {name: RunStatus.read(sweep.run(name).status) for name in names}
+    told = json.loads(overview(sweep).as_json())
+    assert told["state"] == "interrupted"
+    launched(sweep, *names)
+    done = {}
+    for name in names:
+        after = RunStatus.read(sweep.run(name).status)
+        if len(after.attempts) > len(before[name].attempts):
+            done[name] = "go_on" if name == "completes-further" else "begin"
+        elif after.status is before[name].status:
+            done[name] = "skip" if after.status.is_sealed else "leave"
+        else:
+            done[name] = "seal"
+            assert after.status is Status.COMPLETED
+    assert done == {run["run_id"]: run["next"] for run in told["runs"]}
+    assert set(done.values()) == {"skip", "leave", "begin", "go_on", "seal"}
+    assert json.loads(overview(sweep).as_json())["state"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("status", "cause"),
     [
@@ -101,7 +138,7 @@ def test_what_was_trained_to_its_end_is_sealed_from_its_rows(
     for rank in (0, 1):
         Rank(str(folder.path), rank).complete()
     folder.checkpoints.mkdir()
-    (folder.checkpoints / "step-1.pt").touch()
+    (folder.checkpoints / "step-000000001-0123456789abcdef.pt").touch()
     # A launcher that was killed while it sealed.
     folder.parquet("steps").write_bytes(b"half")
     result, printed = launched(sweep, "completes-d2")
@@ -157,12 +194,12 @@ def test_what_another_launcher_has_ended_meanwhile(
     folder = begun(sweep, "completes", before)
     standing = Standing([spec_named("completes")], sweep, repeated(["all"]))
     assert [spec.run_id for spec in standing.missing] == ["completes"]
-    assert standing.settled_since(spec_named("completes")) is None
+    assert standing.settled_now(spec_named("completes")) is None
     status = RunStatus.read(folder.status)
     status.status = after
     status.attempts.append(Attempt(started_at=3.0, from_optimizer_step=0))
     status.write(folder.status)
-    found = standing.settled_since(spec_named("completes"))
+    found = standing.settled_now(spec_named("completes"))
     if after in SEALED | FAULTS | {Status.REJECTED}:
         assert found is not None
         assert (found.status, found.by_another) == (after, True)

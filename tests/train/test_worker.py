@@ -90,10 +90,10 @@ def test_the_reason_of_an_error_of_nccl_is_what_it_met():
     )
     met = "Error while creating shared memory segment /dev/shm/nccl-LeXlEJ (size 9637888)"
     text = f"{kind}\nncclSystemError: System call failed. \nLast error:\n{met}"
-    failed = failures.failure_of(dist.DistBackendError(text))
+    failed = failures.failure_of(dist.DistBackendError(text), 0, None)
     assert failed.reason == f"DistBackendError: {kind}; {met}"
-    assert failures.failure_of(RuntimeError(f"{kind}\nLast error:")).reason.endswith(kind)
-    assert failures.failure_of(RuntimeError("one\ntwo")).reason == "RuntimeError: one"
+    assert failures.failure_of(RuntimeError(f"{kind}\nLast error:"), 0, None).reason.endswith(kind)
+    assert failures.failure_of(RuntimeError("one\ntwo"), 0, None).reason == "RuntimeError: one"
 
 
 @pytest.mark.parametrize(("reduced", "said"), [(False, "float32"), (True, "reduced")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from batchscape.record.disk import disk_error
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.instants import now
+from batchscape.record.next_step import goes_on
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
 
@@ -70,8 +72,9 @@ def begin(
     OSError
         If the folder cannot be written to.
     """
-    status, standing = RunStatus.read(folder.status), RunStatus.read(folder.status)
-    if _goes_on(spec, folder):
+    standing = RunStatus.read(folder.status)
+    status = deepcopy(standing)
+    if goes_on(folder, status, resumable=spec.is_resumable_program):
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
         launch = with_times_of(before, launch)
@@ -114,14 +117,14 @@ def begin(
         run=spec.run_id,
         run_dir=str(folder.path.absolute()),
         log=str(folder.log.absolute()),
-        ranks=active.processes_of_run,
+        ranks=spec.processes,
         target=target,
         environment=variables,
         watched=meeting,
     )
     try:
         active.hangs = HangWatch(
-            meeting, active.processes_of_run, spec.config.launcher, is_program=is_program
+            meeting, spec.processes, spec.config.launcher, is_program=is_program
         )
         processes.start(start, keep_open)
     except (LaunchError, OSError) as error:
@@ -148,13 +151,6 @@ def _set_log_aside(spec: RunSpec, folder: RunFolder, attempt: int) -> None:
     engine = spec.config.engine
     if isinstance(engine, Command) and not engine.resumable and folder.log.exists() and attempt:
         folder.log.rename(folder.log.with_name(f"log-{attempt - 1}.txt"))
-
-
-def _goes_on(spec: RunSpec, folder: RunFolder) -> bool:
-    """Whether the run goes on; without a checkpoint ranks drop the rows, and begin again."""
-    if isinstance(spec.config.engine, Command):
-        return spec.config.engine.resumable and folder.launch.exists()
-    return folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
 
 
 def _check_device_model(before: dict[str, Any], launch: dict[str, Any], folder: RunFolder) -> None:

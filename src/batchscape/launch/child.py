@@ -32,7 +32,6 @@ __all__ = [
     "MOST_DESCRIPTORS",
     "WORKER",
     "WORKER_ENVIRONMENT",
-    "RankExit",
     "Start",
     "live",
     "main",
@@ -98,20 +97,6 @@ class Start:
     def from_json(cls, text: str | bytes) -> Start:
         """Return what `to_json` was called on."""
         return cls(**json.loads(text))
-
-
-@dataclass(frozen=True)
-class RankExit:
-    """One rank's process has ended."""
-
-    run: str
-    rank: int
-    code: int
-    """Exit code; negative: the signal that killed it."""
-    at: float
-    """When it was noticed, in seconds since the epoch."""
-    lost: str | None = None
-    """Why it ended, where that was no doing of its own: its server died, it could not be forked."""
 
 
 def resolve(target: str) -> Callable[[str, int], int]:

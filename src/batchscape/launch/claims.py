@@ -10,14 +10,13 @@ import time
 
 import psutil
 
-from batchscape.launch.finishing import clear_away, finish
 from batchscape.launch.lock import run_lock
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import Lock, holder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Status
 
 __all__ = ["Claims"]
 
@@ -69,25 +68,18 @@ class Claims:
         OSError
             If it cannot be written to.
         """
-        folder = self._sweep.run(spec.run_id)
         # One that is tried again has kept its lock.
         lock = self._locks.get(spec.run_id)
-        result = None
+        if lock is not None:
+            return lock
+        lock = run_lock(self._sweep.run(spec.run_id))
         if lock is None:
-            lock = run_lock(folder)
-            if lock is None:
-                self._elsewhere[spec.run_id] = spec
-                return None
-            self._locks[spec.run_id] = lock
-            result = self._standing.settled_since(spec)
-        if result is None:
-            status = RunStatus.read(folder.status)
-            if finish(spec, folder, status):
-                result = RunResult.of(folder, status)
+            self._elsewhere[spec.run_id] = spec
+            return None
+        self._locks[spec.run_id] = lock
+        result = self._standing.settled_now(spec)
         if result is None:
             return lock
-        if result.status.is_sealed:
-            clear_away(folder)  # its launcher may have died right after the seal
         self.release(spec.run_id, result.status)
         return result
 

@@ -19,11 +19,11 @@ from batchscape.errors import LaunchError
 from batchscape.launch.child import (
     ALSO_PRELOADED,
     MOST_DESCRIPTORS,
-    RankExit,
     Start,
     start_interpreter,
 )
 from batchscape.record.instants import now
+from batchscape.record.outcome import RankExit
 
 __all__ = ["Forked", "ServerError", "ServerKilledError", "UnsafeToForkError"]
 

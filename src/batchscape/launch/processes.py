@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from batchscape.launch.child import RankExit, Start
+from batchscape.launch.child import Start
 from batchscape.launch.forked import Forked, UnsafeToForkError
 from batchscape.launch.spawned import Spawned
+from batchscape.record.outcome import RankExit
 
 __all__ = ["Forked", "Processes", "Spawned", "open_processes"]
 

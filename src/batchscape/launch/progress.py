@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from batchscape.launch.progress_text import (
-    ended_text,
-    last_row,
-    running_text,
-    runs_text,
-    untimed_because,
-)
-from batchscape.launch.result import FAULTS, RunResult, SweepResult
-from batchscape.record.progress import duration_text
-from batchscape.record.status import RunStatus, Status
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.record.progress import duration_text, remaining_s
+from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
+from batchscape.record.timing import why_untimed
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
@@ -91,11 +85,11 @@ class Progress:
         self._done += len(skipped)
         self._failed += faults.total()
         if sealed:
-            self.note(f"{sealed} of {runs_text(self._total)} done already, not run again")
+            self.note(f"{sealed} of {_runs_text(self._total)} done already, not run again")
         if faults:
             counts = ", ".join(f"{count} {status}" for status, count in sorted(faults.items()))
             self.note(
-                f"{runs_text(faults.total())} ended by a fault before, not run again ({counts}); "
+                f"{_runs_text(faults.total())} ended by a fault before, not run again ({counts}); "
                 f"to run them again, add --retry {','.join(sorted(faults))}",
                 "yellow",
             )
@@ -135,8 +129,9 @@ class Progress:
         is_open = status.status is Status.INTERRUPTED
         self._samples_left -= trained if is_open else run.spec.samples
         duration = duration_text(time.monotonic() - run.began)
-        untimed = untimed_because(run.launch, status)
-        described = ended_text(status, timed=untimed is None)
+        is_completed = status.status is Status.COMPLETED
+        untimed = why_untimed(run.launch, status.summary) if is_completed else None
+        described = _ended_text(status, timed=untimed is None)
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
         if untimed is not None and untimed not in self._untimed:
             self._untimed.add(untimed)
@@ -167,16 +162,16 @@ class Progress:
             return
         self._drawn = now
         width = self._console.width
-        rows = [last_row(run.folder.lines("steps")) for run in active]
+        rows = [run.last_row for run in active]
         lines = [self._overview(now, active, rows)]
-        lines += [running_text(run, row) for run, row in zip(active, rows, strict=True)]
+        lines += [_running_text(run, row) for run, row in zip(active, rows, strict=True)]
         # Cut here: the layout of one plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
         with _even_if_nobody_reads():
             self._live.update(Text(text, no_wrap=True), refresh=True)
 
     def _overview(
-        self, now: float, active: Sequence[ActiveRun], rows: Sequence[dict[str, Any] | None]
+        self, now: float, active: Sequence[ActiveRun], rows: Sequence[Mapping[str, Any]]
     ) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
         left = ""
@@ -184,7 +179,9 @@ class Progress:
         if self._samples_trained and self._began is not None:
             # By samples, since runs of one sweep mostly differ in how they cut them.
             going = sum(
-                _trained(run, row["samples"]) for run, row in zip(active, rows, strict=True) if row
+                _trained(run, row.get("samples"))
+                for run, row in zip(active, rows, strict=True)
+                if row
             )
             a_sample_s = (now - self._began) / (self._samples_trained + going)
             left = f", about {duration_text((self._samples_left - going) * a_sample_s)} left"
@@ -193,7 +190,7 @@ class Progress:
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
-        self.note(f"{runs_text(len(result.runs))}: {counts}")
+        self.note(f"{_runs_text(len(result.runs))}: {counts}")
         for run in result.failed:
             self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
@@ -205,6 +202,49 @@ class Progress:
             self.note(result.mirrored)
         if result.mirror_note is not None:
             self.note(result.mirror_note, "yellow")
+
+
+def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
+    """Say how far a run is, by its last row."""
+    steps = run.spec.optimizer_steps
+    done = row.get("optimizer_step")
+    if done is None:
+        return f"  {run.spec.run_id}  starting"
+    line = f"  {run.spec.run_id}  optimizer step {done}/{steps}"
+    # A program that is not ours may log neither.
+    if row.get("loss") is not None:
+        line += f"  loss {row['loss']:.4f}"
+    left_s = remaining_s(row, steps)
+    if left_s is not None:
+        line += f"  {duration_text(left_s)} left"
+    return line
+
+
+def _ended_text(status: RunStatus, *, timed: bool) -> str:
+    """Say how a run ended: its figures, or its reason; speed only where its times count."""
+    if status.status is not Status.COMPLETED:
+        return status.reason or "for an unknown reason"
+    figures = status.summary
+    parts = []
+    if figures.get("final_loss") is not None:
+        parts.append(f"loss {figures['final_loss']:.4f}")
+    if figures.get("final_eval_loss") is not None:
+        parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
+    if timed and figures.get("tokens_per_s") is not None:
+        parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
+    if not timed and figures.get("processor_time_s") is not None:
+        spent_ms = 1000 * figures["processor_time_s"]
+        parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
+    if status.stop_reason is StopReason.TARGET:
+        parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
+    if status.reason is not None:
+        parts.append(status.reason)
+    return ", ".join(parts) or "no steps"
+
+
+def _runs_text(count: int) -> str:
+    """Count runs."""
+    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def _trained(run: ActiveRun, samples: float | None) -> float:

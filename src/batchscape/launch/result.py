@@ -11,13 +11,10 @@ from batchscape.errors import RecordError
 from batchscape.record.commands import Launched, time_again
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import next_timing_repeat
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["FAULTS", "RunResult", "SweepResult"]
-
-FAULTS = frozenset({Status.FAILED, Status.OOM, Status.TIMEOUT})
-"""Statuses of a run that ended by a fault: they are repeated only where that is asked for."""
+__all__ = ["RunResult", "SweepResult"]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,13 @@ from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
-from batchscape.launch.retries import Retries
 from batchscape.launch.stopping import Stopping
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import Lock
+from batchscape.record.next_step import is_tried_again
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -102,7 +103,7 @@ class Session:
         self._stopping = Stopping(max_failures)
         self._command = command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
-        self._retries = Retries()
+        self._retried: Counter[str] = Counter()
         self._again: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
@@ -126,15 +127,15 @@ class Session:
                 if self._placement.has_given_up:
                     self._stopping.because(f"given up: {waits}")
                 self._progress.waits(waits or self._claims.describe_elsewhere())
-            for ended in self._processes.wait(_POLL_S):
-                self._active[ended.run].note(ended)
-            others = self._presence.others(_LOOK_S)
+            exits = self._processes.wait(_POLL_S)
+            # Whoever came while a run ended has disturbed it, too.
+            others = self._presence.others(0.0 if exits else _LOOK_S)
             for run in list(self._active.values()):
                 if others:
                     run.spoil_times(OTHER_LAUNCHER)
-                run.watch()
-                if run.has_ended:
-                    self._end(run)
+                status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
+                if status is not None:
+                    self._end(run, status)
             self._progress.update(list(self._active.values()))
 
     @property
@@ -242,15 +243,13 @@ class Session:
         self._settle(result)
         self._progress.run_refused(result)
 
-    def _end(self, run: ActiveRun) -> None:
+    def _end(self, run: ActiveRun, status: RunStatus) -> None:
+        """Give back what a run had that has ended, and tell of it, unless it is tried again."""
         del self._active[run.spec.run_id]
         if not self._active:
             # Before anybody can take the devices: it would take us for at work beside it.
             self._presence.hide()
         self._placement.release(run.spec, run.lease)
-        if self._presence.others():
-            run.spoil_times(OTHER_LAUNCHER)
-        status = run.conclude()
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
             self._stopping.because_of_the_disk(str(status.reason))
@@ -263,13 +262,19 @@ class Session:
 
     def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
         """Put a run into the queue again that the machine may have ended; it stays claimed."""
-        if not self._retries.wants(run.spec, status):
+        run_id, most = run.spec.run_id, run.spec.config.launcher.retries
+        if not is_tried_again(status, most - self._retried[run_id]):
             return False
+        self._retried[run_id] += 1
+        reason = f"retry {self._retried[run_id]} of {most} follows: {status.reason}"
         try:
-            reason = self._retries.open_again(run.spec, run.folder, status)
+            # Whatever becomes of this launcher, the same command goes on with the run. Where that
+            # cannot be written there is no retry, and the run stands as it ended.
+            open_again = replace(status, status=Status.INTERRUPTED, reason=reason)
+            open_again.write(run.folder.status)
         except OSError:
             return False
-        self._progress.run_retried(run.spec.run_id, reason)
+        self._progress.run_retried(run_id, reason)
         self._again.append(run.spec)
         return True
 

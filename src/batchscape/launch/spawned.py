@@ -10,8 +10,9 @@ import time
 from collections.abc import Sequence
 
 from batchscape.errors import LaunchError
-from batchscape.launch.child import RankExit, Start, start_interpreter
+from batchscape.launch.child import Start, start_interpreter
 from batchscape.record.instants import now
+from batchscape.record.outcome import RankExit
 
 __all__ = ["Spawned"]
 

@@ -1,8 +1,4 @@
-"""What is left of a sweep: which runs are to be launched, and how the others stand.
-
-A run is missing while it is pending, was interrupted, or is marked as running by a launcher that
-is gone. One that ended by a fault stands as it is, unless repeating its status is asked for.
-"""
+"""What is left of a sweep: which runs are to be launched, and how the others stand."""
 
 from __future__ import annotations
 
@@ -10,14 +6,14 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from batchscape.errors import RecordError
-from batchscape.launch.finishing import clear_away, has_ended_well
+from batchscape.launch.ending import clear_away, seal_from_rows
 from batchscape.launch.renewal import begin_anew_if_damaged
-from batchscape.launch.result import FAULTS, RunResult
-from batchscape.record.causes import Cause
+from batchscape.launch.result import RunResult
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import exclusively, take
+from batchscape.record.next_step import Next, what_next
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import FAULTS, RunStatus, Status
 
 __all__ = ["Standing", "repeated"]
 
@@ -57,7 +53,7 @@ class Standing:
         self._sweep = sweep
         self._retry = retry
         self.specs = specs
-        self._before: dict[str, tuple[Status, int]] = {}
+        self._attempts: dict[str, int] = {}
         self.notes: list[str] = []
         self.settled: dict[str, RunResult] = {}
         for spec in specs:
@@ -65,22 +61,6 @@ class Standing:
             if result is not None:
                 self.settled[spec.run_id] = result
         self.missing = [spec for spec in specs if spec.run_id not in self.settled]
-
-    def settled_since(self, spec: RunSpec) -> RunResult | None:
-        """Return how a missing run stands if another launcher has ended it by now.
-
-        Raises
-        ------
-        RecordError
-            If its folder is damaged.
-        """
-        folder = self._sweep.run(spec.run_id)
-        status = RunStatus.read(folder.status)
-        is_new = (status.status, len(status.attempts)) != self._before.get(spec.run_id)
-        ends = status.status in FAULTS or status.status is Status.REJECTED
-        if status.status.is_sealed or (is_new and ends):
-            return RunResult.of(folder, status, by_another=True)
-        return None
 
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)
@@ -91,26 +71,55 @@ class Standing:
             status = RunStatus.read(folder.status) if folder.status.exists() else None
             if status is None or status.status is Status.REJECTED:
                 status = _made_pending(spec, folder, self._sweep)
-            self._before[spec.run_id] = status.status, len(status.attempts)
-            if not status.status.is_sealed and not self._is_fault_that_stands(spec, folder, status):
-                return None
-            if status.status.is_sealed:
+            self._attempts[spec.run_id] = len(status.attempts)
+            what = self._next(spec, folder, status)
+            if what is Next.SKIP:
                 _clear_away(folder)
-            return RunResult.of(folder, status, skipped=True)
+            if what in {Next.SKIP, Next.LEAVE}:
+                return RunResult.of(folder, status, skipped=True)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"
         except OSError as error:
             reason = str(error)
+        else:
+            return None
         return RunResult(spec.run_id, Status.FAILED, reason, folder.log)
 
-    def _is_fault_that_stands(self, spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
-        if status.status not in FAULTS or status.status in self._retry:
-            return False
-        # The disk has space again, or says anew that it has none; the damage has been set aside.
-        if status.cause in {Cause.DISK, Cause.DAMAGED_RECORDS}:
-            return False
-        # Its ranks did all that they had to: only its end could not be written.
-        return not has_ended_well(spec, folder)
+    def settled_now(self, spec: RunSpec) -> RunResult | None:
+        """Return how a missing run stands that this launcher has locked, if it is over by now.
+
+        Another launcher may have ended it, or it lacks nothing but its seal, which it is given.
+
+        Raises
+        ------
+        RecordError
+            If its folder is damaged.
+        OSError
+            If its seal cannot be written.
+        """
+        folder = self._sweep.run(spec.run_id)
+        status = RunStatus.read(folder.status)
+        what = self._next(spec, folder, status)
+        if what is Next.SEAL and seal_from_rows(spec, folder, status):
+            return RunResult.of(folder, status)
+        if what is Next.SKIP:
+            clear_away(folder)  # its launcher may have died right after the seal
+        if what in {Next.SKIP, Next.LEAVE, Next.REJECT}:
+            return RunResult.of(folder, status, by_another=True)
+        return None
+
+    def _next(self, spec: RunSpec, folder: RunFolder, status: RunStatus) -> Next:
+        # A fault is repeated once a launch: not what ended so since, by another launcher.
+        is_new = len(status.attempts) != self._attempts[spec.run_id]
+        return what_next(
+            folder,
+            status,
+            spec.processes,
+            resumable=spec.is_resumable_program,
+            # Whoever has a run now may leave it: it is asked for again until it is over.
+            is_held=False,
+            retry=() if is_new else self._retry,
+        )
 
 
 def _clear_away(folder: RunFolder) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from batchscape.launch.result import FAULTS, RunResult
+from batchscape.launch.result import RunResult
+from batchscape.record.status import FAULTS
 
 __all__ = ["Stopping"]
 

@@ -9,6 +9,7 @@ __all__ = [
     "CAUSE_ADVICE",
     "DAMAGED",
     "DAMAGED_ADVICE",
+    "SEAL_ADVICE",
     "STATUS_ADVICE",
     "UNREADABLE",
     "UNREADABLE_ADVICE",
@@ -27,6 +28,8 @@ UNREADABLE_ADVICE = (
     "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
     "to run it again"
 )
+SEAL_ADVICE = "nothing: it was trained to its end, and the same command seals it from its rows"
+"""Of a run that lacks nothing but its seal, whatever its status says."""
 
 STATUS_ADVICE: dict[Status, str] = {
     Status.PENDING: "nothing: the same command starts it",

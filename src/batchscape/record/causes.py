@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import re
 from enum import StrEnum
 
-__all__ = ["Cause", "is_fault_of_the_machine"]
+__all__ = ["OUT_OF_MEMORY", "Cause", "is_fault_of_the_machine"]
 
 _MACHINE_FAULTS = {
     errno.ENOSPC,
@@ -19,6 +20,17 @@ _MACHINE_FAULTS = {
     errno.EAGAIN,
 }
 """Errors of the system that say more of its disks and limits than of what was asked for."""
+
+OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA (?:driver )?error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory|RESOURCE_EXHAUSTED: Out of memory"
+    r"|Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA calloc"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|Cannot allocate memory|std::bad_alloc"
+)
+"""What torch, the driver, the runtime, Triton, JAX, NCCL, cuBLAS, cuDNN, the system and C++ say
+when memory is out, in an exception or in the log of a program."""
 
 
 class Cause(StrEnum):

@@ -18,6 +18,7 @@ __all__ = [
     "JsonLines",
     "json_lines",
     "keep_json_lines",
+    "last_row",
     "read_json",
     "read_json_lines",
     "remove_if_possible",
@@ -25,6 +26,9 @@ __all__ = [
     "write_atomically",
     "write_json",
 ]
+
+_TAIL_BYTES = 1 << 14
+"""What is read of the end of a table for its last row, which takes less than a tenth of it."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -182,6 +186,41 @@ def _row(path: Path, number: int, line: bytes) -> Iterator[dict[str, Any]]:
         yield row_of(line[:-1] if is_whole else line)
     except (ValueError, RecursionError) as error:
         msg = f"{path} is damaged in line {number}: {error}"
+        raise DamageError(msg) from None
+
+
+def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
+    """Return the last whole row of a file of JSON lines, reading no more than its end.
+
+    Parameters
+    ----------
+    path : Path
+    tail_bytes : int
+        Bytes to read; a longer row is not found.
+
+    Returns
+    -------
+    dict
+        Empty where there is no whole row, or no file.
+
+    Raises
+    ------
+    DamageError
+        If the last whole line is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - tail_bytes)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    # What follows the last newline is empty, or torn; the first one may have been cut.
+    whole = [line for line in lines[1 if start else 0 : -1] if line]
+    try:
+        return row_of(whole[-1]) if whole else {}
+    except ValueError as error:
+        msg = f"{path} is damaged in its last line: {error}"
         raise DamageError(msg) from None
 
 

@@ -24,16 +24,20 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
+__all__ = ["CHECKPOINT", "FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
 
 FORMAT_VERSION = 2
 """Version of the layout and of the columns; a reader refuses another one."""
 
 TABLES = ("steps", "evals", "ranks")
 """Tables that every run folder holds."""
+
+CHECKPOINT = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
+"""Name of a checkpoint: optimizer steps done, first digits of its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,14 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def checkpoint_step(self) -> int | None:
+        """Optimizer steps in the newest checkpoint, by its name; None without one."""
+        if not self.checkpoints.is_dir():
+            return None
+        names = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.iterdir())
+        return max((int(name[1]) for name in names if name), default=None)
+
+    @property
     def mirror(self) -> Path:
         """What was mirrored to Weights & Biases."""
         return self.path / "wandb.json"
@@ -115,9 +127,8 @@ class RunFolder:
         return self.path / f"outcome-{rank}.json"
 
     def outcomes(self) -> list[Path]:
-        """All outcomes that ranks have left, by rank."""
-        found = self.path.glob("outcome-*.json")
-        return sorted(found, key=lambda path: int(path.stem.removeprefix("outcome-")))
+        """All outcomes that ranks have left."""
+        return list(self.path.glob("outcome-*.json"))
 
 
 @dataclass(frozen=True)

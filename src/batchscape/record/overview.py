@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.outgoing import outgoing_json
-from batchscape.record.advice import DAMAGED, UNREADABLE, advice
+from batchscape.record.advice import DAMAGED, SEAL_ADVICE, UNREADABLE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
+from batchscape.record.next_step import Next
 from batchscape.record.progress import RunProgress, has_launcher, sweep_progress
 from batchscape.record.status import Status
 
-__all__ = ["NEXT", "STATES", "Overview", "advice_of", "by_reason", "next_of", "overview"]
+__all__ = ["STATES", "Overview", "advice_of", "by_reason", "overview"]
 
 STATES = {
     "running": "a launcher is at work",
@@ -25,21 +26,6 @@ STATES = {
     "finished": "no run is left that the same command would do; some may have failed",
 }
 """States of a sweep, and what they mean."""
-
-NEXT = {
-    "skip": "it is over",
-    "wait": "it runs now; another launcher of the same command leaves it alone",
-    "begin": "starts it from its first step",
-    "go_on": "goes on from its newest checkpoint",
-    "leave": "leaves it as it is; a fault is repeated where --retry names its status",
-    "set_aside": "moves its folder to damaged/, and starts it anew",
-    "reject": "lists it",
-}
-"""What the same command would do with a run, and what that means."""
-
-_OPEN = {Status.PENDING, Status.INTERRUPTED}
-_REPEATED = {Cause.DISK, Cause.DAMAGED_RECORDS}
-"""Causes of faults that the same command repeats without being asked."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +54,8 @@ class Overview:
     @property
     def next_steps(self) -> dict[str, int]:
         """Number of runs for each thing that the same command would do."""
-        found = Counter(next_of(run) for run in self.runs)
-        return {step: found[step] for step in NEXT if found[step]}
+        found = Counter(run.next for run in self.runs)
+        return {str(step): found[step] for step in Next if found[step]}
 
     def with_status(self, *statuses: str) -> list[RunProgress]:
         """Return the runs of some statuses."""
@@ -85,7 +71,7 @@ class Overview:
             "next": self.next_steps,
             "set_aside": list(self.set_aside),
             "copies": self.copies,
-            "runs": [_entry(run) for run in self.runs],
+            "runs": [{**asdict(run), "advice": advice_of(run)} for run in self.runs],
         }
         return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 
@@ -106,7 +92,7 @@ def overview(sweep: SweepFolder) -> Overview:
     known = {*copies, *(run.run_id for run in runs)}
     runs += [_pending(run_id) for run_id in planned if run_id not in known]
     at_work = has_launcher(sweep) or any(run.status == Status.RUNNING for run in runs)
-    left = any(next_of(run) in {"begin", "go_on", "set_aside"} for run in runs)
+    left = any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
         state="running" if at_work else "interrupted" if left else "finished",
@@ -117,29 +103,11 @@ def overview(sweep: SweepFolder) -> Overview:
     )
 
 
-def next_of(run: RunProgress) -> str:
-    """Say what the same command would do with a run, a key of `NEXT`."""
-    if run.status in {DAMAGED, UNREADABLE}:
-        return "set_aside" if run.status == DAMAGED else "leave"
-    status = Status(run.status)
-    if status.is_sealed:
-        return "skip"
-    if status is Status.RUNNING:
-        return "wait"
-    if status is Status.REJECTED:
-        return "reject"
-    if status not in _OPEN and run.cause not in _REPEATED:
-        return "leave"
-    return "begin" if run.checkpoint_step is None else "go_on"
-
-
 def advice_of(run: RunProgress) -> str:
     """Say what to do about a run."""
+    if run.next is Next.SEAL:
+        return SEAL_ADVICE
     return advice(run.status, None if run.cause is None else Cause(run.cause))
-
-
-def _entry(run: RunProgress) -> dict[str, Any]:
-    return {**asdict(run), "next": next_of(run), "advice": advice_of(run)}
 
 
 def _planned(sweep: SweepFolder) -> list[str]:

@@ -14,15 +14,15 @@ from rich.text import Text
 
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.commands import Launched, time_again
-from batchscape.record.overview import Overview, advice_of, by_reason, next_of
+from batchscape.record.next_step import Next
+from batchscape.record.overview import Overview, advice_of, by_reason
 from batchscape.record.progress import RunProgress, duration_text
-from batchscape.record.status import Status, StopReason
+from batchscape.record.status import FAULTS, Status, StopReason
 
 __all__ = ["overview_text"]
 
 _MOST_LISTED = 20
 """Runs that are listed of a kind; `--json` has all."""
-_FAULTS = (Status.FAILED, Status.OOM, Status.TIMEOUT)
 
 
 def overview_text(found: Overview) -> RenderableType:
@@ -131,8 +131,13 @@ def _step(run: RunProgress) -> str:
 
 
 def _faults(found: Overview) -> Iterator[RenderableType]:
-    runs = sorted(found.with_status(*_FAULTS), key=lambda run: (run.status, run.cause or ""))
-    for (status, cause), group in groupby(runs, key=lambda run: (run.status, run.cause)):
+
+    def kind(run: RunProgress) -> tuple[str, str, str]:
+        return run.status, run.cause or "", advice_of(run)
+
+    for (status, cause, what_to_do), group in groupby(
+        sorted(found.with_status(*FAULTS), key=kind), kind
+    ):
         alike = list(group)
         words = str(cause or status).replace("_", " ")
         failed = "Failed: " if cause and status == Status.FAILED else ""
@@ -141,7 +146,7 @@ def _faults(found: Overview) -> Iterator[RenderableType]:
             yield _listed(_fault(run))
             yield _listed(run.reason or "for an unknown reason", indent=4)
         yield from _more(len(alike))
-        yield _listed(f"What to do: {advice_of(alike[0])}")
+        yield _listed(f"What to do: {what_to_do}")
 
 
 def _fault(run: RunProgress) -> str:
@@ -160,16 +165,20 @@ def _completed(run: RunProgress) -> str:
 
 
 def _interrupted(run: RunProgress) -> str:
-    if run.checkpoint_step is None:
+    if run.next is Next.SEAL:
+        return f"{run.run_id}  step {_step(run)}, trained to its end: it is sealed from its rows"
+    if run.next is Next.BEGIN:
         return f"{run.run_id}  step {_step(run)}, without a checkpoint: it begins again"
-    return f"{run.run_id}  step {_step(run)}, goes on from step {run.checkpoint_step}"
+    where = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
+    return f"{run.run_id}  step {_step(run)}, goes on{where}"
 
 
 def _next(found: Overview) -> str:
     """Say what the same command would do."""
     said = {
+        "seal": "seals {} that only lacks its seal",
         "begin": "begins {}",
-        "go_on": "goes on with {} from checkpoints",
+        "go_on": "goes on with {}",
         "set_aside": "sets aside and repeats {} damaged",
         "wait": "leaves {} running to their launcher",
         "leave": "leaves {} alone",
@@ -180,7 +189,7 @@ def _next(found: Overview) -> str:
     if not parts:
         return "The same command would do nothing."
     text = f"The same command now {', '.join(parts)}."
-    left = {run.status for run in found.with_status(*_FAULTS) if next_of(run) == "leave"}
+    left = {run.status for run in found.with_status(*FAULTS) if run.next is Next.LEAVE}
     if left:
         text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."
     return text

@@ -13,13 +13,13 @@ from typing import Any
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
-from batchscape.record.checked import row_of
 from batchscape.record.copies import Content, content_of_run, copies_among
-from batchscape.record.files import read_json
+from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
+from batchscape.record.next_step import Next, what_next
 from batchscape.record.status import RunStatus, Status, check_version
 from batchscape.record.timing import why_untimed
 
@@ -33,8 +33,6 @@ __all__ = [
 ]
 
 _TRIED_AGAIN = "waits for its next attempt"
-_TAIL_BYTES = 1 << 16
-"""What is read of the end of a table: enough for its last row."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,8 @@ class RunProgress:
     """Why the times of a completed run do not count."""
     command: str | None = None
     """What launched a completed run."""
+    next: Next = Next.BEGIN
+    """What the same command would do with it."""
 
 
 def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
@@ -120,13 +120,11 @@ def _looked_at(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     try:
         return _progress(folder)
     except DamageError as error:
-        return _unread(folder, DAMAGED, error), None
+        status, what, reason = DAMAGED, Next.SET_ASIDE, str(error)
     except (RecordError, OSError) as error:
-        return _unread(folder, UNREADABLE, error), None
-
-
-def _unread(folder: RunFolder, status: str, error: Exception) -> RunProgress:
-    return RunProgress(folder.path.name, status, None, None, None, None, str(error))
+        status, what, reason = UNREADABLE, Next.LEAVE, str(error)
+    name = folder.path.name
+    return RunProgress(name, status, None, None, None, None, reason, next=what), None
 
 
 def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
@@ -139,19 +137,22 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
     has_status = folder.status.exists() or folder.launch.exists()
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
+    # Asked after the status was read: a run that has ended since is not taken for a lost one.
+    held = is_held(folder.lock)
+    if status.status is Status.RUNNING and not held:
+        status = RunStatus.read(folder.status)
     state, reason, cause = status.status, status.reason, status.cause
     # Its launcher keeps a run whose attempt has ended while another one follows.
-    again = state is Status.INTERRUPTED and is_held(folder.lock)
+    again = state is Status.INTERRUPTED and held
     if again:
         state, reason, cause = Status.RUNNING, None, None
-    # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    elif state is Status.RUNNING and not is_held(folder.lock):
-        status = RunStatus.read(folder.status)
-        state, reason, cause = status.status, status.reason, status.cause
-        if state is Status.RUNNING:
-            state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
-            reason = "the launcher is gone; the same command goes on"
-    row = _last_row(folder.lines("steps"))
+    elif state is Status.RUNNING and not held:
+        state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
+        reason = "the launcher is gone; the same command goes on"
+    engine = (config.get("config") or {}).get("engine") or {}
+    is_program = engine.get("name") == "command"
+    ranks = 1 if is_program else (config.get("geometry") or {}).get("data_parallel_size", 1)
+    row = last_row(folder.lines("steps"))
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     is_completed = state is Status.COMPLETED
@@ -172,21 +173,27 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         rank=status.rank,
         phase=status.phase,
         attempts=len(status.attempts),
-        checkpoint_step=None if status.seal else _checkpointed(folder),
+        checkpoint_step=None if status.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=holder(folder.lock) if state is Status.RUNNING else None,
-        doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
+        doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,
         command=launch.get("command"),
+        next=what_next(
+            folder,
+            status,
+            ranks,
+            resumable=is_program and bool(engine.get("resumable")),
+            is_held=held,
+        ),
     )
     return progress, content_of_run(str(config.get("run_id")), status)
 
 
-def _doing(folder: RunFolder) -> str | None:
+def _doing(folder: RunFolder, ranks: int) -> str | None:
     """Read where the ranks are, in what they share with their launcher."""
     try:
-        launch = read_json(folder.launch)
-        place, ranks = str(launch["rendezvous"]), int(launch["world_size"])
+        place = str(read_json(folder.launch)["rendezvous"])
         hearts = [Heartbeat(beats_path(place, rank)) for rank in range(ranks)]
     except (RecordError, OSError, KeyError, ValueError):
         return None
@@ -194,12 +201,6 @@ def _doing(folder: RunFolder) -> str | None:
     for heart in hearts:
         heart.close()
     return str(min(beats, key=lambda beat: beat.pace)) if all(b.beats for b in beats) else None
-
-
-def _checkpointed(folder: RunFolder) -> int | None:
-    """Return the optimizer steps in the newest checkpoint, by its name."""
-    found = folder.checkpoints.glob("step-*.pt")
-    return max((int(path.name.split("-")[1]) for path in found), default=None)
 
 
 def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:
@@ -260,21 +261,3 @@ def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]
 def _age_s(path: Path) -> float:
     """Return the time since a file was written; none where the clock has gone back since."""
     return max(0.0, time.time() - path.stat().st_mtime)
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    """Return the last whole row of a file of JSON lines; empty where there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    # What follows the last newline is empty, or torn.
-    whole = [line for line in lines[:-1] if line]
-    try:
-        row = row_of(whole[-1]) if whole else {}
-    except ValueError as error:
-        msg = f"{path} is damaged in its last line: {error}"
-        raise DamageError(msg) from None
-    return row

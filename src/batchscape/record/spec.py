@@ -96,6 +96,18 @@ class RunSpec:
         """Budget in samples."""
         return sum(stage.samples for stage in self.stages)
 
+    @property
+    def processes(self) -> int:
+        """Processes that leave an outcome each: the ranks, or the one that watches a program."""
+        is_program = isinstance(self.config.engine, Command)
+        return 1 if is_program else self.geometry.data_parallel_size
+
+    @property
+    def is_resumable_program(self) -> bool:
+        """Whether it is a program of the user's own that goes on when it is started again."""
+        engine = self.config.engine
+        return isinstance(engine, Command) and engine.resumable
+
     def write(self, path: Path) -> None:
         """Write `config.json`."""
         write_json(

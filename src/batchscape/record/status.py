@@ -14,7 +14,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
 
-__all__ = ["Attempt", "RunStatus", "Status", "StopReason"]
+__all__ = ["FAULTS", "Attempt", "RunStatus", "Status", "StopReason"]
 
 
 class Status(StrEnum):
@@ -35,6 +35,10 @@ class Status(StrEnum):
     def is_sealed(self) -> bool:
         """Whether the run is over for good, and the same command skips it."""
         return self in {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+
+
+FAULTS = frozenset({Status.FAILED, Status.OOM, Status.TIMEOUT})
+"""Statuses of a run that ended by a fault: they are repeated only where that is asked for."""
 
 
 class StopReason(StrEnum):

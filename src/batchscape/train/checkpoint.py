@@ -19,10 +19,9 @@ import torch
 from batchscape.errors import CheckpointError
 from batchscape.record.disk import disk_error
 from batchscape.record.files import sha256_of
+from batchscape.record.folder import CHECKPOINT
 
 __all__ = ["checkpoints", "load_checkpoint", "save_checkpoint"]
-
-_NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 
 
 def save_checkpoint(
@@ -79,7 +78,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     CheckpointError
         If the content is not what was written, or holds anything but plain data.
     """
-    match = _NAME.fullmatch(path.name)
+    match = CHECKPOINT.fullmatch(path.name)
     if match is None or sha256_of(path)[:16] != match[2]:
         msg = f"{path} is damaged: its content does not match the digest in its name"
         raise CheckpointError(msg)
@@ -126,5 +125,5 @@ def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, the newest first."""
     if not folder.is_dir():
         return []
-    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    named = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
     return sorted(named, key=lambda path: path.name, reverse=True)

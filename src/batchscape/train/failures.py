@@ -1,38 +1,27 @@
-"""What an exception says of the end of a rank: its status, its cause, and one line of reason."""
+"""The outcome of a rank that raised: its status, its cause, and one line of reason."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
 from batchscape.measure.memory import process_memory
-from batchscape.record.causes import Cause, is_fault_of_the_machine
+from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
 from batchscape.record.heartbeat import last_beat
+from batchscape.record.instants import now
+from batchscape.record.outcome import Outcome
 from batchscape.record.status import Status
 
-__all__ = ["Failure", "PeakMemory", "failure_of", "is_out_of_memory", "peak_memory"]
+__all__ = ["failure_of", "is_out_of_memory"]
 
 _GIB = 2.0**30
 _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
-
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "DefaultCPUAllocator: not enough memory",
-    "out of memory",  # the driver, the runtime, NCCL and Triton, each in its own words around it
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "Failed to CUDA calloc",
-    "std::bad_alloc",
-    "Cannot allocate memory",
-)
-"""What libraries say when memory is out and they raise a plain RuntimeError."""
 
 _KILLED = "is killed by signal: Killed"
 """What torch's DataLoader says of a worker process that SIGKILL ended."""
@@ -59,23 +48,7 @@ _DEVICE_FAULTS = (
 """What libraries say in a plain RuntimeError of a machine that is at fault."""
 
 
-class Failure(NamedTuple):
-    """How a rank ended that raised."""
-
-    status: Status
-    cause: Cause
-    reason: str
-
-
-class PeakMemory(NamedTuple):
-    """Most memory that this rank has held so far."""
-
-    gib: float | None
-    method: str | None
-    """`allocated` on a device since the phase began; `resident` of the process on a CPU."""
-
-
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception, optimizer_step: int, device: torch.device | None) -> Outcome:
     """Say what an exception means for the run.
 
     What it was raised from counts as well: a library may wrap an allocator's error in its own.
@@ -83,10 +56,26 @@ def failure_of(error: Exception) -> Failure:
     Parameters
     ----------
     error : Exception
+    optimizer_step : int
+        Optimizer steps done.
+    device : torch.device or None
+        That of the rank; None before it has one.
     """
+    at, where = now(), last_beat()
     reason = _first_line(error)
     if is_out_of_memory(error):
-        return Failure(Status.OOM, Cause.OUT_OF_MEMORY, f"out of memory in {last_beat()}: {reason}")
+        peak_gib, method = _peak_memory(device)
+        known = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
+        return Outcome(
+            Status.OOM,
+            optimizer_step,
+            reason=f"out of memory in {where}: {reason}{known}",
+            cause=Cause.OUT_OF_MEMORY,
+            phase=str(where.phase),
+            peak_memory_gib=peak_gib,
+            peak_memory_method=method,
+            at=at,
+        )
     chain = list(_chain(error))
     texts = [str(e) for e in chain if isinstance(e, RuntimeError)]
     if isinstance(error, DiskError):
@@ -103,29 +92,34 @@ def failure_of(error: Exception) -> Failure:
         cause = Cause.DAMAGED_RECORDS
     else:
         cause = Cause.EXCEPTION
-    return Failure(Status.FAILED, cause, reason)
+    return Outcome(
+        Status.FAILED, optimizer_step, reason=reason, cause=cause, phase=str(where.phase), at=at
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception, or one that it was raised from, says that memory is out."""
-    return any(_is_out_of_memory(e) for e in _chain(error))
+    for e in _chain(error):
+        if isinstance(e, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(e, OSError) and e.errno == errno.ENOMEM:
+            return True
+        if isinstance(e, RuntimeError) and OUT_OF_MEMORY.search(str(e)):
+            return True
+    return False
 
 
-def peak_memory(device: torch.device | None) -> PeakMemory:
-    """Return the peak of this rank until now; nothing where even asking takes too much memory."""
+def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]:
+    """Return the peak of this rank until now in GiB, and what was counted.
+
+    `allocated` on a device since the phase began; `resident` of the process on a CPU; nothing where
+    even asking takes too much memory.
+    """
     with suppress(Exception):
         if device is not None and device.type == "cuda":
-            return PeakMemory(torch.cuda.max_memory_allocated(device) / _GIB, "allocated")
-        return PeakMemory(process_memory().peak_rss_gib, "resident")
-    return PeakMemory(None, None)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and _says([str(error)], _OUT_OF_MEMORY)
+            return torch.cuda.max_memory_allocated(device) / _GIB, "allocated"
+        return process_memory().peak_rss_gib, "resident"
+    return None, None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
 from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.notes import add_note
+from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 from batchscape.train.averaging import WeightAverage
@@ -40,28 +40,13 @@ from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import InlineLoader, Loader, build_loader
 from batchscape.train.random_state import gather_random_states, set_random_state
-from batchscape.train.recorder import StepRecorder, Verdict
+from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
 
-__all__ = ["Outcome", "Training"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a training ended on one rank."""
-
-    status: Status
-    optimizer_step: int
-    stop_reason: StopReason | None = None
-    reason: str | None = None
-    cause: Cause | None = None
-    """What ended it, where it did not complete."""
-    peak_memory_gib: float | None = None
-    """Of a rank that is out of memory."""
-    peak_memory_method: str | None = None
+__all__ = ["Training"]
 
 
 class _Accumulated(NamedTuple):
@@ -239,37 +224,37 @@ class Training:
             self._step(self.done)
             self.done += 1
             evaluates = self._evaluation_is_due()
-            verdict = self._agree(at_once=evaluates)
-            if verdict.diverged is not None:
+            agreed = self._agree(at_once=evaluates)
+            if agreed.diverged is not None:
                 self.recorder.flush()
-                return self._diverged(verdict.diverged)
+                return self._diverged(agreed.diverged)
             if evaluates:
                 self._phase(OUTSIDE)
                 if (outcome := self._judge(self._evaluate())) is not None:
                     return outcome
             if self.done == self.spec.optimizer_steps:
                 break
-            if verdict.stop or verdict.checkpoint:
+            if agreed.stop or agreed.checkpoint:
                 self._save()
-            if verdict.stop:
+            if agreed.stop:
                 return Outcome(
                     Status.INTERRUPTED, self.done, reason="asked to stop", cause=Cause.INTERRUPTED
                 )
         return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
 
-    def _agree(self, *, at_once: bool) -> Verdict:
+    def _agree(self, *, at_once: bool) -> Agreement:
         """Tell the other ranks what this one wishes, where it is time to; return what is agreed."""
         if not at_once and not self.recorder.is_due:
-            return Verdict()
+            return Agreement()
         beat(Phase.RECORD)
         stop, checkpoint = self._stop_requested, self._checkpoint_is_due()
         if at_once:
             return self.recorder.flush(stop=stop, checkpoint=checkpoint)
-        verdict = self.recorder.drain(stop=stop, checkpoint=checkpoint)
-        if verdict.stop or verdict.checkpoint:
+        agreed = self.recorder.drain(stop=stop, checkpoint=checkpoint)
+        if agreed.stop or agreed.checkpoint:
             # A checkpoint needs every row before it on the disk.
-            verdict |= self.recorder.flush()
-        return verdict
+            agreed |= self.recorder.flush()
+        return agreed
 
     def _judge(self, held_out_loss: float) -> Outcome | None:
         """Return how an evaluation ends the run; None where it goes on."""

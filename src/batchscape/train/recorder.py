@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.train.divergence import DivergenceRule
 
-__all__ = ["LARGEST_INTERVAL", "StepRecorder", "Verdict"]
+__all__ = ["LARGEST_INTERVAL", "Agreement", "StepRecorder"]
 
 LARGEST_INTERVAL = 25
 """Optimizer steps between drains at most; rows are up to two drains late."""
@@ -34,12 +35,9 @@ LARGEST_INTERVAL = 25
 _TARGET_INTERVAL_S = 1.0
 """Time between drains that the interval aims at: a slow run is drained at every step."""
 
-# What the ranks tell each other beside the losses: the first elements of what is exchanged.
-_WISHES = _STOP, _CHECKPOINT, _INTERVAL = 0, 1, 2
-
 
 @dataclass(frozen=True)
-class Verdict:
+class Agreement:
     """What all ranks have agreed on; the same on every rank, at the same step."""
 
     stop: bool = False
@@ -49,13 +47,41 @@ class Verdict:
     diverged: str | None = None
     """Why the training is diverged, by the first optimizer step that says so."""
 
-    def __or__(self, other: Verdict) -> Verdict:
-        """Join two verdicts, the earlier one first."""
-        return Verdict(
+    def __or__(self, other: Agreement) -> Agreement:
+        """Join two agreements, the earlier one first."""
+        return Agreement(
             self.stop or other.stop,
             self.checkpoint or other.checkpoint,
             self.diverged if self.diverged is not None else other.diverged,
         )
+
+
+class _Told(NamedTuple):
+    """What ranks tell each other, in the order of the vector that they exchange.
+
+    Of one rank before the exchange; after it, added up over the ranks.
+    """
+
+    stop: float
+    """Above 0: the rank was asked to stop."""
+    checkpoint: float
+    """Above 0: the rank finds a checkpoint due."""
+    interval: float
+    """Optimizer steps until the next drain; told by rank 0 alone."""
+    losses: list[float]
+    """Sum of the losses, one a step."""
+    squares: list[float]
+    """Square sums of noise samples, one a sampled step."""
+    overflows: list[float]
+    """Above 0: a gradient of the step was not finite; one a step. Every rank must come to the same
+    verdict, also where only one meets a bad number."""
+
+    @classmethod
+    def unpacked(cls, vector: Sequence[float], steps: int) -> _Told:
+        """Return what a vector tells of so many steps."""
+        stop, checkpoint, interval, *rest = vector
+        end = len(rest) - steps
+        return cls(stop, checkpoint, interval, rest[:steps], rest[steps:end], rest[end:])
 
 
 @dataclass
@@ -78,7 +104,7 @@ class _Pending:
         elif self.work is not None:
             self.work.wait()
 
-    def summed(self) -> list[float]:
+    def summed(self) -> _Told:
         """Add up what the ranks told, in their order.
 
         How a sum that the library exchanges is ordered depends on where in the vector it stands,
@@ -88,7 +114,7 @@ class _Pending:
         total = self.told[0].clone()
         for row in self.told[1:]:
             total += row
-        return total.tolist()
+        return _Told.unpacked(total.tolist(), len(self.rows))
 
 
 class StepRecorder:
@@ -239,7 +265,7 @@ class StepRecorder:
         """Whether a drain is due; the same on every rank."""
         return len(self._rows) >= self._interval
 
-    def drain(self, *, stop: bool, checkpoint: bool) -> Verdict:
+    def drain(self, *, stop: bool, checkpoint: bool) -> Agreement:
         """Write the rows of the drain before, and start the reduction of the new ones.
 
         Parameters
@@ -249,17 +275,17 @@ class StepRecorder:
         checkpoint : bool
             Whether this rank finds a checkpoint due.
         """
-        verdict = self._finish()
+        agreed = self._finish()
         if self._rows:
             self._start(stop=stop, checkpoint=checkpoint)
-        return verdict
+        return agreed
 
-    def flush(self, *, stop: bool = False, checkpoint: bool = False) -> Verdict:
+    def flush(self, *, stop: bool = False, checkpoint: bool = False) -> Agreement:
         """Write everything that was added, and hear of every wish; this one waits."""
-        verdict = self.drain(stop=stop, checkpoint=checkpoint) | self._finish()
+        agreed = self.drain(stop=stop, checkpoint=checkpoint) | self._finish()
         if self._lines is not None:
             self._lines.flush()
-        return verdict
+        return agreed
 
     def close(self) -> None:
         """Close the files."""
@@ -272,19 +298,17 @@ class StepRecorder:
             self._rows[-1] |= sample._asdict()
         now = time.perf_counter()
         elapsed_s, self._last_drain = now - self._last_drain, now
-        wishes = [0.0] * len(_WISHES)
+        interval = 0
         if self._rank == 0:
             wanted = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
-            wishes[_INTERVAL] = min(max(int(wanted), 1), LARGEST_INTERVAL)
-        wishes[_STOP] = float(stop)
-        wishes[_CHECKPOINT] = float(checkpoint)
-        asked = torch.tensor(wishes, dtype=torch.float64)
+            interval = min(max(int(wanted), 1), LARGEST_INTERVAL)
+        # In the order of `_Told`, as is what follows.
+        asked = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
         if self._device.type == "cuda":
             # From pageable memory the copy would wait for all that the device has yet to do.
             asked = asked.pin_memory().to(self._device, non_blocking=True)
         squares = [sample.square_sum for sample in self._noise.values()]
         norms = torch.stack([*self._norms, *self._skipped])
-        # Every rank must come to the same verdict, also where only one meets a bad number.
         overflows = (~norms[: len(self._norms)].isfinite()).double()
         mine = torch.cat([asked, torch.stack([*self._losses, *squares]), overflows])
         told = mine.unsqueeze(0)
@@ -303,27 +327,23 @@ class StepRecorder:
         self._pending = _Pending(self._rows, self._targets, self._noise, told, norms, work, copied)
         self._start_rows()
 
-    def _finish(self) -> Verdict:
+    def _finish(self) -> Agreement:
         pending, self._pending = self._pending, None
         if pending is None:
-            return Verdict()
+            return Agreement()
         pending.wait()
-        summed, norms = pending.summed(), pending.norms.tolist()
-        wishes, sums = summed[: len(_WISHES)], summed[len(_WISHES) :]
-        overflows = sums[len(sums) - len(pending.rows) :]
-        for (slot, sample), total in zip(
-            pending.noise.items(), sums[len(pending.rows) : -len(pending.rows)], strict=True
-        ):
+        told, norms = pending.summed(), pending.norms.tolist()
+        for (slot, sample), total in zip(pending.noise.items(), told.squares, strict=True):
             square = sample.small_gradients * total
             pending.rows[slot] |= {
                 "small_batch_size": sample.small_batch_size,
                 "small_gradient_square": square if math.isfinite(square) else None,
             }
-        self._interval = int(wishes[_INTERVAL])
+        self._interval = int(told.interval)
         diverged = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
-            row["loss"] = sums[slot] / pending.targets[slot]
+            row["loss"] = told.losses[slot] / pending.targets[slot]
             row["gradient_norm"] = norms[slot]
             row["skipped"] = len(norms) > len(times) and norms[len(times) + slot] > 0
             self.train_time_s += step.step_time_s
@@ -335,11 +355,11 @@ class StepRecorder:
                 diverged = self._rule.judge(
                     row["optimizer_step"],
                     row["loss"],
-                    norm_is_finite=overflows[slot] == 0 or row["skipped"],
+                    norm_is_finite=told.overflows[slot] == 0 or row["skipped"],
                 )
         if self._lines is not None:
             self._lines.append(pending.rows)
-        return Verdict(wishes[_STOP] > 0, wishes[_CHECKPOINT] > 0, diverged)
+        return Agreement(told.stop > 0, told.checkpoint > 0, diverged)
 
 
 def _to_pinned(source: Tensor) -> Tensor:

@@ -22,16 +22,15 @@ import torch.distributed as dist
 from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit
-from batchscape.record.causes import Cause
 from batchscape.record.disk import explained
-from batchscape.record.files import read_json, write_json
+from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat, last_beat
-from batchscape.record.instants import now
+from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
-from batchscape.train.failures import failure_of, peak_memory
-from batchscape.train.loop import Outcome, Training
+from batchscape.train.failures import failure_of
+from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
 from batchscape.train.ranks import write_rank_row
 
@@ -63,12 +62,14 @@ def main(run_dir: str, rank: int) -> int:
     progress = _Progress()
     try:
         outcome = _train(folder, rank, began, progress)
-    except BatchscapeError as error:
-        outcome = progress.failed(error)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        with suppress(OSError):  # the log may be on the same full disk
-            sys.stderr.write(redact(traceback.format_exc()))
-        outcome = progress.failed(explained(error, folder.path))
+        told = error
+        if not isinstance(error, BatchscapeError):
+            told = explained(error, folder.path)
+            with suppress(OSError):  # the log may be on the same full disk
+                sys.stderr.write(redact(traceback.format_exc()))
+        done = 0 if progress.training is None else progress.training.done
+        outcome = failure_of(told, done, progress.device)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -82,48 +83,10 @@ class _Progress:
         self.training: Training | None = None
         self.device: torch.device | None = None
 
-    @property
-    def optimizer_step(self) -> int:
-        return 0 if self.training is None else self.training.done
-
-    def failed(self, error: Exception) -> Outcome:
-        """Return how a rank ended that raised."""
-        failure = failure_of(error)
-        outcome = Outcome(
-            failure.status, self.optimizer_step, reason=failure.reason, cause=failure.cause
-        )
-        if failure.cause is not Cause.OUT_OF_MEMORY:
-            return outcome
-        peak = peak_memory(self.device)
-        known = "" if peak.gib is None else f"; peak until then: {peak.gib:.3g} GiB {peak.method}"
-        return replace(
-            outcome,
-            reason=failure.reason + known,
-            peak_memory_gib=peak.gib,
-            peak_memory_method=peak.method,
-        )
-
-    def request_stop(self) -> None:
-        if self.training is not None:
-            self.training.request_stop()
-
 
 def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) -> None:
     """Write how this rank ended."""
-    write_json(
-        folder.outcome(rank),
-        {
-            "status": str(outcome.status),
-            "stop_reason": None if outcome.stop_reason is None else str(outcome.stop_reason),
-            "reason": None if outcome.reason is None else redact(outcome.reason),
-            "at": now(),
-            "optimizer_step": outcome.optimizer_step,
-            "phase": str(last_beat().phase),
-            "cause": None if outcome.cause is None else str(outcome.cause),
-            "peak_memory_gib": outcome.peak_memory_gib,
-            "peak_memory_method": outcome.peak_memory_method,
-        },
-    )
+    outcome.write(folder, rank)
     beat(Phase.END)
     progress.has_left = True
 
@@ -139,7 +102,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
-        signal.signal(signal.SIGTERM, lambda *_: progress.request_stop())
+        signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         limits.enter_context(_memory_limit(spec, launch, device))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         memory.rehearse(training)
@@ -165,7 +128,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
             peak_taken_gib=memory.peak_taken_gib(),
         )
         # The training is over: what hangs or fails in the teardown takes nothing from it.
-        _leave(folder, rank, outcome, progress)
+        _leave(folder, rank, replace(outcome, phase=str(last_beat().phase)), progress)
         # Nothing may hold the wrapped model when the process group ends.
         gc.collect()
     return outcome

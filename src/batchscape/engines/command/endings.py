@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from batchscape.record.causes import Cause
+from batchscape.record.causes import OUT_OF_MEMORY, Cause
 from batchscape.record.status import Status
 
 __all__ = ["Ending", "ending", "last_words"]
@@ -20,20 +20,11 @@ _LAST_LINES = 6
 _RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
 _OUT_OF_MEMORY = re.compile(
     r"(?:\w+\.)*(?:OutOfMemoryError|MemoryError|_ArrayMemoryError)(?::|\s*$)"
-    r"|CUDA out of memory"
-    rf"|{_RAISED}(?:CUDA out of memory|CUDA (?:driver )?error: out of memory)"
-    rf"|{_RAISED}Triton Error \[CUDA\]: out of memory"
-    rf"|{_RAISED}RESOURCE_EXHAUSTED: Out of memory"
-    rf"|{_RAISED}DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-    rf"|{_RAISED}\[Errno 12\] Cannot allocate memory"
-    rf"|{_RAISED}(?:CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|Failed to CUDA calloc)"
-    rf"|{_RAISED}std::bad_alloc"
-    r"|Cuda failure (?:2 )?'out of memory'"
-    r"|terminate called after throwing an instance of 'std::bad_alloc'"
-    r"|\s*what\(\):\s+std::bad_alloc"
+    rf"|(?:{_RAISED}|terminate called after throwing an instance of '|\s*what\(\):\s+)?"
+    rf"(?:{OUT_OF_MEMORY.pattern})"
 )
-"""How a line begins that says that memory is out: of torch, the driver, numpy, JAX, Python, NCCL,
-C++. A program that only speaks of it, in the middle of a line, may have died of anything."""
+"""How a line begins that says that memory is out. A program that only speaks of it, in the middle
+of a line, may have died of anything."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
 _NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Errors of launchers that only say that their child has one."""

@@ -36,7 +36,7 @@ from batchscape.record.disk import explained
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.heartbeat import Phase, beat
-from batchscape.record.instants import now
+from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 
@@ -76,19 +76,13 @@ def main(run_dir: str, rank: int) -> int:
         status, cause, reason = supervision.run()
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
         status, (cause, reason) = Status.FAILED, _failure(error, folder)
-    completed = status is Status.COMPLETED
-    write_json(
-        folder.outcome(rank),
-        {
-            "status": str(status),
-            "stop_reason": str(StopReason.BUDGET) if completed else None,
-            "reason": None if reason is None else redact(reason),
-            "at": now(),
-            "optimizer_step": 0 if supervision is None else supervision.optimizer_step,
-            "phase": None,
-            "cause": None if cause is None else str(cause),
-        },
-    )
+    Outcome(
+        status,
+        0 if supervision is None else supervision.optimizer_step,
+        stop_reason=StopReason.BUDGET if status is Status.COMPLETED else None,
+        reason=reason,
+        cause=cause,
+    ).write(folder, rank)
     return 0 if status in {Status.COMPLETED, Status.DIVERGED} else 1
 
 

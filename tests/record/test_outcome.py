@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
-from batchscape.launch.child import RankExit
-from batchscape.launch.outcome import SIGNAL_LAG_S, Outcome, Stop, Verdict, decide
 from batchscape.record.causes import Cause
-from batchscape.record.files import write_json
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.outcome import SIGNAL_LAG_S, Outcome, RankExit, Stop, Verdict, decide
 from batchscape.record.status import Status, StopReason
 
 
 def left(status: str, at: float = 100.0, reason: str | None = None) -> Outcome:
     ended = Status(status)
     stop = StopReason.BUDGET if ended is Status.COMPLETED else None
-    return Outcome(ended, stop, reason, at, 3, "steady")
+    return Outcome(ended, 3, stop, reason, phase="steady", at=at)
 
 
 def gone(rank: int, code: int, at: float = 100.0) -> RankExit:
@@ -46,7 +46,7 @@ def test_a_completed_run_may_be_killed_in_its_teardown() -> None:
 
 
 def test_ranks_must_agree_on_why_they_stopped() -> None:
-    target = Outcome(Status.COMPLETED, StopReason.TARGET, None, 1.0, 3, None)
+    target = Outcome(Status.COMPLETED, 3, StopReason.TARGET, at=1.0)
     verdict = decide(2, {0: left("completed"), 1: target}, all_gone(2))
     assert verdict.status is Status.FAILED
     assert verdict.reason == (
@@ -151,19 +151,22 @@ def test_any_mixture_has_a_verdict() -> None:
             assert verdict.status is Status.TIMEOUT
 
 
-def test_damaged_outcomes_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "outcome-0.json"
-    write_json(path, {"status": "completed"})
-    with pytest.raises(RecordError, match="damaged"):
-        Outcome.read(path)
-    with pytest.raises(RecordError, match="missing"):
-        Outcome.read(tmp_path / "outcome-1.json")
+def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    whole = replace(left("oom", reason="out"), cause=Cause.OUT_OF_MEMORY, peak_memory_gib=1.5)
+    whole.write(folder, 0)
+    assert Outcome.read(folder, 0) == whole
+    assert Outcome.read(folder, 1) is None
+    for wrong in ({"status": "gone"}, {"at": None, "node": 3}):
+        write_json(folder.outcome(1), read_json(folder.outcome(0)) | wrong)
+        with pytest.raises(RecordError, match="damaged"):
+            Outcome.read(folder, 1)
 
 
 def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours() -> None:
     """The clock is coarse: the death may carry the time of the signal."""
     ended = RankExit("run", 0, -9, 100.0)
-    said = Outcome(Status.FAILED, None, "it raised", 100.2, 3, None)
+    said = Outcome(Status.FAILED, 3, reason="it raised", at=100.2)
     verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.0)
     assert (verdict.rank, verdict.reason) == (1, "it raised")
     verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.1)

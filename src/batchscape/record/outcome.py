@@ -1,19 +1,25 @@
-"""How a run ended, from what its ranks left behind. Pure: it reads no clock and no process."""
+"""What a rank leaves behind, and how a run ended by what all its ranks have left.
+
+`Outcome` is the content of `outcome-<rank>.json`, written by whoever is a rank and read by whoever
+judges the run; `RankExit` is what the process that started a rank saw of its end. `decide` is pure:
+it reads no clock, no process and no file.
+"""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 
+from batchscape.credentials import redact
 from batchscape.errors import DamageError
-from batchscape.launch.child import RankExit
 from batchscape.record.causes import Cause
-from batchscape.record.files import read_json
+from batchscape.record.files import read_json, write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["SIGNAL_LAG_S", "Outcome", "Stop", "Verdict", "decide"]
+__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "Stop", "Verdict", "decide"]
 
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
@@ -31,47 +37,72 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """Content of `outcome-<rank>.json`."""
+    """How the training ended on one rank, in its own words."""
 
     status: Status
-    stop_reason: StopReason | None
-    reason: str | None
-    at: float
-    """Seconds since the epoch."""
     optimizer_step: int
-    phase: str | None
-    """What the rank was doing, a phase of `record.heartbeat`."""
+    """Optimizer steps done."""
+    stop_reason: StopReason | None = None
+    reason: str | None = None
     cause: Cause | None = None
+    """What ended it, where it did not complete."""
+    phase: str | None = None
+    """What the rank was doing, a phase of `record.heartbeat`."""
     peak_memory_gib: float | None = None
     """Of a rank that is out of memory: its peak until then."""
     peak_memory_method: str | None = None
+    at: float = field(default_factory=now)
+    """Seconds since the epoch, by `record.instants`."""
+
+    def write(self, folder: RunFolder, rank: int) -> None:
+        """Leave it behind, as the outcome of a rank.
+
+        Raises
+        ------
+        DiskError
+            If the disk takes no more.
+        """
+        reason = None if self.reason is None else redact(self.reason)
+        write_json(folder.outcome(rank), {**asdict(self), "reason": reason})
 
     @classmethod
-    def read(cls, path: Path) -> Outcome:
-        """Read the outcome of one rank.
+    def read(cls, folder: RunFolder, rank: int) -> Outcome | None:
+        """Read what a rank has left behind; None where it has left nothing.
 
         Raises
         ------
         RecordError
-            If the file is missing or damaged.
+            If the file is damaged.
         """
+        path = folder.outcome(rank)
+        if not path.exists():
+            return None
         content = read_json(path)
         try:
-            stop_reason, cause = content["stop_reason"], content.get("cause")
+            stop_reason, cause = content.pop("stop_reason"), content.pop("cause")
             return cls(
-                status=Status(content["status"]),
+                status=Status(content.pop("status")),
                 stop_reason=None if stop_reason is None else StopReason(stop_reason),
-                reason=content["reason"],
-                at=float(content["at"]),
-                optimizer_step=content["optimizer_step"],
-                phase=content["phase"],
                 cause=None if cause is None else Cause(cause),
-                peak_memory_gib=content.get("peak_memory_gib"),
-                peak_memory_method=content.get("peak_memory_method"),
+                **content,
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
             raise DamageError(msg) from None
+
+
+@dataclass(frozen=True)
+class RankExit:
+    """One rank's process has ended."""
+
+    run: str
+    rank: int
+    code: int
+    """Exit code; negative: the signal that killed it."""
+    at: float
+    """When it was noticed, in seconds since the epoch."""
+    lost: str | None = None
+    """Why it ended, where that was no doing of its own: its server died, it could not be forked."""
 
 
 @dataclass(frozen=True)

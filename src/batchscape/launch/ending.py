@@ -1,0 +1,111 @@
+"""Writing down how an attempt at a run ended: the run sealed if that is final, else left open."""
+
+from __future__ import annotations
+
+import shutil
+
+from batchscape.errors import DamageError, RecordError
+from batchscape.record.files import read_json_lines, remove_if_possible
+from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.next_step import final_outcomes
+from batchscape.record.outcome import Verdict, decide
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus
+from batchscape.record.tables import note_rows, seal
+
+__all__ = ["clear_away", "note_end", "seal_from_rows", "write_end"]
+
+
+def note_end(status: RunStatus, verdict: Verdict, ended_at: float) -> None:
+    """Note in a status how its last attempt ended, without writing it."""
+    for name, value in vars(verdict).items():
+        setattr(status, name, value)
+    attempt = status.attempts[-1]
+    attempt.ended_at = ended_at
+    attempt.status, attempt.reason = str(verdict.status), verdict.reason
+    attempt.cause = None if verdict.cause is None else str(verdict.cause)
+
+
+def write_end(
+    folder: RunFolder, status: RunStatus, verdict: Verdict, ranks: int, *, ended_at: float
+) -> None:
+    """Write how the last attempt at a run ended. To be called with the lock of the run.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    status : RunStatus
+        As it stands in the folder; it is filled in.
+    verdict : Verdict
+    ranks : int
+        Data-parallel ranks of the run.
+    ended_at : float
+        In seconds since the epoch.
+
+    Raises
+    ------
+    RecordError
+        If the rows are damaged.
+    OSError
+        If it cannot be written.
+    """
+    note_end(status, verdict, ended_at)
+    status.attempts[-1].from_optimizer_step = _went_on_from(folder, len(status.attempts) - 1)
+    if status.status.is_sealed:
+        seal(folder, status, ranks)
+        clear_away(folder)
+    else:
+        note_rows(folder, status, ranks)
+        status.write(folder.status)
+
+
+def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
+    """Seal a run that was trained to its end, where only this could not be written.
+
+    To be called with the lock of the run. Some tables may be Parquet already; they are made again
+    from the lines.
+
+    Returns
+    -------
+    bool
+        Whether the run is sealed now. False where its rows are damaged: it has to go on.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, still.
+    """
+    outcomes = final_outcomes(folder, spec.processes) or {}
+    ended_at = max(outcome.at for outcome in outcomes.values())
+    verdict = decide(len(outcomes), outcomes, {})
+    try:
+        write_end(folder, status, verdict, spec.geometry.data_parallel_size, ended_at=ended_at)
+    except RecordError:
+        return False
+    return True
+
+
+def clear_away(folder: RunFolder) -> None:
+    """Remove from a sealed run what only one that goes on needs: rows, checkpoints, outcomes.
+
+    A launcher that was killed right after the seal has left it. What cannot be removed takes
+    nothing from the record.
+    """
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    remove_if_possible(*map(folder.lines, TABLES), folder.notes, *folder.outcomes())
+
+
+def _went_on_from(folder: RunFolder, attempt: int) -> int:
+    """Return the optimizer steps that were done before an attempt, by the rows that it kept."""
+    done = 0
+    path = folder.lines("steps")
+    for row in read_json_lines(path):
+        try:
+            written_by, step = int(row["attempt"]), int(row["optimizer_step"])
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{path} is damaged: a row lacks its attempt or optimizer step ({error!r})"
+            raise DamageError(msg) from None
+        if written_by == attempt:
+            return step - 1
+        done = step
+    return done

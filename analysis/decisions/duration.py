@@ -7,7 +7,7 @@ import re
 
 from batchscape.errors import ConfigError
 
-__all__ = ["parse_duration", "show_duration"]
+__all__ = ["parse_duration"]
 
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
@@ -37,13 +37,3 @@ def parse_duration(text: str) -> float:
         msg = f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
         raise ConfigError(msg)
     return seconds
-
-
-def show_duration(seconds: float) -> str:
-    """Write a duration in the unit that fits it, with three significant digits."""
-    if math.isinf(seconds):
-        return "∞"
-    for unit, size in _SECONDS.items():
-        if abs(seconds) >= size and unit != "s":
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"

@@ -16,9 +16,9 @@ from batchscape.analysis.decisions.candidates import (
     failures_that_count,
     largest_micro_batch,
 )
-from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.numbers import significant
+from batchscape.record.instants import duration_text
 
 __all__ = ["known_without_times", "measured_again", "missing_evidence", "reasons_for"]
 
@@ -318,7 +318,7 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     if evidence.reaches is None or not chosen["n_seeds"]:
         if math.isnan(chosen["time_s"]):
             return "Time: not identified."
-        return f"Time: {show_duration(chosen['time_s'])} an optimizer step; to a target: unknown."
+        return f"Time: {duration_text(chosen['time_s'])} an optimizer step; to a target: unknown."
     target = float(evidence.reaches["target_loss"].iloc[0])
     where = f"to a held-out loss of {significant(target, 4)}"
     reached, n = int(chosen["n_reached"]), int(chosen["n_seeds"])
@@ -327,10 +327,10 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
         return f"Time {where}: not identified; {seeds}."
     ends = ""
     if chosen["has_interval"]:
-        low, high = show_duration(chosen["time_low_s"]), show_duration(chosen["time_high_s"])
+        low, high = duration_text(chosen["time_low_s"]), duration_text(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
     return (
-        f"Time {where}: {show_duration(chosen['time_s'])}{ends}, "
+        f"Time {where}: {duration_text(chosen['time_s'])}{ends}, "
         f"{significant(chosen['device_hours'], 3)} device-hours ({seeds})."
     )
 

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.duration import show_duration
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.outgoing import outgoing_json
+from batchscape.record.instants import duration_text
 
 __all__ = ["as_json", "candidates_grid", "show_recommendation"]
 
@@ -142,8 +142,8 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
 
 def _interval(value: float, low: float, high: float, is_shown: bool) -> str:
     if not is_shown:
-        return show_duration(value)
-    return f"{show_duration(value)} [{show_duration(low)}, {show_duration(high)}]"
+        return duration_text(value)
+    return f"{duration_text(value)} [{duration_text(low)}, {duration_text(high)}]"
 
 
 def _ratio(value: float, low: float, high: float, n: float) -> str:

@@ -14,6 +14,7 @@ from sweeps_of_fakes import spec_named
 from batchscape import credentials
 from batchscape.errors import DamageError
 from batchscape.launch.active import ActiveRun
+from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Spawned
@@ -21,9 +22,9 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines, last_row, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.instants import duration_text
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
-from batchscape.record.progress import duration_text
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import BUSY, BUSY_PCT
 from batchscape.terminal import OutgoingConsole
@@ -40,14 +41,17 @@ def row(step: int, loss: float = 0.25) -> dict[str, float]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> ActiveRun:
+    spec = spec_named("completes-d2")
+    place = str(tmp_path / "meeting")
     return ActiveRun(
-        spec=spec_named("completes-d2"),
+        spec=spec,
         folder=RunFolder(tmp_path),
         status=RunStatus(Status.RUNNING, attempts=[Attempt(0.0, 0), Attempt(1.0, 0)]),
         lease=Lease((0, 1), 2),
         processes=Spawned(),
         log_offset=0,
         launch={},
+        hangs=HangWatch(place, 2, spec.config.launcher, is_program=False),
     )
 
 
@@ -253,16 +257,17 @@ def test_the_summary_counts_and_explains() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (-3.0, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (3599.4, "59 min 59 s"),
-        (3600.0, "1 h 00 min"),
-        (3661.0, "1 h 01 min"),
-        (360_000.0, "100 h 00 min"),
+        (0, "0 s"),
+        (0.25, "0.25 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3599, "60 min"),
+        (5400, "1.5 h"),
+        (86400, "1 d"),
+        (float("inf"), "∞"),
     ],
 )
-def test_a_duration_turns_at_sixty(seconds: float, text: str) -> None:
+def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 

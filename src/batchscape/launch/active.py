@@ -59,6 +59,8 @@ class ActiveRun:
     """Size of the log before this attempt."""
     launch: dict[str, Any]
     """Content of `launch.json`."""
+    hangs: HangWatch
+    """Closed at the end."""
     began: float = field(default_factory=time.monotonic)
     """On the monotonic clock."""
     exits: dict[int, RankExit] = field(default_factory=dict)
@@ -67,7 +69,6 @@ class ActiveRun:
     stop: Stop | None = None
     killed_at: float | None = None
     """When this launcher killed the ranks, in seconds since the epoch."""
-    hangs: HangWatch | None = None
     _stacks_at: float | None = None
     """When the ranks of a run that hangs have written their stacks."""
     _oom_kills_before: int | None = field(default_factory=oom_kills)
@@ -109,7 +110,7 @@ class ActiveRun:
             return
         self._spoiled = True
         invalidate_times(self.launch, reason)
-        # Now, for the case that this launcher is killed; else `conclude` has the last word.
+        # Now, for the case that this launcher is killed; else `_conclude` has the last word.
         with contextlib.suppress(OSError):
             write_json(self.folder.launch, self.launch)
 
@@ -178,9 +179,8 @@ class ActiveRun:
                 self._keep_stacks()
                 self.processes.signal(self.spec.run_id, signal.SIGTERM)
                 # Whoever watches a program has to end it first.
-                program = self.hangs is not None and self.hangs.is_program
-                self._kill_within(self.stop_grace_s if program else PEER_GRACE_S)
-        elif self.stop is None and self.hangs is not None and not self.exits:
+                self._kill_within(self.stop_grace_s if self.hangs.is_program else PEER_GRACE_S)
+        elif self.stop is None and not self.exits:
             hang = self.hangs.look(now)
             if hang is not None:
                 self.stop = Stop(Status.FAILED, hang.reason, instants.now(), Cause.HANG, hang.rank)
@@ -191,8 +191,7 @@ class ActiveRun:
 
     def _keep_stacks(self) -> None:
         self._stacks_at = None
-        if self.hangs is not None:
-            self.hangs.write_stacks(self.folder.log)
+        self.hangs.write_stacks(self.folder.log)
 
     def _kill_within(self, grace_s: float) -> None:
         at = time.monotonic() + grace_s
@@ -216,8 +215,7 @@ class ActiveRun:
         except OSError as error:
             cause = Cause.DISK if isinstance(error, DiskError) else Cause.INFRASTRUCTURE
             self.abandon(f"its end cannot be recorded: {error}", cause)
-        if self.hangs is not None:
-            self.hangs.close()
+        self.hangs.close()
         return self.status
 
     def _write(self, verdict: Verdict) -> None:
@@ -249,7 +247,7 @@ class ActiveRun:
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
         )
-        if verdict.rank is not None and verdict.phase is None and self.hangs is not None:
+        if verdict.rank is not None and verdict.phase is None:
             beat = self.hangs.last(verdict.rank)
             verdict = replace(verdict, phase=None if beat is None else str(beat.phase))
         if verdict.cause is Cause.EXCEPTION and verdict.rank not in self.outcomes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.errors import DiskError, LaunchError
+from batchscape.errors import LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.child import Start
 from batchscape.launch.forked import ServerError
@@ -73,34 +73,42 @@ def begin(
         If the folder cannot be written to.
     """
     standing = RunStatus.read(folder.status)
-    status = deepcopy(standing)
-    if goes_on(folder, status, resumable=spec.is_resumable_program):
+    if goes_on(folder, standing, resumable=spec.is_resumable_program):
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
         launch = with_times_of(before, launch)
+    attempts = deepcopy(standing.attempts)
+    attempt = len(attempts)
+    # Nothing of an earlier attempt may be where the ranks meet.
+    meeting = f"{launch['rendezvous']}-{attempt}"
+    is_program = isinstance(spec.config.engine, Command)
+    try:
+        hangs = HangWatch(meeting, spec.processes, spec.config.launcher, is_program=is_program)
+    except OSError as error:
+        # The disk of temporary files may be full while that of the sweep is not.
+        raise disk_error(error, Path(meeting)) from error
     remove_dead_writes(folder)
     for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
         # Parquet without a seal is from a launcher that died while sealing; the lines remain.
         leftover.unlink(missing_ok=True)
-    if status.attempts and status.attempts[-1].ended_at is None:
-        lost = status.attempts[-1]
+    if attempts and attempts[-1].ended_at is None:
+        lost = attempts[-1]
         # The clock of the wall may have been set back meanwhile.
-        lost.ended_at = max(lost.started_at, status.updated_at)
+        lost.ended_at = max(lost.started_at, standing.updated_at)
         lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
         lost.cause = str(Cause.INTERRUPTED)
-    attempt = len(status.attempts)
     spec.write(folder.config)
     write_json(folder.environment, environment)
-    # Nothing of an earlier attempt may be where the ranks meet.
-    meeting = f"{launch['rendezvous']}-{attempt}"
     launch = {"attempt": attempt, **launch, "rendezvous": meeting}
     write_json(folder.launch, launch)
     _set_log_aside(spec, folder, attempt)
+    # After the attempts before it, whatever the clock says.
+    began = max([now(), *(before.ended_at or before.started_at for before in attempts)])
     status = RunStatus(
         Status.RUNNING,
-        attempts=[*status.attempts, Attempt(_start_after(status.attempts), 0)],
-        summary=status.summary,
-        notes=status.notes,
+        attempts=[*attempts, Attempt(began, 0)],
+        summary=standing.summary,
+        notes=standing.notes,
     )
     status.write(folder.status)
     active = ActiveRun(
@@ -111,8 +119,8 @@ def begin(
         processes=processes,
         log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
         launch=launch,
+        hangs=hangs,
     )
-    is_program = isinstance(spec.config.engine, Command)
     start = Start(
         run=spec.run_id,
         run_dir=str(folder.path.absolute()),
@@ -123,27 +131,15 @@ def begin(
         watched=meeting,
     )
     try:
-        active.hangs = HangWatch(
-            meeting, spec.processes, spec.config.launcher, is_program=is_program
-        )
         processes.start(start, keep_open)
-    except (LaunchError, OSError) as error:
-        if active.hangs is not None:
-            active.hangs.close()
-        # The disk of temporary files may be full while that of the sweep is not.
-        told = disk_error(error, Path(meeting)) if isinstance(error, OSError) else error
-        if isinstance(told, ServerError | DiskError):
-            # It says nothing of this run, whose turn will come.
-            standing.write(folder.status)
-        else:
-            active.abandon(str(error))
-        raise told from (None if told is error else error)
+    except ServerError:
+        # It says nothing of this run, whose turn will come.
+        standing.write(folder.status)
+        raise
+    except LaunchError as error:
+        active.abandon(str(error))
+        raise
     return active
-
-
-def _start_after(attempts: Sequence[Attempt]) -> float:
-    """Return the time of a new attempt: after those before it, whatever the clock says."""
-    return max([now(), *(before.ended_at or before.started_at for before in attempts)])
 
 
 def _set_log_aside(spec: RunSpec, folder: RunFolder, attempt: int) -> None:

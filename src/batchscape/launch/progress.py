@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.progress import duration_text, remaining_s
+from batchscape.record.instants import duration_text
+from batchscape.record.progress import remaining_s
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.record.timing import why_untimed
 
@@ -128,7 +129,7 @@ class Progress:
         self._samples_trained += trained
         is_open = status.status is Status.INTERRUPTED
         self._samples_left -= trained if is_open else run.spec.samples
-        duration = duration_text(time.monotonic() - run.began)
+        duration = duration_text(round(time.monotonic() - run.began))
         is_completed = status.status is Status.COMPLETED
         untimed = why_untimed(run.launch, status.summary) if is_completed else None
         described = _ended_text(status, timed=untimed is None)
@@ -184,7 +185,8 @@ class Progress:
                 if row
             )
             a_sample_s = (now - self._began) / (self._samples_trained + going)
-            left = f", about {duration_text((self._samples_left - going) * a_sample_s)} left"
+            left_s = max(0.0, (self._samples_left - going) * a_sample_s)
+            left = f", about {duration_text(round(left_s))} left"
         return f"{self._done}/{self._total} runs done, {len(active)} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:
@@ -216,7 +218,7 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
         line += f"  loss {row['loss']:.4f}"
     left_s = remaining_s(row, steps)
     if left_s is not None:
-        line += f"  {duration_text(left_s)} left"
+        line += f"  {duration_text(round(left_s))} left"
     return line
 
 

@@ -14,9 +14,10 @@ from rich.text import Text
 
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.commands import Launched, time_again
+from batchscape.record.instants import duration_text
 from batchscape.record.next_step import Next
 from batchscape.record.overview import Overview, advice_of, by_reason
-from batchscape.record.progress import RunProgress, duration_text
+from batchscape.record.progress import RunProgress
 from batchscape.record.status import FAULTS, Status, StopReason
 
 __all__ = ["overview_text"]
@@ -118,8 +119,8 @@ def _running(runs: list[RunProgress]) -> Table:
             run.run_id,
             "starting" if run.optimizer_step is None else _step(run),
             "" if run.loss is None else f"{run.loss:.4f}",
-            "" if run.left_s is None else duration_text(run.left_s),
-            "" if run.age_s is None else f"{duration_text(run.age_s)} ago",
+            "" if run.left_s is None else duration_text(round(run.left_s)),
+            "" if run.age_s is None else f"{duration_text(round(run.age_s))} ago",
             str(run.attempts),
             run.doing or "",
         )

@@ -25,7 +25,6 @@ from batchscape.record.timing import why_untimed
 
 __all__ = [
     "RunProgress",
-    "duration_text",
     "has_launcher",
     "remaining_s",
     "run_progress",
@@ -224,18 +223,6 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
     # The mean, where a program tells no more, has its slow first step.
     step_s = row.get("step_time_s") or spent_s / done
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))
-
-
-def duration_text(seconds: float) -> str:
-    """Write a time as a person reads it."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:

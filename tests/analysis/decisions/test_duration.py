@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.analysis.decisions.duration import parse_duration, show_duration
+from batchscape.analysis.decisions.duration import parse_duration
 from batchscape.errors import ConfigError
 
 
@@ -32,11 +32,3 @@ def test_parts_add_up(parts):
 def test_near_misses_are_refused(text):
     with pytest.raises(ConfigError):
         parse_duration(text)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.25, "0.25 s"), (90, "1.5 m"), (5400, "1.5 h"), (86400, "1 d"), (float("inf"), "∞")],
-)
-def test_a_duration_is_written_in_its_unit(seconds, text):
-    assert show_duration(seconds) == text

@@ -341,16 +341,6 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         assert line.rstrip() == said + (remedy if has_remedy else "")
 
 
-def test_slow_steps_get_time_to_come_to_a_checkpoint_and_to_write_it(run: ActiveRun) -> None:
-    assert run.stop_grace_s == 20.0
-    lines = JsonLines(run.folder.lines("steps"))
-    for step_time_s, grace_s in ((2.0, 20.0), (10.0, 4 * 10.0 + 10.0)):
-        lines.append([row(1) | {"step_time_s": step_time_s}])
-        lines.flush()
-        assert run.stop_grace_s == grace_s
-    lines.close()
-
-
 def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the console that it goes through."""
     cleaned: list[str] = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from batchscape.engines.command.endings import ending
 from batchscape.train import failures, ranks, worker
 
 
@@ -133,12 +135,18 @@ def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, s
         (RuntimeError("Cuda failure 2 'out of memory'"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), True),
         (ValueError("out of memory"), False),
     ],
     ids=str,
 )
-def test_what_memory_that_is_out_is_told_by(error, is_oom):
+def test_what_memory_that_is_out_is_told_by(error, is_oom, tmp_path):
+    """By an exception of our loop, and by the log of a program that dies of it."""
     assert failures.is_out_of_memory(error) == is_oom
     wrapped = KeyError("wrapped")
     wrapped.__cause__ = error
     assert failures.is_out_of_memory(wrapped) == is_oom
+    log = tmp_path / "log.txt"
+    log.write_text("".join(traceback.format_exception_only(error)))
+    ended = ending(1, log, 0)
+    assert (ended.status == "oom") == is_oom

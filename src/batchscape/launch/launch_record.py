@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.pool import Lease
@@ -23,7 +22,9 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
     sharing = min(concurrent, spec.config.launcher.max_runs_per_device)
-    names = {d.index: d.name for d in machine.cuda_devices if d.index in lease.devices}
+    # Numbers of the devices of a CPU are cores.
+    leased = [d for d in machine.cuda_devices if d.index in lease.devices]
+    leased = leased if spec.device_type == "cuda" else []
     why = []
     if lease.oversubscribed and spec.device_type == "cuda":
         noun = "CUDA device" if len(lease.devices) == 1 else "CUDA devices"
@@ -47,16 +48,16 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         why.append(runs_share(concurrent, "the machine"))
     if others:
         why.append(OTHER_LAUNCHER)
-    memories = [d.memory_gib for d in machine.cuda_devices if d.index in lease.devices]
+    memories = [d.memory_gib for d in leased if d.memory_gib is not None]
     return {
         "world_size": lease.ranks,
         "device_type": spec.device_type,
-        "device_model": " + ".join(sorted(set(names.values())))
+        "device_model": " + ".join(sorted({d.name for d in leased}))
         if spec.device_type == "cuda"
         else machine.cpu_name,
         "devices": list(lease.devices),
         # Of a CPU, environment.json has what all ranks share.
-        **_device_memory(memories if spec.device_type == "cuda" else []),
+        **({"device_memory_gib": min(memories)} if memories else {}),
         "usable_cores": machine.cpu_cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
@@ -65,11 +66,6 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         "timing_valid": not why,
         "timing_invalid_reason": "; ".join(why) or None,
     }
-
-
-def _device_memory(memories_gib: Sequence[float | None]) -> dict[str, float]:
-    known = [memory for memory in memories_gib if memory is not None]
-    return {"device_memory_gib": min(known)} if known else {}
 
 
 def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def decide(
         if not causes:
             return Verdict(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
     first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
-    return _with_the_word_of_the_cgroup(first, oom_kills)
+    return _with_kills_counted(first, oom_kills)
 
 
 def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
@@ -204,7 +204,7 @@ def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
 
 
 def _said(outcome: Outcome, rank: int) -> Verdict:
-    """Take a rank at its word."""
+    """Say what a rank tells of its own end."""
     return Verdict(
         outcome.status,
         reason=outcome.reason,
@@ -217,7 +217,7 @@ def _said(outcome: Outcome, rank: int) -> Verdict:
 
 
 def _died(ended: RankExit, last_words: str | None) -> Verdict:
-    """Say what a rank died of that left no word."""
+    """Say what a rank died of that left no outcome."""
     who = f"rank {ended.rank}"
     if ended.lost is not None:
         return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
@@ -238,8 +238,8 @@ def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
     return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
 
 
-def _with_the_word_of_the_cgroup(verdict: Verdict, oom_kills: int) -> Verdict:
-    """Say of a process that was killed whether memory was out."""
+def _with_kills_counted(verdict: Verdict, oom_kills: int) -> Verdict:
+    """Say of a process that was killed whether the system counted it as out of memory."""
     if verdict.cause is not Cause.KILLED:
         return verdict
     if not oom_kills:

@@ -80,16 +80,6 @@ def test_what_a_run_that_is_held_writes_stays(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_writer_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
-    writer = subprocess.Popen(["/bin/true"])
-    wait_until(lambda: not is_alive(writer.pid), "the process does not end")
-    left = tmp_path / f".status.json.{writer.pid}.tmp"
-    left.touch()
-    remove_dead_writes(SweepFolder(tmp_path))
-    writer.wait()
-    assert not left.exists()
-
-
 def test_a_folder_that_is_not_there_or_not_ours_is_no_problem(tmp_path: Path) -> None:
     remove_dead_writes(SweepFolder(tmp_path / "nowhere"))
 

@@ -14,10 +14,10 @@ from batchscape.errors import RecordError
 from batchscape.record import progress
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import take
+from batchscape.record.locks import is_held, take
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
-from batchscape.record.progress import has_launcher, sweep_progress
+from batchscape.record.progress import sweep_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -140,15 +140,15 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     assert launcher is not None
     assert run is not None
     run.sign()
-    assert has_launcher(sweep)
+    assert is_held(sweep.lock)
     (led,) = sweep_progress(sweep)[0]
     assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, os.getpid())
     run.release()
     # Another launcher is at work there, but not on this run.
-    assert has_launcher(sweep)
+    assert is_held(sweep.lock)
     assert sweep_progress(sweep)[0][0].status == "interrupted"
     launcher.release()
-    assert not has_launcher(sweep)
+    assert not is_held(sweep.lock)
 
 
 def test_between_two_attempts_a_run_is_its_launcher_s(

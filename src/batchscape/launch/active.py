@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from batchscape.errors import DiskError, RecordError
@@ -21,7 +19,7 @@ from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble, make_room
-from batchscape.record.files import last_row, write_json
+from batchscape.record.files import end_of, last_row, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, RankExit, Stop, Verdict, decide
 from batchscape.record.spec import RunSpec
@@ -237,13 +235,15 @@ class ActiveRun:
 
     def _verdict(self) -> Verdict:
         self._hear()
+        printed = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
+        said = [line.strip() for line in printed.decode(errors="replace").split("\n")]
         kills_before, kills = self._oom_kills_before, oom_kills()
         verdict = decide(
             self.spec.processes,
             self.outcomes,
             self.exits,
             self.stop,
-            _last_line(self.folder.log, self.log_offset),
+            next((line for line in reversed(said) if line), None),
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
         )
@@ -256,14 +256,3 @@ class ActiveRun:
             if trouble is not None:
                 return replace(verdict, reason=f"{trouble}; {verdict.reason}", cause=Cause.DISK)
         return verdict
-
-
-def _last_line(log: Path, offset: int) -> str | None:
-    """Return the last line that was printed since `offset`; None where nothing was."""
-    if not log.exists():
-        return None
-    with log.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(offset, end - _LOG_TAIL_BYTES))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)

@@ -32,21 +32,11 @@ def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
     """
     for path in _unfinished(place):
         match = _BY_A_PROCESS.fullmatch(path.name)
-        if match is not None and not _lives(int(match[1])):
+        if match is not None and not psutil.pid_exists(int(match[1])):
             try:
                 path.unlink(missing_ok=True)
             except OSError:
                 return
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process may still write: one that nobody has waited for yet does not."""
-    try:
-        return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from batchscape.record.commands import Launched, time_again
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import next_timing_repeat
 from batchscape.record.status import FAULTS, RunStatus, Status
-from batchscape.record.timing import why_run_untimed
+from batchscape.record.timing import untimed_text, why_run_untimed
 
 __all__ = ["RunResult", "SweepResult"]
 
@@ -102,8 +102,7 @@ class SweepResult:
         if not reasons:
             return None
         completed = sum(run.status is Status.COMPLETED for run in self.runs)
-        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-        text = f"No times that count: {reasons.total()} of {completed} completed runs: {listed}."
+        text = f"{untimed_text(reasons, completed)}."
         folder = str(sweep.path)
         measured = time_again(
             (Launched(folder, command, reason) for reason in reasons),

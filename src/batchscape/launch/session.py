@@ -24,7 +24,6 @@ from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
-from batchscape.launch.stopping import Stopping
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
@@ -32,7 +31,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import Lock
 from batchscape.record.next_step import is_tried_again
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import FAULTS, RunStatus, Status
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -100,7 +99,10 @@ class Session:
         self._placement = placement
         self._target = target
         self._scratch = scratch
-        self._stopping = Stopping(max_failures)
+        self._max_failures = max_failures
+        self._failures = 0
+        self.stopped: str | None = None
+        """Why no more runs are started, where no signal is the reason: the first that there was."""
         self._command = command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
         self._retried: Counter[str] = Counter()
@@ -125,7 +127,7 @@ class Session:
                 self._presence.hide()
                 waits = self._placement.waits
                 if self._placement.has_given_up:
-                    self._stopping.because(f"given up: {waits}")
+                    self._stop(f"given up: {waits}")
                 self._progress.waits(waits or self._claims.describe_elsewhere())
             exits = self._processes.wait(_POLL_S)
             # Whoever came while a run ended has disturbed it, too.
@@ -138,10 +140,12 @@ class Session:
                     self._end(run, status)
             self._progress.update(list(self._active.values()))
 
-    @property
-    def stopped(self) -> str | None:
-        """Why no more runs are started, where no signal is the reason."""
-        return self._stopping.reason
+    def _stop(self, reason: str) -> None:
+        """Start no more runs."""
+        self.stopped = self.stopped or reason
+
+    def _stop_for_the_disk(self, trouble: str) -> None:
+        self._stop(f"{trouble}; make space, then the same command goes on")
 
     def _must_stop(self) -> bool:
         count = self._interrupts.count
@@ -178,7 +182,7 @@ class Session:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         trouble = disk_trouble(self._sweep.path)
         if trouble is not None:
-            self._stopping.because_of_the_disk(trouble)
+            self._stop_for_the_disk(trouble)
             return None
         try:
             claim = self._claims.take(spec)
@@ -190,13 +194,13 @@ class Session:
                 self._reject(spec, refusal)
                 return None
         except ServerError as error:
-            self._stopping.because(f"no process can be started any more: {error}")
+            self._stop(f"no process can be started any more: {error}")
             self._claims.release(spec.run_id, Status.PENDING)
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
             if isinstance(error, DiskError):
-                self._stopping.because_of_the_disk(str(error))  # the run is as open as it was
+                self._stop_for_the_disk(str(error))  # the run is as open as it was
             else:
                 self._refuse(spec, error)
             return None
@@ -252,7 +256,7 @@ class Session:
         self._placement.release(run.spec, run.lease)
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
-            self._stopping.because_of_the_disk(str(status.reason))
+            self._stop_for_the_disk(str(status.reason))
         if not self._interrupts.count and self.stopped is None and self._is_retried(run, status):
             return
         self._claims.release(run.spec.run_id, status.status)
@@ -286,4 +290,7 @@ class Session:
 
     def _settle(self, result: RunResult) -> None:
         self._done[result.run_id] = result
-        self._stopping.count(result)
+        self._failures += result.status in FAULTS and not result.by_another
+        if self._max_failures is not None and self._failures >= self._max_failures:
+            count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"
+            self._stop(f"{count} failed, and launcher.max_failures is {self._max_failures}")

@@ -16,6 +16,7 @@ from batchscape.record.disk import disk_error
 
 __all__ = [
     "JsonLines",
+    "end_of",
     "json_lines",
     "keep_json_lines",
     "last_row",
@@ -208,20 +209,33 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
     DamageError
         If the last whole line is damaged.
     """
+    # What follows the last newline is empty, or torn; the first line may have been cut.
+    end = end_of(path, tail_bytes)
+    lines = end.split(b"\n")[1 if len(end) == tail_bytes else 0 : -1]
     try:
-        with path.open("rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - tail_bytes)
-            file.seek(start)
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return {}
-    # What follows the last newline is empty, or torn; the first one may have been cut.
-    whole = [line for line in lines[1 if start else 0 : -1] if line]
-    try:
-        return row_of(whole[-1]) if whole else {}
+        return row_of(lines[-1]) if lines else {}
     except ValueError as error:
         msg = f"{path} is damaged in its last line: {error}"
         raise DamageError(msg) from None
+
+
+def end_of(path: Path, most_bytes: int, since: int = 0) -> bytes:
+    """Return the last bytes of a file that others append to; none where there is no file.
+
+    Parameters
+    ----------
+    path : Path
+    most_bytes : int
+    since : int
+        Bytes before this offset do not count.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(since, size - most_bytes))
+            return file.read(most_bytes)
+    except FileNotFoundError:
+        return b""
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

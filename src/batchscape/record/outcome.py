@@ -19,7 +19,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "Stop", "Verdict", "decide"]
+__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "Stop", "Verdict", "decide", "killed_by"]
 
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
@@ -222,10 +222,10 @@ def _died(ended: RankExit, last_words: str | None) -> Verdict:
     if ended.lost is not None:
         return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
     if ended.code == -signal.SIGKILL:
-        reason = f"{who} was killed by SIGKILL, which the launcher did not send"
+        reason = killed_by(who, signal.SIGKILL)
         return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
     if ended.code < 0:
-        reason, cause = f"{who} was killed by {_signal_name(-ended.code)}", Cause.SIGNAL
+        reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
     else:
         reason = f"{who} left no outcome and exited with code {ended.code}"
         cause = Cause.EXCEPTION
@@ -250,8 +250,11 @@ def _with_kills_counted(verdict: Verdict, oom_kills: int) -> Verdict:
     return replace(verdict, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 
 
-def _signal_name(number: int) -> str:
+def killed_by(what: str, number: int) -> str:
+    """Say that a signal killed a process, which may be one that has no name here."""
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        name = f"signal {number}"
+    unasked = ", which the launcher did not send" if number == signal.SIGKILL else ""
+    return f"{what} was killed by {name}{unasked}"

@@ -14,8 +14,9 @@ from batchscape.outgoing import outgoing_json
 from batchscape.record.advice import DAMAGED, SEAL_ADVICE, UNREADABLE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import is_held
 from batchscape.record.next_step import Next
-from batchscape.record.progress import RunProgress, has_launcher, sweep_progress
+from batchscape.record.progress import RunProgress, sweep_progress
 from batchscape.record.status import Status
 
 __all__ = ["STATES", "Overview", "advice_of", "by_reason", "overview"]
@@ -90,15 +91,16 @@ def overview(sweep: SweepFolder) -> Overview:
     if sweep.run_folders() or not planned:
         runs, copies = sweep_progress(sweep)
     known = {*copies, *(run.run_id for run in runs)}
-    runs += [_pending(run_id) for run_id in planned if run_id not in known]
-    at_work = has_launcher(sweep) or any(run.status == Status.RUNNING for run in runs)
+    runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in known]
+    at_work = is_held(sweep.lock) or any(run.status == Status.RUNNING for run in runs)
+    aside = sweep.damaged.iterdir() if sweep.damaged.is_dir() else ()
     left = any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
         state="running" if at_work else "interrupted" if left else "finished",
         launchers=tuple(sorted({run.launcher for run in runs if run.launcher is not None})),
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
-        set_aside=_names(sweep.damaged),
+        set_aside=tuple(sorted(path.name for path in aside)),
         copies=copies,
     )
 
@@ -117,17 +119,6 @@ def _planned(sweep: SweepFolder) -> list[str]:
             return [row["run_id"] for row in csv.DictReader(file) if row["planned"] == "launch"]
     except (OSError, ValueError, KeyError, csv.Error):
         return []
-
-
-def _pending(run_id: str) -> RunProgress:
-    return RunProgress(run_id, str(Status.PENDING), None, None, None, None, None)
-
-
-def _names(folder: Path) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(path.name for path in folder.iterdir()))
-    except OSError:
-        return ()
 
 
 def by_reason(runs: Iterable[RunProgress]) -> dict[str, int]:

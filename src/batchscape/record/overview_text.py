@@ -19,6 +19,7 @@ from batchscape.record.next_step import Next
 from batchscape.record.overview import Overview, advice_of, by_reason
 from batchscape.record.progress import RunProgress
 from batchscape.record.status import FAULTS, Status, StopReason
+from batchscape.record.timing import untimed_text
 
 __all__ = ["overview_text"]
 
@@ -85,9 +86,7 @@ def _counts(found: Overview) -> str:
 
 
 def _without_times(found: Overview, untimed: Counter[str]) -> str:
-    listed = "; ".join(f"{reason} ({count})" for reason, count in untimed.most_common())
-    completed = len(found.with_status(Status.COMPLETED))
-    text = f"No times that count: {untimed.total()} of {completed} completed runs: {listed}"
+    text = untimed_text(untimed, len(found.with_status(Status.COMPLETED)))
     folder = str(found.sweep_dir)
     launched = (Launched(folder, run.command, run.untimed) for run in found.runs)
     if time_again(launched, {}) is None:

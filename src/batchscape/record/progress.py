@@ -25,7 +25,6 @@ from batchscape.record.timing import why_untimed
 
 __all__ = [
     "RunProgress",
-    "has_launcher",
     "remaining_s",
     "run_progress",
     "sweep_progress",
@@ -41,15 +40,15 @@ class RunProgress:
     run_id: str
     status: str
     """A `Status`; `damaged`, or `unreadable` where the folder cannot be read for another reason."""
-    optimizer_step: int | None
+    optimizer_step: int | None = None
     """Optimizer steps done."""
-    optimizer_steps: int | None
+    optimizer_steps: int | None = None
     """Optimizer steps in all; None for a rejected cell."""
-    loss: float | None
+    loss: float | None = None
     """Latest training loss; of a sealed run, that of its last tenth."""
-    age_s: float | None
+    age_s: float | None = None
     """Time since the last row of an open run."""
-    reason: str | None
+    reason: str | None = None
     cause: str | None = None
     """What ended it, a `Cause`, where it did not complete."""
     stop_reason: str | None = None
@@ -103,11 +102,6 @@ def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str
     return runs, {Path(path).name: Path(original).name for path, original in copies.items()}
 
 
-def has_launcher(sweep: SweepFolder) -> bool:
-    """Whether a launcher is at work in a sweep."""
-    return is_held(sweep.lock)
-
-
 def run_progress(folder: RunFolder) -> RunProgress:
     """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
     return _looked_at(folder)[0]
@@ -119,18 +113,17 @@ def _looked_at(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     try:
         return _progress(folder)
     except DamageError as error:
-        status, what, reason = DAMAGED, Next.SET_ASIDE, str(error)
+        found = DAMAGED, Next.SET_ASIDE, str(error)
     except (RecordError, OSError) as error:
-        status, what, reason = UNREADABLE, Next.LEAVE, str(error)
-    name = folder.path.name
-    return RunProgress(name, status, None, None, None, None, reason, next=what), None
+        found = UNREADABLE, Next.LEAVE, str(error)
+    status, what, reason = found
+    return RunProgress(folder.path.name, status, reason=reason, next=what), None
 
 
 def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
         # A launcher makes it right now, or died while it did.
-        name = folder.path.name
-        return RunProgress(name, str(Status.PENDING), None, None, None, None, None), None
+        return RunProgress(folder.path.name, str(Status.PENDING)), None
     config = read_json(folder.config)
     check_version(folder.config, config)
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
@@ -165,7 +158,8 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         ),
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
-        age_s=_age_s(folder.lines("steps")) if row else None,
+        # Not below 0 where the clock has gone back since it was written.
+        age_s=max(0.0, time.time() - folder.lines("steps").stat().st_mtime) if row else None,
         reason=reason,
         cause=cause,
         stop_reason=status.stop_reason,
@@ -243,8 +237,3 @@ def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]
         if found != left:
             msg = f"{folder.lines('steps')} is damaged: it ends at step {found}, and had {left}"
             raise DamageError(msg)
-
-
-def _age_s(path: Path) -> float:
-    """Return the time since a file was written; none where the clock has gone back since."""
-    return max(0.0, time.time() - path.stat().st_mtime)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "processes_share",
     "runs_share",
     "timed_figures",
+    "untimed_text",
     "why_run_untimed",
     "why_untimed",
 ]
@@ -130,6 +132,12 @@ def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
     """
     launch = read_json(folder.launch) if folder.launch.exists() else None
     return why_untimed(launch, status.summary)
+
+
+def untimed_text(reasons: Counter[str], completed: int) -> str:
+    """Say how many of the completed runs have no times that count, and why."""
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    return f"No times that count: {reasons.total()} of {completed} completed runs: {listed}"
 
 
 def timed_figures(summary: Mapping[str, Any], untimed: str | None) -> dict[str, Any]:

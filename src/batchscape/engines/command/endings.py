@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Collection, Sequence
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from batchscape.record.causes import OUT_OF_MEMORY, Cause
+from batchscape.record.files import end_of
+from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
 __all__ = ["Ending", "ending", "last_words"]
@@ -78,7 +79,7 @@ def ending(code: int, log: Path, offset: int) -> Ending | None:
     """
     if code == 0:
         return None
-    text = _tail(log, offset)
+    text = end_of(log, _TAIL_BYTES, offset).decode(errors="replace")
     how = _how("the program", code)
     words = last_words(text)
     reason = how if words is None else f"{how}; its log ends: {words}"
@@ -199,24 +200,4 @@ def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = Non
 
 
 def _how(what: str, code: int) -> str:
-    if code >= 0:
-        return f"{what} exited with code {code}"
-    how = f"{what} was killed by {_signal_name(-code)}"
-    return f"{how}, which the launcher did not send" if code == -signal.SIGKILL else how
-
-
-def _tail(log: Path, offset: int) -> str:
-    try:
-        with log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, end - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"{what} exited with code {code}" if code >= 0 else killed_by(what, -code)

@@ -1,0 +1,116 @@
+"""What happens next with a run: of every status, and of runs whose end could not be written."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from batchscape.record.causes import Cause
+from batchscape.record.files import JsonLines, write_json
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.next_step import Next, final_outcomes, what_next
+from batchscape.record.outcome import Outcome
+from batchscape.record.progress import run_progress
+from batchscape.record.status import FAULTS, Attempt, RunStatus, Status, StopReason
+
+SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+CHECKPOINT = "step-000000002-0123456789abcdef.pt"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = SweepFolder(tmp_path).run("a")
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+def train(folder: RunFolder, *statuses: Status, steps: int = 3) -> None:
+    """Leave what ranks leave that end after three optimizer steps, and so many rows."""
+    for rank, status in enumerate(statuses):
+        stop_reason = StopReason.BUDGET if status is Status.COMPLETED else None
+        Outcome(status, 3, stop_reason).write(folder, rank)
+    lines = JsonLines(folder.lines("steps"))
+    lines.append({"optimizer_step": k + 1, "attempt": 0} for k in range(steps))
+    lines.close()
+
+
+@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("cause", [None, Cause.EXCEPTION, Cause.DISK, Cause.DAMAGED_RECORDS])
+def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) -> None:
+    known = RunStatus(status, cause=cause, attempts=[Attempt(1.0, 0)])
+    for retry, is_held, has_checkpoint in itertools.product(
+        ((), {Status.OOM}, FAULTS), (False, True), (False, True)
+    ):
+        if status in SEALED:
+            expected = Next.SKIP
+        elif is_held:
+            expected = Next.WAIT
+        elif status is Status.REJECTED:
+            expected = Next.REJECT
+        elif status in FAULTS - set(retry) and cause in {None, Cause.EXCEPTION}:
+            expected = Next.LEAVE
+        else:
+            expected = Next.GO_ON if has_checkpoint else Next.BEGIN
+        if has_checkpoint:
+            folder.checkpoints.mkdir(exist_ok=True)
+            (folder.checkpoints / CHECKPOINT).touch()
+        else:
+            (folder.checkpoints / CHECKPOINT).unlink(missing_ok=True)
+        found = what_next(folder, known, 1, resumable=False, is_held=is_held, retry=retry)
+        assert found is expected, (retry, is_held, has_checkpoint)
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s not in SEALED | {Status.REJECTED}])
+def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
+    folder: RunFolder, status: Status
+) -> None:
+    train(folder, Status.COMPLETED, Status.COMPLETED)
+    known = RunStatus(status, attempts=[Attempt(1.0, 0)])
+    for retry in ((), FAULTS):
+        found = what_next(folder, known, 2, resumable=False, is_held=False, retry=retry)
+        assert found is Next.SEAL
+    assert what_next(folder, known, 2, resumable=False, is_held=True) is Next.WAIT
+
+
+@pytest.mark.parametrize(
+    ("left", "steps", "is_final"),
+    [
+        ((Status.COMPLETED, Status.COMPLETED), 3, True),
+        ((Status.DIVERGED, Status.DIVERGED), 3, True),
+        ((Status.COMPLETED,), 3, False),
+        ((Status.COMPLETED, Status.COMPLETED), 2, False),
+        ((Status.COMPLETED, Status.FAILED), 3, False),
+        ((Status.INTERRUPTED, Status.INTERRUPTED), 3, False),
+    ],
+)
+def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(
+    folder: RunFolder, left: tuple[Status, ...], steps: int, is_final: bool
+) -> None:
+    train(folder, *left, steps=steps)
+    assert (final_outcomes(folder, 2) is not None) == is_final
+    # Neither what is damaged.
+    folder.outcome(0).write_text("{")
+    assert final_outcomes(folder, 2) is None
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_program_is_one_process_and_may_go_on_by_itself(
+    folder: RunFolder, resumable: bool
+) -> None:
+    """As `batchscape status` reads it: two devices, one outcome, no checkpoint of ours."""
+    write_json(
+        folder.config,
+        {
+            "format_version": FORMAT_VERSION,
+            "run_id": "a",
+            "geometry": {"data_parallel_size": 2},
+            "resolved": {"optimizer_steps": 3},
+            "config": {"engine": {"name": "command", "resumable": resumable}},
+        },
+    )
+    RunStatus(Status.INTERRUPTED, attempts=[Attempt(1.0, 0)]).write(folder.status)
+    assert run_progress(folder).next is (Next.GO_ON if resumable else Next.BEGIN)
+    train(folder, Status.COMPLETED)
+    assert run_progress(folder).next is Next.SEAL

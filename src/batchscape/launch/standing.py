@@ -9,8 +9,9 @@ from batchscape.errors import RecordError
 from batchscape.launch.ending import clear_away, seal_from_rows
 from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import RunResult
+from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import exclusively, take
+from batchscape.record.locks import exclusively
 from batchscape.record.next_step import Next, what_next
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
@@ -125,10 +126,10 @@ class Standing:
 def _clear_away(folder: RunFolder) -> None:
     """Do what a launcher that was killed right after the seal has left, its lock among it."""
     with suppress(OSError):
-        lock = take(folder.lock) if folder.lock.exists() else None
-        if lock is not None:
+        claim = CLAIMS.claim(folder) if folder.lock.exists() else None
+        if claim is not None:
             clear_away(folder)
-            lock.release(remove=True)
+            claim.release(is_over=True)
 
 
 def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:

@@ -13,11 +13,11 @@ from typing import Any
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
+from batchscape.record.claims import CLAIMS
 from batchscape.record.copies import Content, content_of_run, copies_among
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
-from batchscape.record.locks import holder, is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.next_step import Next, what_next
 from batchscape.record.status import RunStatus, Status, check_version
@@ -63,8 +63,8 @@ class RunProgress:
     """Optimizer steps in the newest checkpoint of an open run; None without one."""
     left_s: float | None = None
     """Time that a running run still takes, see `remaining_s`."""
-    launcher: int | None = None
-    """Process id of the launcher of a running run."""
+    launcher: str | None = None
+    """Who has a running run: the process id and the machine of its launcher."""
     doing: str | None = None
     """What the rank of a running run that is behind the others does right now."""
     untimed: str | None = None
@@ -130,7 +130,8 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     has_status = folder.status.exists() or folder.launch.exists()
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
     # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    held = is_held(folder.lock)
+    held_by = CLAIMS.holder(folder)
+    held = held_by is not None
     if status.status is Status.RUNNING and not held:
         status = RunStatus.read(folder.status)
     state, reason, cause = status.status, status.reason, status.cause
@@ -168,7 +169,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         attempts=len(status.attempts),
         checkpoint_step=None if status.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
-        launcher=holder(folder.lock) if state is Status.RUNNING else None,
+        launcher=held_by if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,
         command=launch.get("command"),

@@ -1,10 +1,10 @@
-"""Time of whole sweeps as the launcher schedules them: against the optimum, and against queues.
+"""Time of whole sweeps as the launcher schedules them: against a plain queue, and the optimum.
 
 Sweeps of runs of 1, 2, 4 and 8 devices are simulated with the launcher's own pool and schedule and
-known durations. Small ones are compared with the optimum, which brute force finds; larger ones with
-a bound that no schedule can pass (all devices busy to the end, or the longest run). For comparison:
-the same runs strictly in their order, as most queues start them. Simulated time only: the figures
-do not depend on the machine.
+known durations. All are compared with the same runs strictly in their order (first in, first out);
+small ones with the optimum, which brute force finds; larger ones with a bound that no schedule can
+pass (all devices busy to the end, or the longest run). Simulated time only: the figures do not
+depend on the machine.
 
     python benchmarks/schedule.py [--small 400] [--large 40]
 """
@@ -15,7 +15,7 @@ import argparse
 import random
 import statistics
 
-from simulated_sweep import Job, Sweep, first_come_first_served_s, optimum_s
+from simulated_sweep import Job, first_come_first_served_s, optimum_s, run
 
 DEVICES = (1, 2, 4, 8)
 
@@ -33,14 +33,17 @@ def drawn(rng: random.Random, devices: int, count: int) -> list[tuple[int, float
 
 def scheduled_s(jobs: list[tuple[int, float]], devices: int, runs: int) -> float:
     sweep = [Job(str(i), width, [takes], takes) for i, (width, takes) in enumerate(jobs)]
-    return Sweep(sweep, devices, runs).run().makespan_s
+    return run(sweep, devices, runs).makespan_s
 
 
-def show(bound: str, runs: str, over: list[float], queued: list[float]) -> None:
-    print(f"{len(over)} sweeps of {runs} runs")
-    for name, values in (("scheduled", over), ("in their order", queued)):
-        mean, worst = statistics.mean(values), max(values)
-        print(f"  ratio {name} / {bound}: worst {worst:.3f}, mean {mean:.3f}")
+def least_s(jobs: list[tuple[int, float]], devices: int) -> float:
+    longest = max(takes for _, takes in jobs)
+    return max(longest, sum(width * takes for width, takes in jobs) / devices)
+
+
+def show(over: str, ratios: list[float]) -> None:
+    mean, best, worst = statistics.mean(ratios), min(ratios), max(ratios)
+    print(f"  ratio our queue / {over}: mean {mean:.3f}, from {best:.3f} to {worst:.3f}")
 
 
 def main() -> None:
@@ -49,26 +52,22 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=40)
     options = parser.parse_args()
     rng = random.Random(0)
-
-    over: list[float] = []
-    queued: list[float] = []
-    for _ in range(options.small):
-        devices, runs = rng.choice(DEVICES), rng.choice([2, 4, 8])
-        jobs = drawn(rng, devices, rng.randint(2, 6))
-        best = optimum_s(jobs, devices, runs)
-        over.append(scheduled_s(jobs, devices, runs) / best)
-        queued.append(first_come_first_served_s(jobs, devices, runs) / best)
-    show("optimum", "2 to 6", over, queued)
-
-    over, queued = [], []
-    for _ in range(options.large):
-        devices = rng.choice(DEVICES[1:])
-        jobs = drawn(rng, devices, rng.randint(20, 120))
-        longest = max(takes for _, takes in jobs)
-        least = max(longest, sum(width * takes for width, takes in jobs) / devices)
-        over.append(scheduled_s(jobs, devices, devices) / least)
-        queued.append(first_come_first_served_s(jobs, devices, devices) / least)
-    show("lower bound", "20 to 120", over, queued)
+    for name, sweeps, few, many in (
+        ("optimum", options.small, 2, 6),
+        ("bound", options.large, 20, 120),
+    ):
+        fifo, best = [], []
+        for _ in range(sweeps):
+            devices = rng.choice(DEVICES)
+            jobs = drawn(rng, devices, rng.randint(few, many))
+            runs = rng.choice([2, 4, 8]) if name == "optimum" else devices
+            ours = scheduled_s(jobs, devices, runs)
+            least = optimum_s(jobs, devices, runs) if name == "optimum" else least_s(jobs, devices)
+            fifo.append(ours / first_come_first_served_s(jobs, devices, runs))
+            best.append(ours / least)
+        print(f"{sweeps} sweeps of {few} to {many} runs")
+        show("first in, first out", fifo)
+        show(f"{name}", best)
 
 
 if __name__ == "__main__":

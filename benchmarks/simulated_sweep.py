@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from batchscape.launch.pool import DevicePool, Lease
-from batchscape.launch.reservations import Reservation
-from batchscape.launch.schedule import Limits, Queued, Running, decide, not_placed
+from batchscape.launch.schedule import Schedule
 
 
 @dataclass
@@ -17,7 +16,7 @@ class Job:
     """A run of a simulated sweep."""
 
     name: str
-    width: int
+    ranks: int
     takes_s: list[float]
     """What each of its attempts takes; all but the last one fail and are queued again."""
     expected_s: float | None = None
@@ -32,8 +31,8 @@ class Story:
 
     started: list[tuple[float, str]] = field(default_factory=list)
     ended: dict[str, float] = field(default_factory=dict)
-    waits: list[tuple[Reservation, float]] = field(default_factory=list)
-    """Reservations, and when their run started."""
+    waits: list[float] = field(default_factory=list)
+    """How long each reservation lasted until its run started."""
 
     @property
     def makespan_s(self) -> float:
@@ -41,8 +40,14 @@ class Story:
         return max(self.ended.values(), default=0.0)
 
 
-class Sweep:
-    """A sweep that runs: at each event it asks the schedule what to start, and leases devices.
+def run(
+    jobs: Sequence[Job],
+    devices: int,
+    runs: int,
+    runs_per_device: int = 1,
+    check: Callable[[dict[str, Lease]], None] = lambda _: None,
+) -> Story:
+    """Let a sweep run: at each event the schedule is asked what starts, until nothing does.
 
     Parameters
     ----------
@@ -52,89 +57,62 @@ class Sweep:
         Runs at the same time.
     runs_per_device : int
     check : callable
-        Told of the leases and the time after every start.
+        Told of all leases after every start.
+
+    Raises
+    ------
+    RuntimeError
+        If a run never starts.
     """
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        devices: int,
-        runs: int,
-        runs_per_device: int = 1,
-        check: Callable[[dict[str, Lease], float], None] = lambda *_: None,
-    ) -> None:
-        self._pool = DevicePool(range(devices), runs_per_device)
-        self._limits = Limits(devices * runs_per_device, runs)
-        self._jobs = {job.name: job for job in jobs}
-        self._left = {job.name: list(job.takes_s) for job in jobs}
-        self._queue = [job.name for job in jobs]
-        self._leases: dict[str, Lease] = {}
-        self._running: dict[str, Running] = {}
-        self._reservation: Reservation | None = None
-        self._check = check
-        self._story = Story()
-        cancelled = [(job.cancelled_at_s, True, job.name) for job in jobs]
-        self._events = [event for event in cancelled if event[0] < float("inf")]
-        heapq.heapify(self._events)
-
-    def run(self) -> Story:
-        """Let everything happen; RuntimeError if a run never starts."""
-        now_s = 0.0
-        while True:
-            while self._start(now_s):
-                pass
-            if not self._events:
-                break
-            now_s = self._events[0][0]
-            while self._events and self._events[0][0] == now_s:
-                self._happen(*heapq.heappop(self._events))
-        if self._queue:
-            msg = f"never started: {self._queue}"
-            raise RuntimeError(msg)
-        return self._story
-
-    def _start(self, now_s: float) -> bool:
-        queued = {name: self._queued(name) for name in self._queue}
-        running, before = list(self._running.values()), self._reservation
-        decision = decide(list(queued.values()), running, self._limits, now_s, before)
-        self._reservation = decision.reservation
-        for name in decision.start:
-            lease = self._pool.lease(self._jobs[name].width, max_ranks_per_device=64)
-            if lease is None:
-                self._reservation = not_placed(queued[name], decision, before, now_s)
-                return False
-            if before is not None and before.run == name:
-                self._story.waits.append((before, now_s))
-            self._queue.remove(name)
-            self._leases[name] = lease
-            expected_s = self._jobs[name].expected_s
-            self._running[name] = Running(name, len(lease.devices), now_s, expected_s)
-            self._story.started.append((now_s, name))
-            heapq.heappush(self._events, (now_s + self._left[name][0], False, name))
-            self._check(self._leases, now_s)
-        return bool(decision.start)
-
-    def _happen(self, now_s: float, cancelled: bool, name: str) -> None:
-        if not cancelled:
-            self._pool.release(self._leases.pop(name))
-            del self._running[name], self._left[name][0]
-            if self._left[name]:
-                self._queue.append(name)
+    by_name = {job.name: job for job in jobs}
+    schedule = Schedule(
+        DevicePool(range(devices), runs_per_device), runs, lambda name: by_name[name].expected_s
+    )
+    queue = {job.name: job.ranks for job in jobs}
+    left = {job.name: list(job.takes_s) for job in jobs}
+    leases: dict[str, Lease] = {}
+    story, now_s, since_s = Story(), 0.0, dict[str, float]()
+    events = [(job.cancelled_at_s, True, job.name) for job in jobs]
+    events = [event for event in events if event[0] < float("inf")]
+    heapq.heapify(events)
+    while True:
+        while (started := schedule.next(queue, now_s)) is not None:
+            name, leases[started[0]] = started
+            del queue[name]
+            story.started.append((now_s, name))
+            heapq.heappush(events, (now_s + left[name].pop(0), False, name))
+            check(leases)
+            if name in since_s:
+                story.waits.append(now_s - since_s.pop(name))
+            if schedule.reservation is not None:
+                since_s.setdefault(schedule.reservation.run, now_s)
+        if schedule.reservation is not None:
+            since_s.setdefault(schedule.reservation.run, now_s)
+        if not events:
+            break
+        now_s = events[0][0]
+        while events and events[0][0] == now_s:
+            _, is_cancelled, name = heapq.heappop(events)
+            if is_cancelled:
+                queue.pop(name, None)
+                continue
+            del leases[name]
+            schedule.release(name)
+            if left[name]:
+                queue[name] = by_name[name].ranks
             else:
-                self._story.ended[name] = now_s
-        elif name in self._queue:
-            self._queue.remove(name)
-
-    def _queued(self, name: str) -> Queued:
-        job = self._jobs[name]
-        return Queued(name, self._pool.width(job.width), job.expected_s)
+                story.ended[name] = now_s
+    if queue:
+        msg = f"never started: {list(queue)}"
+        raise RuntimeError(msg)
+    return story
 
 
 def optimum_s(jobs: Sequence[tuple[int, float]], devices: int, runs: int) -> float:
     """Return the least makespan, by brute force: every choice at every moment, waiting included.
 
-    An oracle that shares nothing with the launcher's search: it walks through time and decides, at
-    every end of a run, which of the waiting ones to start, none among them.
+    It shares nothing with the launcher's schedule: it walks through time and decides, at every end
+    of a run, which of the waiting ones to start, none among them.
     """
     best = sum(duration for _, duration in jobs)
 

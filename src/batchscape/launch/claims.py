@@ -1,32 +1,29 @@
 """The runs of a sweep that this launcher has begun, and those that another one has.
 
-A run is claimed by its lock, from its start to its end. One that another launcher has claimed is
-left for now and looked at again: it has ended by then, or its launcher has died, and it is ours.
+One that another launcher has claimed is left for now and looked at again: once nobody holds it, it
+has ended, or its launcher has died, and it is ours.
 """
 
 from __future__ import annotations
 
 import time
 
-import psutil
-
 from batchscape.launch.finishing import clear_away, finish
-from batchscape.launch.lock import run_lock
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
+from batchscape.record.claims import CLAIMS, Claim
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import Lock, holder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
-__all__ = ["Claims"]
+__all__ = ["ClaimedRuns"]
 
 _LOOK_S = 1.0
 """Time between looks at the runs that others have."""
 
 
-class Claims:
-    """Locks of runs.
+class ClaimedRuns:
+    """Claims of one launcher.
 
     Parameters
     ----------
@@ -38,7 +35,7 @@ class Claims:
     def __init__(self, sweep: SweepFolder, standing: Standing) -> None:
         self._sweep = sweep
         self._standing = standing
-        self._locks: dict[str, Lock] = {}
+        self._claims: dict[str, Claim] = {}
         self._elsewhere: dict[str, RunSpec] = {}
         self._look_at = 0.0
 
@@ -47,7 +44,7 @@ class Claims:
         """Whether others have runs that this launcher would begin."""
         return bool(self._elsewhere)
 
-    def take(self, spec: RunSpec) -> Lock | RunResult | None:
+    def take(self, spec: RunSpec) -> Claim | RunResult | None:
         """Claim a run that is to be begun.
 
         Parameters
@@ -56,8 +53,8 @@ class Claims:
 
         Returns
         -------
-        Lock or RunResult or None
-            The lock, which the ranks are to inherit. Or how the run stands, if it is over by now.
+        Claim or RunResult or None
+            The claim, which the ranks are to inherit. Or how the run stands, if it is over by now.
             Or None while another launcher has it; `due` returns it later.
 
         Raises
@@ -65,66 +62,73 @@ class Claims:
         RecordError
             If the run folder is damaged.
         LaunchError
-            If its file system has no locks.
+            If there can be no claims in its folder.
         OSError
             If it cannot be written to.
         """
         folder = self._sweep.run(spec.run_id)
-        # One that is tried again has kept its lock.
-        lock = self._locks.get(spec.run_id)
+        # One that is tried again has kept its claim.
+        claim = self._claims.get(spec.run_id)
         result = None
-        if lock is None:
-            lock = run_lock(folder)
-            if lock is None:
+        if claim is None:
+            claim = CLAIMS.claim(folder)
+            if claim is None:
                 self._elsewhere[spec.run_id] = spec
                 return None
-            self._locks[spec.run_id] = lock
+            self._claims[spec.run_id] = claim
             result = self._standing.settled_since(spec)
         if result is None:
             status = RunStatus.read(folder.status)
             if finish(spec, folder, status):
                 result = RunResult.of(folder, status)
         if result is None:
-            return lock
+            return claim
         if result.status.is_sealed:
             clear_away(folder)  # its launcher may have died right after the seal
         self.release(spec.run_id, result.status)
         return result
 
+    def is_elsewhere(self, spec: RunSpec) -> bool:
+        """Whether another launcher has a run, which is noted; `due` returns it later."""
+        if spec.run_id in self._claims or CLAIMS.holder(self._sweep.run(spec.run_id)) is None:
+            return False
+        self._elsewhere[spec.run_id] = spec
+        return True
+
     def due(self) -> list[RunSpec]:
-        """Return the runs that others had, when it is time to look at them again."""
+        """Return the runs that others had and have no more; looked for once a second."""
         now = time.monotonic()
-        if not self._elsewhere or now < self._look_at:
+        if now < self._look_at:
             return []
         self._look_at = now + _LOOK_S
         found = list(self._elsewhere.values())
         self._elsewhere.clear()
-        return found
+        return [spec for spec in found if not self.is_elsewhere(spec)]
+
+    def renew(self) -> None:
+        """Keep what this launcher has claimed."""
+        for claim in self._claims.values():
+            claim.renew()
 
     def release(self, run_id: str, status: Status) -> None:
         """Give a run up that this launcher has ended; nothing where it has not claimed it."""
-        lock = self._locks.pop(run_id, None)
-        if lock is not None:
-            lock.release(remove=status.is_sealed)
+        claim = self._claims.pop(run_id, None)
+        if claim is not None:
+            claim.release(is_over=status.is_sealed)
 
     def release_all(self) -> None:
         """Give everything up; runs that have no end are for others to go on with."""
-        for lock in self._locks.values():
-            lock.release()
-        self._locks.clear()
+        for claim in self._claims.values():
+            claim.release()
+        self._claims.clear()
 
     def describe_elsewhere(self) -> str:
         """Say who has the runs that are waited for; nothing where nobody has any more."""
-        signed = {name: holder(self._sweep.run(name).lock) for name in self._elsewhere}
-        holders = {name: pid for name, pid in signed.items() if pid is not None}
-        if not holders:
+        found = {name: CLAIMS.holder(self._sweep.run(name)) for name in self._elsewhere}
+        held = {name: holder for name, holder in found.items() if holder is not None}
+        if not held:
             return ""
-        pids = sorted(set(holders.values()))
-        alive = [pid for pid in pids if psutil.pid_exists(pid)]
-        shown = ", ".join(list(holders)[:3]) + (", ..." if len(holders) > 3 else "")
-        count = "1 run" if len(holders) == 1 else f"{len(holders)} runs"
-        listed = ", ".join(map(str, alive or pids))
-        who = f"another launcher (process {listed})"
-        if not alive:
-            who = f"processes that a launcher (process {listed}, gone) has left"
-        return f"Waiting for {count} of {who}: {shown}"
+        count = "1 run" if len(held) == 1 else f"{len(held)} runs"
+        holders = ", ".join(sorted(set(held.values())))
+        shown = ", ".join(list(held)[:3]) + (", ..." if len(held) > 3 else "")
+        return f"Waiting for {count} of another launcher, or of what it left ({holders}): {shown}"

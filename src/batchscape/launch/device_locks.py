@@ -6,10 +6,9 @@ lock, so that ranks which outlive a killed launcher still hold their devices; a 
 releases it. The files stay: removing one would let two launchers lock two files of one name.
 
 A launcher decides what to start while it holds the turn, a lock of its own, so that two of them
-never take halves of what each needs. One that has nothing at work and waits for devices keeps the
-turn: the others start nothing until it has started. It waits for runs only, and these end; where
-one takes long, or what a killed launcher left holds a device, the others have their turn all the
-same after some minutes, so that nobody keeps the whole machine waiting for one device.
+never take halves of what each needs. One whose next run needs devices that others hold keeps the
+turn: nobody else starts anything until that run has started, so that a wide run does not wait for
+ever because others take single devices. Whoever has the turn waits for runs only, and these end.
 
 The folder is in the temporary folder, which `TMPDIR` names: launchers that see different ones (in
 containers, or with a temporary folder each) do not see each other.
@@ -20,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pwd
 import re
 import tempfile
 import time
@@ -34,10 +32,6 @@ __all__ = ["DeviceLocks"]
 _PATIENCE_S = 0.05
 """How long to wait for the turn: another launcher starts its runs in that time."""
 _POLL_S = 0.005
-_TURN_S = 600.0
-"""How long a launcher keeps the turn while it waits for devices."""
-_PAUSE_S = 3.0
-"""How long it leaves the turn to others then: they look for it every half second."""
 
 
 class DeviceLocks:
@@ -58,17 +52,10 @@ class DeviceLocks:
         self._kind, self._names, self._warn = kind, names, warn
         self._held: dict[int, int] = {}
         self._turn = -1
-        self._turn_since = self._paused_until = float("-inf")
         self._usable = True
 
     def take_turn(self) -> bool:
         """Take the turn to start runs, or keep it; False while another launcher has it."""
-        now = time.monotonic()
-        if self._turn >= 0 and now - self._turn_since > _TURN_S:
-            self.end_turn()
-            self._paused_until = now + _PAUSE_S
-        if now < self._paused_until:
-            return False
         if self._turn >= 0 or not self._usable:
             return True
         descriptor = self._open(f"{self._kind}-turn")
@@ -80,7 +67,7 @@ class DeviceLocks:
                 os.close(descriptor)
                 return False
             time.sleep(_POLL_S)
-        self._turn, self._turn_since = descriptor, now
+        self._turn = descriptor
         return True
 
     def end_turn(self) -> None:
@@ -152,20 +139,11 @@ class DeviceLocks:
             self._give_up(error)
             return None
 
-    def _owned(self, error: OSError) -> str:
-        """Name the owner of what cannot be used, or of the first folder above it that is seen."""
-        # A lock that is refused names no file.
-        path = Path(error.filename or self.folder)
-        for place in (path, *path.parents):
-            with contextlib.suppress(OSError, KeyError):
-                return f", which belongs to user {pwd.getpwuid(place.lstat().st_uid).pw_name}"
-        return ""
-
     def _give_up(self, error: OSError) -> None:
         if self._usable:
             self._usable = False
             self._warn(
-                f"devices cannot be locked in {self.folder} ({error}{self._owned(error)}): "
+                f"devices cannot be locked in {self.folder} ({error}): "
                 "launchers on this machine may take the same ones"
             )
 

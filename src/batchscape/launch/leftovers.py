@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import is_held
 
 __all__ = ["remove_dead_writes"]
 
@@ -53,7 +53,7 @@ def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:
     if isinstance(place, RunFolder):
         runs, folders = [place], []
     else:
-        runs = [run for run in place.run_folders() if not is_held(run.lock)]
+        runs = [run for run in place.run_folders() if CLAIMS.holder(run) is None]
         folders = [place.path, place.index]
     for run in runs:
         folders += [run.path, run.checkpoints]

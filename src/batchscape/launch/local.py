@@ -14,7 +14,7 @@ from rich.console import Console
 from batchscape.config import Command, Transformers
 from batchscape.errors import BatchscapeError, LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
-from batchscape.launch.claims import Claims
+from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.durations import Durations
 from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
@@ -87,7 +87,8 @@ def run_sweep(
     Raises
     ------
     LaunchError
-        If the folder cannot be used, two runs have one name, or no process can be started at all.
+        If the folder cannot be used, two runs have one name, a run is wider than this machine, or
+        no process can be started at all.
     """
     run_ids = [spec.run_id for spec in specs]
     if len(set(run_ids)) < len(run_ids):
@@ -171,10 +172,10 @@ def _launched(
             return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
-        claims = Claims(sweep, standing)
+        claims = ClaimedRuns(sweep, standing)
         stack.callback(claims.release_all)
-        launcher, durations = missing[0].config.launcher, Durations(sweep, standing.specs)
-        placement = Placement(machine, launcher, durations, progress.warn)
+        durations = Durations(sweep, standing.specs)
+        placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
         stack.callback(processes.close)
         session = Session(
@@ -188,7 +189,7 @@ def _launched(
             placement=placement,
             target=target,
             scratch=stack.enter_context(scratch_folder()),
-            max_failures=launcher.max_failures,
+            max_failures=missing[0].config.launcher.max_failures,
             command=command,
         )
         with progress:

@@ -1,19 +1,15 @@
-"""The locks of a sweep: launchers share the folder, and each run has one launcher at a time."""
+"""The lock of a sweep folder, which the launchers at work in it share: `status` asks for it."""
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 
 from batchscape.errors import LaunchError
-from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import Lock, take
+from batchscape.record.folder import SweepFolder
 
-__all__ = ["run_lock", "sweep_lock"]
-
-_PATIENCE_S = 1.0
-"""How long to try: who asks whether a sweep is locked holds the lock for a moment."""
+__all__ = ["sweep_lock"]
 
 
 @contextmanager
@@ -27,49 +23,18 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
     """
     try:
         sweep.path.mkdir(parents=True, exist_ok=True)
-        # Opened here for a message of its own: what fails below is the lock, not the folder.
-        sweep.lock.open("ab").close()
+        file = sweep.lock.open("a+b")
     except OSError as error:
         msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
         raise LaunchError(msg) from None
-    lock = _taken(sweep.lock, shared=True, patience_s=_PATIENCE_S)
-    if lock is None:
-        msg = f"{sweep.lock} is held by a program that is no launcher; end it, or wait for its end"
-        raise LaunchError(msg)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def run_lock(folder: RunFolder) -> Lock | None:
-    """Take the lock of a run, for the time from its start to its end.
-
-    Its ranks are to inherit it: a launcher that is killed releases nothing that they still use.
-
-    Returns
-    -------
-    Lock or None
-        None while another launcher holds it, or ranks that it left behind.
-
-    Raises
-    ------
-    LaunchError
-        If the file system has no locks.
-    OSError
-        If the folder cannot be written to.
-    """
-    folder.path.mkdir(parents=True, exist_ok=True)
-    lock = _taken(folder.lock)
-    if lock is not None:
-        with suppress(OSError):  # for messages only; a full disk takes nothing from the lock
-            lock.sign()
-    return lock
-
-
-def _taken(path: Path, *, shared: bool = False, patience_s: float = 0.0) -> Lock | None:
-    try:
-        return take(path, shared=shared, patience_s=patience_s)
-    except OSError as error:
-        msg = f"{path} cannot be locked ({error}); put sweep_dir on a file system with locks"
-        raise LaunchError(msg) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError as error:
+            msg = f"{sweep.lock}: {error}; put sweep_dir on a file system with locks"
+            raise LaunchError(msg) from None
+        try:
+            yield
+        finally:
+            # Not only closed: a process may have inherited it.
+            fcntl.flock(file, fcntl.LOCK_UN)

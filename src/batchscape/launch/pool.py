@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,29 +58,17 @@ class DevicePool:
         self, devices: Iterable[int], runs_per_device: int = 1, locks: Locks | None = None
     ) -> None:
         self.devices = tuple(devices)
-        self.runs_per_device = runs_per_device
         self._locks = locks
         self._room = dict.fromkeys(self.devices, runs_per_device)
         """How many more runs each device takes."""
+        self._all = runs_per_device
         self._locked: set[int] = set()
-        self._out: Counter[Lease] = Counter()
-
-    @property
-    def free(self) -> frozenset[int]:
-        """Devices with room for one more run."""
-        return frozenset(device for device, room in self._room.items() if room)
-
-    @property
-    def idle(self) -> frozenset[int]:
-        """Devices that no run of this launcher holds."""
-        whole = self.runs_per_device
-        return frozenset(device for device, room in self._room.items() if room == whole)
 
     def width(self, ranks: int) -> int:
-        """Return the devices that a run of so many ranks takes."""
+        """Return the devices that a run of so many ranks takes: one each, or all there are."""
         return min(ranks, len(self.devices))
 
-    def check(self, ranks: int, max_ranks_per_device: int = 1) -> None:
+    def check(self, ranks: int, max_ranks_per_device: int) -> None:
         """Refuse a run that could not be placed even on an empty pool.
 
         Raises
@@ -98,36 +85,32 @@ class DevicePool:
             )
             raise LaunchError(msg)
 
-    def lease(self, ranks: int, max_ranks_per_device: int = 1) -> Lease | None:
-        """Take a device for each rank; where there are too few at all, take all of them.
+    def available(self) -> frozenset[int]:
+        """Return the devices with room for one more run that no other launcher holds."""
+        found = frozenset(d for d, room in self._room.items() if room and self._lock(d))
+        self._unlock_idle()
+        return found
 
-        Idle devices are taken before shared ones, all or none of them.
+    def lease(self, ranks: int, among: Collection[int] | None = None) -> Lease | None:
+        """Take devices for a run, those with the fewest runs first: all that it needs, or none.
 
         Parameters
         ----------
         ranks : int
-            Ranks of the run.
-        max_ranks_per_device : int
-            Ranks of the run that may share a device where the pool is smaller than the run.
+        among : collection of int, optional
+            Devices that it may have; by default all.
 
         Returns
         -------
         Lease or None
-            None while other runs, or other launchers, hold too many devices.
-
-        Raises
-        ------
-        LaunchError
-            If the run could not be placed even on an empty pool.
+            None while other runs, or other launchers, hold too many of them.
         """
-        self.check(ranks, max_ranks_per_device)
-        wanted = self.width(ranks)
-        taken: list[int] = []
-        if len(self.free) >= wanted:
-            # In their order: two launchers that want the same ones meet at the first.
-            for device in sorted(self.free, key=lambda d: (-self._room[d], self.devices.index(d))):
-                if len(taken) < wanted and self._lock(device):
-                    taken.append(device)
+        wanted, taken = self.width(ranks), list[int]()
+        # In their order: two launchers that want the same ones meet at the first.
+        for device in sorted(self.devices, key=lambda device: -self._room[device]):
+            may = self._room[device] and (among is None or device in among)
+            if len(taken) < wanted and may and self._lock(device):
+                taken.append(device)
         if len(taken) < wanted:
             self._unlock_idle()
             return None
@@ -135,9 +118,7 @@ class DevicePool:
             self._room[device] -= 1
         taken.sort(key=self.devices.index)
         held = () if self._locks is None else self._locks.descriptors(taken)
-        lease = Lease(tuple(taken), ranks, held)
-        self._out[lease] += 1
-        return lease
+        return Lease(tuple(taken), ranks, held)
 
     def release(self, lease: Lease) -> None:
         """Give the devices of a lease back.
@@ -145,21 +126,14 @@ class DevicePool:
         Raises
         ------
         ValueError
-            If they are not out on lease.
+            If no run holds one of them.
         """
-        if not self._out[lease]:
-            msg = f"devices {lease.devices} are not leased; free: {sorted(self.free)}"
+        if any(self._room[device] == self._all for device in lease.devices):
+            msg = f"devices {lease.devices} are not leased"
             raise ValueError(msg)
-        self._out[lease] -= 1
         for device in lease.devices:
             self._room[device] += 1
         self._unlock_idle()
-
-    def taken_by_others(self) -> int:
-        """Return the number of devices that other launchers hold now."""
-        held = sum(not self._lock(device) for device in self.idle)
-        self._unlock_idle()
-        return held
 
     def _lock(self, device: int) -> bool:
         if device not in self._locked and (self._locks is None or self._locks.take(device)):
@@ -167,7 +141,7 @@ class DevicePool:
         return device in self._locked
 
     def _unlock_idle(self) -> None:
-        for device in self._locked & self.idle:
+        for device in [d for d in self._locked if self._room[d] == self._all]:
             self._locked.discard(device)
             if self._locks is not None:
                 self._locks.give_back(device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from batchscape.record.claims import CLAIMS
 from batchscape.record.damage import damage_of, set_aside
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import exclusively, take
+from batchscape.record.locks import exclusively
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -36,8 +37,8 @@ def begin_anew_if_damaged(spec: RunSpec, sweep: SweepFolder) -> str | None:
         return None
     with exclusively(sweep.writing):
         # Files of a run that is at work, or just sealed by another launcher, are not of one moment.
-        lock = take(folder.lock)
-        if lock is None:
+        claim = CLAIMS.claim(folder)
+        if claim is None:
             return None
         try:
             reason = damage_of(folder)
@@ -48,5 +49,5 @@ def begin_anew_if_damaged(spec: RunSpec, sweep: SweepFolder) -> str | None:
             spec.write(folder.config)
             RunStatus(Status.PENDING, notes=[note]).write(folder.status)
         finally:
-            lock.release(remove=True)
+            claim.release(is_over=True)
     return note

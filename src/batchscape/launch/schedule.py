@@ -1,241 +1,181 @@
-"""Which runs to start now. Pure: it has no clock, starts nothing and holds nothing.
+"""Which run starts next: the longest first, and a reservation for the first one that has to wait.
 
-Where runs go one at a time, their order is the seeded random one (a time is compared with others
-of the same block, and a drift of the machine must fall on all alike). Where several go at once no
-time is compared, so the order is free: what is expected to take longest starts first, and the
-whole of it is planned to end early. Without expectations the order stays as it is.
+Where runs go one at a time they keep the order of the launch: their times are compared, and a
+drift of the machine must fall on all alike. Where several go at once no time is compared, so the
+order is free. What should take longest starts first, and what nobody can tell before that.
 
-The run that is to start next and does not fit keeps a `Reservation`, so that narrow runs cannot
-starve a wide one.
+The first run that finds too few devices free reserves as many as it needs: those that are free,
+then those whose runs should end first. Until it starts, another run starts before it only
+
+* on devices that are not reserved, or
+* if it should end before the runs that the reservation waits for.
+
+Durations are estimates and may be wrong by any factor. The runs that a reservation waits for are
+written down in it; once they have really ended nobody else starts on its devices. So a run that
+waits starts at the latest when what was at work then has ended too: after two runs one after the
+other, however long the queue is.
+
+Source: EASY backfill, D. A. Lifka, The ANL/IBM SP Scheduling System, 1995,
+https://doi.org/10.1007/3-540-60153-8_35. There the order is that of arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from batchscape.launch.packing import Piece, Timeline, plan
-from batchscape.launch.reservations import Reservation
+from batchscape.launch.pool import DevicePool, Lease
 
-__all__ = ["Decision", "Limits", "Queued", "Running", "decide", "not_placed"]
-
-_OVERDUE = 0.25
-"""A run that takes longer than expected is taken to need so much more of what it took already."""
-_NOW_S = 1e-6
-"""Starts planned within this time are starts now: sums of durations are rounded."""
-_LEAST_S = 1e-9
-"""No run takes no time."""
+__all__ = ["Reservation", "Schedule"]
 
 
-@dataclass(frozen=True)
-class Queued:
-    """A run that waits for its start."""
+@dataclass(frozen=True, eq=False)
+class _AtWork:
+    """One attempt at a run."""
 
     run: str
-    """Its name."""
-    width: int
-    """Devices that it needs, each with room for one more run."""
-    duration_s: float | None = None
-    """How long it is expected to take; None where nothing is known."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """A run at work."""
-
-    run: str
-    width: int
-    """Devices that it holds."""
+    lease: Lease
     began_s: float
-    """On the caller's clock."""
-    duration_s: float | None = None
-    """How long it was expected to take when it began."""
-
-    def ends_at_s(self, now_s: float) -> float | None:
-        """Return its expected end; None where nothing is known, or it should have ended."""
-        if self.duration_s is None or self.began_s + self.duration_s < now_s:
-            return None
-        return self.began_s + self.duration_s
-
-    def left_s(self, now_s: float, guess_s: float) -> float:
-        """Return what it is taken to need from now on, for a plan."""
-        if self.duration_s is None:
-            return guess_s
-        end = self.ends_at_s(now_s)
-        return _OVERDUE * (now_s - self.began_s) if end is None else end - now_s
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What there is room for."""
+class Reservation:
+    """Devices that are kept for the run that waits."""
 
-    slots: int
-    """Devices, times the runs that may share one."""
-    runs: int
-    """Runs at the same time."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to start now, in this order, and who waits next."""
-
-    start: tuple[str, ...]
-    reservation: Reservation | None
+    run: str
+    devices: frozenset[int]
+    behind: tuple[_AtWork, ...]
+    """The runs that it waits for."""
 
 
-def decide(
-    queued: Sequence[Queued],
-    running: Sequence[Running],
-    limits: Limits,
-    now_s: float,
-    reservation: Reservation | None = None,
-) -> Decision:
-    """Decide what starts now.
+class Schedule:
+    """Decides which of the queued runs starts next, and leases its devices.
+
+    It has no clock and starts nothing.
 
     Parameters
     ----------
-    queued : sequence of Queued
-        In the order of the launch; none is wider than `limits.slots`.
-    running : sequence of Running
-    limits : Limits
-    now_s : float
-        Time on the caller's clock.
-    reservation : Reservation, optional
-        That of the last decision.
+    pool : DevicePool
+        Nobody else leases from it.
+    concurrent_runs : int
+        Runs at the same time.
+    expected_s : callable
+        Returns how long the run of a name should take, in seconds; None: nothing is known.
 
-    Returns
-    -------
-    Decision
-    """
-    if limits.runs == 1:
-        start = () if running or not queued else (queued[0].run,)
-        return Decision(start, None)
-    names = {run.run for run in running}
-    if reservation is not None:
-        kept = any(run.run == reservation.run for run in queued)
-        reservation = reservation.without_ended(names) if kept else None
-    if not queued or len(running) >= limits.runs or not _free(running, limits):
-        # Nothing can start, so nobody has to be kept waiting by name.
-        return Decision((), reservation)
-    return _Planner(queued, running, limits, now_s, reservation).decide()
-
-
-def not_placed(
-    run: Queued, decision: Decision, before: Reservation | None, now_s: float
-) -> Reservation:
-    """Return the reservation to go on with, where a run could not be placed after all.
-
-    Devices that are shared have room in sum, and perhaps not on enough of them; other launchers
-    take devices.
-
-    Parameters
+    Attributes
     ----------
-    run : Queued
-        One that was to start.
-    decision : Decision
-        Which said so.
-    before : Reservation or None
-        What that decision was made with.
-    now_s : float
-        Time on the caller's clock.
+    reservation : Reservation or None
+        That of the run that waits.
     """
-    if before is not None and before.run == run.run:
-        return before
-    kept = decision.reservation
-    if kept is not None and before is not None and kept.run == before.run:
-        return kept
-    return Reservation(run.run, run.width, now_s, now_s)
-
-
-def _free(running: Sequence[Running], limits: Limits) -> int:
-    return limits.slots - sum(run.width for run in running)
-
-
-class _Planner:
-    """One decision."""
 
     def __init__(
         self,
-        queued: Sequence[Queued],
-        running: Sequence[Running],
-        limits: Limits,
-        now_s: float,
-        reservation: Reservation | None,
+        pool: DevicePool,
+        concurrent_runs: int,
+        expected_s: Callable[[str], float | None],
     ) -> None:
-        self._queued, self._running = queued, running
-        self._limits, self._now_s = limits, now_s
-        self._reservation = reservation
-        known = [run.duration_s for run in queued if run.duration_s is not None]
-        known += [run.duration_s for run in running if run.duration_s is not None]
-        # What is unknown may be long: it goes first.
-        self._guess_s = max(known, default=1.0)
-        self._in_order = all(run.duration_s is None for run in queued)
+        self._pool, self._concurrent_runs, self._expected_s = pool, concurrent_runs, expected_s
+        self._at_work: dict[str, _AtWork] = {}
+        self.reservation: Reservation | None = None
 
-    def decide(self) -> Decision:
-        starts = self._plan()
-        now = [run for run in self._queued if starts.get(run.run, 1.0) <= _NOW_S]
-        # Whoever has the reservation goes first, then whoever takes longest.
-        now.sort(key=lambda run: -self._duration(run))
-        now.sort(key=lambda run: not self._is_next(run))
-        chosen: list[Queued] = []
-        free, runs = _free(self._running, self._limits), self._limits.runs - len(self._running)
-        for run in now:
-            # Planned now may mean: in a moment, when a run ends that is a little late.
-            if run.width <= free and runs and self._may_start(run):
-                chosen.append(run)
-                free, runs = free - run.width, runs - 1
-        if self._reservation is None:
-            self._reservation = self._reserve(starts, chosen)
-        return Decision(tuple(run.run for run in chosen), self._reservation)
+    @property
+    def has_room(self) -> bool:
+        """Whether one more run may be at work."""
+        return len(self._at_work) < self._concurrent_runs
 
-    def _plan(self) -> dict[str, float]:
-        """Return the planned starts by name, in seconds from now."""
-        timeline = Timeline(self._limits.slots, self._limits.runs)
-        for running in self._running:
-            left_s = max(running.left_s(self._now_s, self._guess_s), _LEAST_S)
-            timeline.add(0.0, running.width, left_s)
-        starts: dict[str, float] = {}
-        pieces = []
-        for position, run in enumerate(self._queued):
-            if self._is_next(run):
-                start = starts[run.run] = timeline.earliest(run.width, self._duration(run))
-                timeline.add(start, run.width, self._duration(run))
-            else:
-                pieces.append(Piece(position, run.width, self._duration(run)))
-        found = plan(pieces, timeline, in_order=self._in_order)
-        return starts | {self._queued[key].run: start for key, start in found.items()}
+    def next(self, queue: Mapping[str, int], now_s: float) -> tuple[str, Lease] | None:
+        """Choose the run that starts now.
 
-    def _is_next(self, run: Queued) -> bool:
-        return self._reservation is not None and self._reservation.run == run.run
+        Parameters
+        ----------
+        queue : mapping of str to int
+            Ranks of the queued runs by name, in the order of the launch.
+        now_s : float
+            The time, on any clock that only goes on.
 
-    def _may_start(self, run: Queued) -> bool:
-        """Whether a run may start before the one that waits, which is noted."""
-        if self._reservation is None or self._is_next(run):
-            self._reservation = None
-            return True
-        passed = self._reservation.let_pass(
-            run.run,
-            run.width,
-            None if run.duration_s is None else self._now_s + run.duration_s,
-            self._limits.slots,
-            self._limits.runs,
-        )
-        if passed is None:
-            return False
-        self._reservation = passed
-        return True
-
-    def _reserve(self, starts: dict[str, float], chosen: Sequence[Queued]) -> Reservation | None:
-        """Keep a place for the run that is planned to start next."""
-        begun = {run.run for run in chosen}
-        later = [run for run in self._queued if run.run in starts and run.run not in begun]
-        if not later:
+        Returns
+        -------
+        run : str
+        lease : Lease
+            Its devices; to be given back by `release`.
+            None instead of both: nothing starts before a run ends, here or in another launcher.
+        """
+        if self.reservation is not None and self.reservation.run not in queue:
+            self.reservation = None
+        if not queue or not self.has_room:
             return None
-        first = min(later, key=lambda run: starts[run.run])
-        ends = [run.ends_at_s(self._now_s) for run in self._running]
-        known = None not in ends and all(run.duration_s is not None for run in chosen)
-        promised_s = self._now_s + starts[first.run] if known else None
-        return Reservation(first.run, first.width, self._now_s, promised_s)
+        free = self._pool.available()
+        if self.reservation is not None and not free:
+            return None
+        for run in self._order(queue):
+            width = self._pool.width(queue[run])
+            devices = self._open_to(run, width, free, now_s)
+            lease = self._pool.lease(queue[run], devices) if width <= len(devices) else None
+            if lease is not None:
+                self._at_work[run] = _AtWork(run, lease, now_s)
+                if self.reservation is not None and self.reservation.run == run:
+                    self.reservation = None
+                return run, lease
+            if self.reservation is None:
+                self.reservation = self._reserve(run, width, free)
+        return None
 
-    def _duration(self, run: Queued) -> float:
-        return self._guess_s if run.duration_s is None else max(run.duration_s, _LEAST_S)
+    def release(self, run: str) -> None:
+        """Take back the devices of a run that has ended."""
+        self._pool.release(self._at_work.pop(run).lease)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether other launchers hold devices that are reserved here."""
+        if self.reservation is None:
+            return False
+        ours = {device for each in self._at_work.values() for device in each.lease.devices}
+        return not self.reservation.devices <= ours | self._pool.available()
+
+    def _order(self, queue: Mapping[str, int]) -> list[str]:
+        if self._concurrent_runs == 1:
+            return list(queue)[:1]
+        waiting = None if self.reservation is None else self.reservation.run
+
+        def key(run: str) -> tuple[bool, float]:
+            expected_s = self._expected_s(run)
+            return run != waiting, -math.inf if expected_s is None else -expected_s
+
+        return sorted(queue, key=key)
+
+    def _open_to(self, run: str, width: int, free: frozenset[int], now_s: float) -> frozenset[int]:
+        """Return the free devices that a run may take, whoever waits."""
+        kept = self.reservation
+        if kept is None or kept.run == run:
+            return free
+        spare = free - kept.devices
+        expected_s = self._expected_s(run)
+        ends_s = math.inf if expected_s is None else now_s + expected_s
+        behind = [each for each in kept.behind if self._at_work.get(each.run) is each]
+        until_s = max(map(self._end_s, behind), default=-math.inf)
+        return free if width > len(spare) and ends_s <= until_s < math.inf else spare
+
+    def _reserve(self, run: str, width: int, free: frozenset[int]) -> Reservation:
+        first: dict[int, _AtWork] = {}
+        for each in sorted(
+            self._at_work.values(), key=lambda each: (self._end_s(each), each.began_s)
+        ):
+            for device in each.lease.devices:
+                first.setdefault(device, each)
+
+        def when(device: int) -> tuple[float, float]:
+            if device in free:
+                return -math.inf, 0
+            # Other launchers say nothing of theirs.
+            each = first.get(device)
+            return (math.inf, math.inf) if each is None else (self._end_s(each), each.began_s)
+
+        devices = frozenset(sorted(self._pool.devices, key=when)[:width])
+        behind = {first[device] for device in devices - free if device in first}
+        return Reservation(run, devices, tuple(behind))
+
+    def _end_s(self, each: _AtWork) -> float:
+        """Return when a run should end; infinite where nothing is known."""
+        expected_s = self._expected_s(each.run)
+        return math.inf if expected_s is None else each.began_s + expected_s

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscape.config import Command
-from batchscape.errors import BatchscapeError, DiskError, LaunchError
+from batchscape.errors import BatchscapeError, DiskError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.begin import begin
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT
-from batchscape.launch.claims import Claims
+from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.forked import ServerError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
@@ -26,10 +26,10 @@ from batchscape.launch.result import RunResult
 from batchscape.launch.retries import Retries
 from batchscape.launch.stopping import Stopping
 from batchscape.record.causes import Cause
+from batchscape.record.claims import Claim
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import Lock
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -59,7 +59,7 @@ class Session:
         Looked at all the time.
     presence : Presence
         Asked for other launchers: with one beside it, a run's times are not its own.
-    claims : Claims
+    claims : ClaimedRuns
         Other launchers may be at work on the same runs.
     placement : Placement
         Decides what starts next, and where; closed by the caller.
@@ -82,7 +82,7 @@ class Session:
         progress: Progress,
         interrupts: Interrupts,
         presence: Presence,
-        claims: Claims,
+        claims: ClaimedRuns,
         placement: Placement,
         target: str,
         scratch: Path,
@@ -112,6 +112,7 @@ class Session:
         self._oom = OomKnowledge(queue, self._sweep, self._machine)
         queue = deque(self._oom.first_the_witnesses(queue))
         while True:
+            self._claims.renew()
             goes_on = not self._must_stop()
             if goes_on:
                 queue.extend(self._claims.due())
@@ -122,10 +123,8 @@ class Session:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return self._done
                 self._presence.hide()
-                waits = self._placement.waits
-                if self._placement.has_given_up:
-                    self._stopping.because(f"given up: {waits}")
-                self._progress.waits(waits or self._claims.describe_elsewhere())
+                waits = self._placement.waits or self._claims.describe_elsewhere()
+                self._progress.waits(waits)
             for ended in self._processes.wait(_POLL_S):
                 self._active[ended.run].note(ended)
             others = self._presence.others(_LOOK_S)
@@ -161,14 +160,15 @@ class Session:
 
     def _start_what_fits(self, queue: deque[RunSpec]) -> None:
         """Start what there are devices for."""
+        waiting = self._placement.waiting
+        if waiting in queue and self._claims.is_elsewhere(waiting):
+            # Nobody waits for devices for a run that another launcher has.
+            queue.remove(waiting)
         while self.stopped is None and (placed := self._placement.next(queue)) is not None:
-            spec, lease = placed.spec, placed.lease
-            if lease is None:
-                self._refuse(spec, LaunchError(placed.problem))
-                continue
+            spec, lease = placed
             run = self._begun(spec, lease)
             if run is None:
-                self._placement.release(spec, lease)
+                self._placement.release(spec)
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
@@ -181,7 +181,7 @@ class Session:
             return None
         try:
             claim = self._claims.take(spec)
-            if isinstance(claim, Lock):
+            if claim is not None and not isinstance(claim, RunResult):
                 refusal = self._oom.refusal(spec)
                 if refusal is None:
                     self._oom.begun(spec)
@@ -205,7 +205,7 @@ class Session:
             self._progress.run_settled(claim)
         return None
 
-    def _begin(self, spec: RunSpec, lease: Lease, lock: Lock) -> ActiveRun:
+    def _begin(self, spec: RunSpec, lease: Lease, claim: Claim) -> ActiveRun:
         cuda = {device.index: device for device in self._machine.cuda_devices}
         leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
         self._presence.show()
@@ -226,7 +226,7 @@ class Session:
             environment=self._environment,
             # By UUID: the numbers of NVML and of CUDA may differ.
             variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
-            keep_open=(lock.descriptor, *lease.locks),
+            keep_open=(*claim.descriptors, *lease.locks),
         )
         # A server that died meanwhile was replaced by this start.
         if self._processes.note is not None:
@@ -247,7 +247,7 @@ class Session:
         if not self._active:
             # Before anybody can take the devices: it would take us for at work beside it.
             self._presence.hide()
-        self._placement.release(run.spec, run.lease)
+        self._placement.release(run.spec)
         if self._presence.others():
             run.spoil_times(OTHER_LAUNCHER)
         status = run.conclude()

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from batchscape.errors import RecordError
+from batchscape.errors import LaunchError, RecordError
 from batchscape.launch.finishing import clear_away, has_ended_well
 from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import FAULTS, RunResult
 from batchscape.record.causes import Cause
+from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import exclusively, take
+from batchscape.record.locks import exclusively
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -115,11 +116,11 @@ class Standing:
 
 def _clear_away(folder: RunFolder) -> None:
     """Do what a launcher that was killed right after the seal has left, its lock among it."""
-    with suppress(OSError):
-        lock = take(folder.lock) if folder.lock.exists() else None
-        if lock is not None:
+    with suppress(LaunchError, OSError):
+        claim = CLAIMS.claim(folder) if folder.lock.exists() else None
+        if claim is not None:
             clear_away(folder)
-            lock.release(remove=True)
+            claim.release(is_over=True)
 
 
 def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:

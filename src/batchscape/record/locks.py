@@ -1,23 +1,19 @@
 """Locks on files: held by open descriptors, and therefore released by any death of a process.
 
 A lock (`flock`) belongs to an open file, not to a process: descriptors that other processes inherit
-prolong it to their own end. Every lock has a file that holds nothing but the process id of who
-took it last, for messages.
+prolong it to their own end.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Lock", "exclusively", "holder", "is_held", "take"]
-
-_RETRY_S = 0.05
+__all__ = ["Lock", "exclusively", "is_held", "take"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +30,6 @@ class Lock:
     path: Path
     descriptor: int
 
-    def sign(self) -> None:
-        """Note this process as the holder, for messages of others."""
-        os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
-
     def release(self, *, remove: bool = False) -> None:
         """Give the lock up, also for processes that have inherited it.
 
@@ -54,17 +45,13 @@ class Lock:
         os.close(self.descriptor)
 
 
-def take(path: Path, *, shared: bool = False, patience_s: float = 0.0) -> Lock | None:
+def take(path: Path) -> Lock | None:
     """Take a lock, if nobody else holds it.
 
     Parameters
     ----------
     path : Path
         Made if it does not exist; its folder must.
-    shared : bool
-        Whether others may hold it too, if they also share it.
-    patience_s : float
-        How long to try: `is_held` holds a lock for a moment.
 
     Returns
     -------
@@ -76,12 +63,21 @@ def take(path: Path, *, shared: bool = False, patience_s: float = 0.0) -> Lock |
     OSError
         If the file cannot be opened, or its file system has no locks.
     """
-    deadline = time.monotonic() + patience_s
     while True:
-        lock = _try(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        if lock is not None or time.monotonic() >= deadline:
-            return lock
-        time.sleep(_RETRY_S)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The file that was opened may have been removed since.
+            is_there = _is_at(path, descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_there:
+            return Lock(path, descriptor)
+        os.close(descriptor)
 
 
 def is_held(path: Path) -> bool:
@@ -98,14 +94,6 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def holder(path: Path) -> int | None:
-    """Return the process id of who signed a lock last; None where nobody did."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 @contextmanager
@@ -128,24 +116,6 @@ def exclusively(path: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
-
-
-def _try(path: Path, kind: int) -> Lock | None:
-    """Lock the file that is at `path` now: the one that was opened may have been removed."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            is_there = _is_at(path, descriptor)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if is_there:
-            return Lock(path, descriptor)
         os.close(descriptor)
 
 

@@ -49,8 +49,8 @@ class Overview:
     sweep_dir: Path
     state: str
     """One of `STATES`."""
-    launchers: tuple[int, ...]
-    """Process ids of the launchers that have runs now."""
+    launchers: tuple[str, ...]
+    """The launchers that have runs now: process ids and machines."""
     runs: tuple[RunProgress, ...]
     """By name; those that the latest plan has and no folder are pending."""
     set_aside: tuple[str, ...]

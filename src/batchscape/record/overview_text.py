@@ -67,9 +67,7 @@ def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
 
 
 def _headline(found: Overview) -> Text:
-    processes = ", ".join(map(str, found.launchers))
-    noun = "processes" if len(found.launchers) > 1 else "process"
-    by = f" (launchers: {noun} {processes})" if found.launchers else ""
+    by = f" (launchers: {', '.join(found.launchers)})" if found.launchers else ""
     return Text(f"{found.sweep_dir}: {found.state}{by}", style="bold")
 
 

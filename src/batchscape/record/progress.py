@@ -14,11 +14,12 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.checked import row_of
+from batchscape.record.claims import CLAIMS
 from batchscape.record.copies import Content, content_of_run, copies_among
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
-from batchscape.record.locks import holder, is_held
+from batchscape.record.locks import is_held
 from batchscape.record.neighbours import no_runs
 from batchscape.record.status import RunStatus, Status, check_version
 from batchscape.record.timing import why_untimed
@@ -67,8 +68,8 @@ class RunProgress:
     """Optimizer steps in the newest checkpoint of an open run; None without one."""
     left_s: float | None = None
     """Time that a running run still takes, see `remaining_s`."""
-    launcher: int | None = None
-    """Process id of the launcher of a running run."""
+    launcher: str | None = None
+    """Who has a running run: the process id and the machine of its launcher."""
     doing: str | None = None
     """What the rank of a running run that is behind the others does right now."""
     untimed: str | None = None
@@ -141,11 +142,11 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
     state, reason, cause = status.status, status.reason, status.cause
     # Its launcher keeps a run whose attempt has ended while another one follows.
-    again = state is Status.INTERRUPTED and is_held(folder.lock)
+    again = state is Status.INTERRUPTED and CLAIMS.holder(folder) is not None
     if again:
         state, reason, cause = Status.RUNNING, None, None
     # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    elif state is Status.RUNNING and not is_held(folder.lock):
+    elif state is Status.RUNNING and CLAIMS.holder(folder) is None:
         status = RunStatus.read(folder.status)
         state, reason, cause = status.status, status.reason, status.cause
         if state is Status.RUNNING:
@@ -174,7 +175,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         attempts=len(status.attempts),
         checkpoint_step=None if status.seal else _checkpointed(folder),
         left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
-        launcher=holder(folder.lock) if state is Status.RUNNING else None,
+        launcher=CLAIMS.holder(folder) if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,
         command=launch.get("command"),

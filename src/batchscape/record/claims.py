@@ -1,0 +1,111 @@
+"""Who runs which run of a sweep: one launcher at a time, from the start of a run to its end.
+
+`Claims` and `Claim` are all that launchers and readers know of it. `CLAIMS` is what they use: locks
+on files, which tell of launchers on every machine that shares the folder and locks files in it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from batchscape.errors import LaunchError
+from batchscape.record.folder import RunFolder
+from batchscape.record.locks import Lock, is_held, take
+
+__all__ = ["CLAIMS", "Claim", "Claims"]
+
+
+class Claim(Protocol):
+    """A run that this launcher holds."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Open files that the run's processes inherit: the claim lasts as long as any of them."""
+
+    def renew(self) -> None:
+        """Show that its holder lives; to be called every few seconds.
+
+        A claim that nobody renews any more is there to be taken over.
+        """
+
+    def release(self, *, is_over: bool = False) -> None:
+        """Give the run up, also for the processes that have inherited the claim.
+
+        Parameters
+        ----------
+        is_over : bool
+            Whether nobody will claim the run again.
+        """
+
+
+class Claims(Protocol):
+    """The claims of all runs, whoever holds them."""
+
+    def claim(self, run: RunFolder) -> Claim | None:
+        """Claim a run that nobody holds, or take it over from a holder that is gone.
+
+        Returns
+        -------
+        Claim or None
+            None while another launcher holds it, or processes that it has left behind.
+
+        Raises
+        ------
+        LaunchError
+            If there can be no claims in this folder.
+        OSError
+            If it cannot be written to.
+        """
+
+    def holder(self, run: RunFolder) -> str | None:
+        """Name who holds a run, or whose processes do; None where nobody does."""
+
+
+@dataclass(frozen=True)
+class _LockClaim:
+    lock: Lock
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.lock.descriptor,)
+
+    def renew(self) -> None:
+        """Nothing to do: the system keeps a lock as long as one of its holders lives."""
+
+    def release(self, *, is_over: bool = False) -> None:
+        self.lock.release(remove=is_over)
+
+
+class _LockClaims:
+    """Claims by `flock`: a killed launcher's ends with the last process that inherited it."""
+
+    def claim(self, run: RunFolder) -> Claim | None:
+        run.path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = take(run.lock)
+        except OSError as error:
+            msg = (
+                f"{run.lock} cannot be locked ({error}); put sweep_dir on a file system with locks"
+            )
+            raise LaunchError(msg) from None
+        if lock is None:
+            return None
+        with suppress(OSError):  # for messages only; a full disk takes nothing from the lock
+            os.ftruncate(lock.descriptor, 0)
+            name = f"process {os.getpid()} on {platform.node()}"
+            os.pwrite(lock.descriptor, name.encode(), 0)
+        return _LockClaim(lock)
+
+    def holder(self, run: RunFolder) -> str | None:
+        if not is_held(run.lock):
+            return None
+        with suppress(OSError):
+            return run.lock.read_text(errors="replace") or "an unknown process"
+        return "an unknown process"
+
+
+CLAIMS: Claims = _LockClaims()

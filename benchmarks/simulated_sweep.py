@@ -75,7 +75,8 @@ def run(
     events = [(job.cancelled_at_s, True, job.name) for job in jobs]
     events = [event for event in events if event[0] < float("inf")]
     heapq.heapify(events)
-    while True:
+
+    def start() -> None:
         while (started := schedule.next(queue, now_s)) is not None:
             name, leases[started[0]] = started
             del queue[name]
@@ -84,12 +85,11 @@ def run(
             check(leases)
             if name in since_s:
                 story.waits.append(now_s - since_s.pop(name))
-            if schedule.reservation is not None:
-                since_s.setdefault(schedule.reservation.run, now_s)
         if schedule.reservation is not None:
             since_s.setdefault(schedule.reservation.run, now_s)
-        if not events:
-            break
+
+    start()
+    while events:
         now_s = events[0][0]
         while events and events[0][0] == now_s:
             _, is_cancelled, name = heapq.heappop(events)
@@ -102,6 +102,7 @@ def run(
                 queue[name] = by_name[name].ranks
             else:
                 story.ended[name] = now_s
+        start()
     if queue:
         msg = f"never started: {list(queue)}"
         raise RuntimeError(msg)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sweeps_of_fakes import spec_named
 
-from batchscape.config import Local
 from batchscape.launch.durations import Durations
-from batchscape.launch.placement import Placed, Placement
+from batchscape.launch.placement import Placement
+from batchscape.launch.pool import Lease
 from batchscape.plan.machine import Machine
-from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
 
@@ -34,28 +32,28 @@ class Launcher:
     def __init__(
         self,
         machine: Machine,
-        folder: Path,
-        *names: str,
+        *specs: str | RunSpec,
         expected: Mapping[str, float] | None = None,
         **settings: Any,
     ) -> None:
         device = "cuda" if machine.cuda_devices else "cpu"
-        self.queue = deque(spec_named(name, device_type=device, **settings) for name in names)
-        launcher = Local("local", device=device, **settings)
-        durations = Durations(SweepFolder(folder), ()) if expected is None else Expected(expected)
-        self.placement = Placement(machine, launcher, durations, pytest.fail)
-        self.active: dict[str, Placed] = {}
+        self.queue = deque(
+            spec_named(spec, device_type=device, **settings) if isinstance(spec, str) else spec
+            for spec in specs
+        )
+        durations = Expected({} if expected is None else expected)
+        self.placement = Placement(list(self.queue), machine, durations, pytest.fail)
+        self.active: dict[str, tuple[RunSpec, Lease]] = {}
 
     @property
     def devices(self) -> list[int]:
-        return [d for placed in self.active.values() if placed.lease for d in placed.lease.devices]
+        return [device for _, lease in self.active.values() for device in lease.devices]
 
     def start(self) -> set[str]:
         while (placed := self.placement.next(self.queue)) is not None:
-            self.active[placed.spec.run_id] = placed
+            self.active[placed[0].run_id] = placed
         return set(self.active)
 
     def end(self, name: str) -> None:
-        placed = self.active.pop(name)
-        assert placed.lease is not None
-        self.placement.release(placed.spec, placed.lease)
+        spec, _ = self.active.pop(name)
+        self.placement.release(spec)

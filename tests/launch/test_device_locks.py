@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import io
 import os
 import random
@@ -13,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import device_locks, placement, run_sweep
+from batchscape.launch import device_locks, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
@@ -113,7 +111,7 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
 def test_all_devices_of_a_run_or_none() -> None:
     pool, mine = DevicePool(range(4), locks=locks()), locks()
     with held("cpu", "1", "3") as other:
-        assert pool.taken_by_others() == 2
+        assert pool.available() == {0, 2}
         assert pool.lease(3) is None
         # Nothing is kept of what was tried.
         assert mine.take(0)
@@ -174,12 +172,13 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
         assert re.match(r"devices cannot be locked in .*: launchers on this machine may", warning)
 
 
+FOUR_CORES = Machine(4, "x")
 FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(4)))
 
 
-def test_two_launchers_never_hold_one_device(tmp_path: Path) -> None:
-    one = Launcher(FOUR, tmp_path, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
-    two = Launcher(FOUR, tmp_path, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
+def test_two_launchers_never_hold_one_device() -> None:
+    one = Launcher(FOUR, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
+    two = Launcher(FOUR, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
     assert len(one.start()) == 3
     assert len(two.start()) == 1
     devices = [*one.devices, *two.devices]
@@ -192,54 +191,87 @@ def test_two_launchers_never_hold_one_device(tmp_path: Path) -> None:
         launcher.placement.close()
 
 
-def test_a_launcher_that_waits_is_not_passed_over_for_ever(tmp_path: Path) -> None:
-    """Its run needs all devices; the other launcher has narrow ones without end."""
-    wide = Launcher(FOUR, tmp_path, "completes-w-d4")
-    narrow = Launcher(FOUR, tmp_path, *(f"completes-n{i}-d1" for i in range(50)))
-    first = narrow.start()
-    assert len(first) == 1
-    assert wide.start() == set()
-    waits = "Waiting for CUDA devices that another launcher holds ("
-    assert str(wide.placement.waits).startswith(waits)
-    narrow.end(first.pop())
-    # The turn is not theirs.
-    assert narrow.start() == set()
-    assert str(narrow.placement.waits).startswith(waits)
-    assert wide.start() == {"completes-w-d4"}
-    assert narrow.start() == set()
-    assert str(narrow.placement.waits).startswith(waits)
-    wide.end("completes-w-d4")
-    assert len(narrow.start()) == 1
-    narrow.end(next(iter(narrow.active)))
-    narrow.placement.close()
+NARROW = """
+import sys, tempfile
+sys.path.insert(0, sys.argv[1])
+tempfile.tempdir = sys.argv[2]
+from placing import Launcher
+from batchscape.plan.machine import Machine
+names = [f"completes-n{i}-d1" for i in range(400)]
+launcher = Launcher(Machine(4, "x"), *names, concurrent_runs=4)
+begun = []
+for line in sys.stdin:
+    begun = [name for name in begun if name in launcher.active]
+    if begun:
+        launcher.end(begun.pop(0))
+    launcher.start()
+    begun += [name for name in launcher.active if name not in begun]
+    print(len(launcher.active), flush=True)
+"""
 
 
-def test_who_waits_too_long_leaves_the_turn_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A device that is never given back must not keep all the others idle."""
-    wide = Launcher(FOUR, tmp_path, "completes-w-d4")
-    narrow = Launcher(FOUR, tmp_path, "completes-n-d1")
-    with held("cuda", "GPU-2") as other:
+@contextmanager
+def narrow_launcher() -> Iterator[Callable[[], int]]:
+    """Have another process hold devices for runs of one device each, of which it has plenty.
+
+    Each call of what is yielded ends one of its runs, starts what it can, and returns how many are
+    at work.
+    """
+    command = [sys.executable, "-c", NARROW, str(Path(__file__).parent), tempfile.gettempdir()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def turn() -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield turn
+        process.kill()
+
+
+def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> None:
+    """One of those always ends while three go on: all devices are never free by chance."""
+    with narrow_launcher() as turn:
+        assert [turn() for _ in range(3)] == [4, 4, 4]
+        wide = Launcher(FOUR_CORES, "completes-w-d4", "completes-v-d1")
         assert wide.start() == set()
-        assert narrow.start() == set()
-        monkeypatch.setattr(device_locks, "_TURN_S", 0.0)
-        monkeypatch.setattr(device_locks, "_PAUSE_S", 1.0)
-        assert wide.start() == set()
-        assert narrow.start() == {"completes-n-d1"}
-        narrow.end("completes-n-d1")
-        narrow.placement.close()
-        other.kill()
-        other.wait()
-    wait_until(lambda: wide.start() == {"completes-w-d4"}, "it never has its turn again")
-    wide.end("completes-w-d4")
-    wide.placement.close()
+        waits = "Waiting for cores that another launcher holds ("
+        assert str(wide.placement.waits).startswith(waits)
+        left = []
+        while not wide.start():
+            left.append(turn())
+            assert len(left) < 10
+        assert left == [3, 2, 1, 0]
+        assert wide.placement.waits is None
+        # The others are as they were.
+        wide.end("completes-w-d4")
+        assert [turn(), turn()] == [4, 4]
 
 
-def test_two_wide_launchers_take_turns(tmp_path: Path) -> None:
+def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
+    """Those may start on the fourth core; the three others are kept from both launchers."""
+    own = [f"completes-o{i}-d1" for i in range(40)]
+    expected = {"completes-w-d3": 5.0} | dict.fromkeys(own, 1.0)
+    with narrow_launcher() as turn:
+        assert [turn(), turn()] == [4, 4]
+        mine = Launcher(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
+        rounds = 0
+        while "completes-w-d3" not in mine.start():
+            turn()
+            for name in list(mine.active):
+                mine.end(name)
+            rounds += 1
+            assert rounds < 10
+
+
+def test_two_wide_launchers_take_turns() -> None:
     rng = random.Random(0)
     launchers = [
-        Launcher(FOUR, tmp_path, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
+        Launcher(FOUR, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
         for letter, widths in {"a": [4, 3, 4, 2], "b": [4, 4, 3, 3], "c": [1, 4, 2, 4]}.items()
     ]
     for _ in range(400):
@@ -325,112 +357,6 @@ def test_a_lock_is_known_by_its_device_and_its_file(
 
 def username(pid: int) -> str:
     return psutil.Process(pid).username()
-
-
-def test_a_lock_that_is_refused_names_the_folder_s_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error without a file, as ENOLCK is, must not name who owns the current folder."""
-    said: list[str] = []
-    mine = DeviceLocks("cpu", {0: "0"}, said.append)
-    asked: list[Path] = []
-    look = Path.lstat
-
-    def asking(path: Path) -> os.stat_result:
-        asked.append(path)
-        return look(path)
-
-    monkeypatch.setattr(Path, "lstat", asking)
-    monkeypatch.chdir(tmp_path)
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert mine.take(0)
-    assert asked == [mine.folder]
-    assert "No locks available, which belongs to user" in said[0]
-
-
-def test_waiting_is_given_up_after_the_stated_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "GIVE_UP_S", 1.8)
-    output = io.StringIO()
-    with held("cpu", "0", "1") as other:
-        result = run_sweep(
-            [spec_named("completes-d2")],
-            SweepFolder(tmp_path),
-            MACHINE,
-            target=TARGET,
-            method="spawn",
-            console=Console(file=output, width=400),
-        )
-    said = output.getvalue()
-    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid})"
-    assert holds in said
-    assert "gives up after 0.0005 h with no run at work" in said
-    assert result.stopped is not None
-    assert result.stopped.startswith("given up: Waiting for cores")
-    assert [run.status for run in result.runs] == [Status.PENDING]
-
-
-def test_the_wait_counts_from_the_last_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launcher = Launcher(FOUR, tmp_path, "completes-a-d4", "completes-b-d4")
-    with held("cuda", "GPU-0"):
-        assert launcher.start() == set()
-        monkeypatch.setattr(placement, "GIVE_UP_S", 0.0)
-        assert launcher.placement.has_given_up
-    assert len(launcher.start()) == 1
-    assert not launcher.placement.has_given_up
-
-
-def test_the_wait_does_not_count_while_own_runs_are_at_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "GIVE_UP_S", 0.0)
-    launcher = Launcher(FOUR, tmp_path, "completes-a-d1", "completes-b-d4", concurrent_runs=2)
-    assert launcher.start() == {"completes-a-d1"}
-    with held("cuda", "GPU-3"):
-        other = locks("cuda")
-        assert other.take_turn()
-        assert launcher.start() == {"completes-a-d1"}
-        assert launcher.placement.waits is not None
-        assert not launcher.placement.has_given_up
-        launcher.end("completes-a-d1")
-        assert launcher.start() == set()
-        assert launcher.placement.has_given_up
-        other.end_turn()
-    launcher.placement.close()
-
-
-def test_whose_folder_forbids_locks_is_told() -> None:
-    """As a user who may not look into the folder of another one."""
-    folder = locks().folder
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0)
-    owner = psutil.Process().username()
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        if os.getuid() == 0:
-            os.setuid(65534)
-        said: list[str] = []
-        taken = DeviceLocks("cpu", {0: "0"}, said.append).take(0)
-        os.write(writable, f"{taken} {said}".encode())
-        os._exit(0)
-    try:
-        os.close(writable)
-        with os.fdopen(readable) as pipe:
-            answer = pipe.read()
-    finally:
-        os.waitpid(child, 0)
-        folder.chmod(0o1777)
-    assert answer.startswith("True ")
-    assert "Permission denied" in answer
-    assert f"which belongs to user {owner})" in answer
 
 
 @pytest.mark.slow
@@ -520,19 +446,3 @@ def test_processes_killed_at_random_never_share_a_device() -> None:
     assert said.count("done") == 3
     assert said.count("leased") > 3 * 150
     assert [line for line in said if line not in {"leased", "done", ""}] == []
-
-
-def test_the_turn_is_kept_for_its_time_and_then_left_to_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    at = 1000.0
-    monkeypatch.setattr(device_locks.time, "monotonic", lambda: at)
-    mine = locks()
-    assert mine.take_turn()
-    at += device_locks._TURN_S
-    assert mine.take_turn()
-    at += 0.1
-    assert not mine.take_turn()
-    at += device_locks._PAUSE_S
-    assert mine.take_turn()
-    mine.end_turn()

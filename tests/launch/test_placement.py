@@ -10,8 +10,8 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import TARGET, renamed, spec_named
 
+from batchscape.errors import LaunchError
 from batchscape.launch import run_sweep
-from batchscape.launch.placement import Placed
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -20,62 +20,43 @@ from batchscape.record.status import RunStatus, Status
 FOUR = Machine(4, "x")
 
 
-def test_one_at_a_time_in_the_order_of_the_launch(tmp_path: Path) -> None:
+def test_one_at_a_time_in_the_order_of_the_launch() -> None:
     names = ["a-d1", "b-d4", "c-d2"]
-    launcher = Launcher(FOUR, tmp_path, *names, expected={"a-d1": 1.0, "b-d4": 9.0, "c-d2": 5.0})
+    launcher = Launcher(FOUR, *names, expected={"a-d1": 1.0, "b-d4": 9.0, "c-d2": 5.0})
     for name in names:
         assert launcher.start() == {name}
         launcher.end(name)
     assert launcher.start() == set()
 
 
-def test_the_longest_first_where_several_go_at_once(tmp_path: Path) -> None:
+def test_the_longest_first_where_several_go_at_once() -> None:
     expected = {"a-d1": 1.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0}
-    launcher = Launcher(FOUR, tmp_path, *expected, expected=expected, concurrent_runs=4)
+    launcher = Launcher(FOUR, *expected, expected=expected, concurrent_runs=4)
     assert launcher.start() == {"b-d2", "c-d2"}
     assert sorted(launcher.devices) == [0, 1, 2, 3]
     launcher.end("c-d2")
     assert launcher.start() == {"b-d2", "a-d1", "d-d1"}
 
 
-def test_a_wide_run_is_not_overtaken_for_ever_where_nothing_is_known(tmp_path: Path) -> None:
-    names = ["a-d1", "b-d1", "wide-d4", *(f"n{i}-d1" for i in range(30))]
-    launcher = Launcher(FOUR, tmp_path, *names, concurrent_runs=9)
-    # One always ends and the others go on: never are all devices free by chance.
-    for _ in range(10):
-        active = launcher.start()
-        if "wide-d4" in active:
-            break
-        launcher.end(min(active, key=list(launcher.active).index))
-    assert launcher.start() == {"wide-d4"}
+def test_a_run_that_never_fits_is_refused_before_any_begins(tmp_path: Path) -> None:
+    sweep = SweepFolder(tmp_path)
+    with pytest.raises(LaunchError, match="9 ranks does not fit on 4 devices at 2 ranks a device"):
+        run_sweep([spec_named("a-d1"), spec_named("b-d9")], sweep, FOUR, method="spawn")
+    assert RunStatus.read(sweep.run("a-d1").status).status is Status.PENDING
 
 
-def test_a_run_that_never_fits_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
-    for concurrent in (1, 3):
-        names = ("a-d9", "b-d1")
-        launcher = Launcher(FOUR, tmp_path, *names, concurrent_runs=concurrent)
-        placed = launcher.placement.next(launcher.queue)
-        assert isinstance(placed, Placed)
-        assert (placed.spec.run_id, placed.lease) == ("a-d9", None)
-        assert "9 ranks does not fit on 4 devices at 2 ranks a device" in placed.problem
-        assert launcher.start() == {"b-d1"}
-        launcher.end("b-d1")
-        launcher.placement.close()
-
-
-def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
-    launcher = Launcher(FOUR, tmp_path, "a-d4", "b-d4")
+def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:
+    launcher = Launcher(FOUR, "a-d4", "b-d4")
     failed = launcher.placement.next(launcher.queue)
     assert failed is not None
-    assert failed.lease is not None
-    launcher.placement.release(failed.spec, failed.lease)
+    launcher.placement.release(failed[0])
     assert launcher.start() == {"b-d4"}
 
 
-def test_cores_have_their_own_numbers(tmp_path: Path) -> None:
+def test_cores_have_their_own_numbers() -> None:
     """Two launchers that may use some cores each meet only on those that both may use."""
-    one = Launcher(Machine(2, "x", cores=(3, 7)), tmp_path, "a-d2")
-    two = Launcher(Machine(2, "x", cores=(7, 9)), tmp_path, "b-d2", "c-d1")
+    one = Launcher(Machine(2, "x", cores=(3, 7)), "a-d2")
+    two = Launcher(Machine(2, "x", cores=(7, 9)), "b-d2", "c-d1")
     assert one.start() == {"a-d2"}
     assert one.devices == [3, 7]
     assert two.start() == set()
@@ -87,21 +68,20 @@ def test_cores_have_their_own_numbers(tmp_path: Path) -> None:
     two.placement.close()
 
 
-def test_shared_devices_take_as_many_runs_as_allowed(tmp_path: Path) -> None:
+def test_shared_devices_take_as_many_runs_as_allowed() -> None:
     devices = tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(2))
     machine = Machine(8, "x", devices)
     names = [f"n{i}-d1" for i in range(9)]
-    launcher = Launcher(machine, tmp_path, *names, concurrent_runs=9, max_runs_per_device=3)
+    launcher = Launcher(machine, *names, concurrent_runs=9, max_runs_per_device=3)
     assert len(launcher.start()) == 6
     assert sorted(launcher.devices) == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_long_queue_is_decided_over_in_time(tmp_path: Path) -> None:
+def test_a_long_queue_is_decided_over_in_time() -> None:
     """A square of its length would pass the limit of a test."""
     one = spec_named("completes", concurrent_runs=4)
     expected = {f"n{i}": 1.0 + i % 97 for i in range(5000)}
-    launcher = Launcher(FOUR, tmp_path, expected=expected, concurrent_runs=4)
-    launcher.queue.extend(renamed(one, name) for name in expected)
+    launcher = Launcher(FOUR, *(renamed(one, name) for name in expected), expected=expected)
     for _ in range(3):
         begun = launcher.start()
         assert [expected[name] for name in begun] == [97.0] * 4

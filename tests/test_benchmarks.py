@@ -76,9 +76,10 @@ def test_report_at_scale():
 
 def test_schedule():
     printed = printed_by("schedule.py", "--small", "20", "--large", "2")
-    for bound in ("optimum", "lower bound"):
-        assert re.search(rf"ratio scheduled / {bound}: worst 1\.[0-9]{{3}}, mean 1\.", printed)
-        assert re.search(rf"ratio in their order / {bound}: worst \d\.", printed)
+    for sweeps, over in (("20 sweeps of 2 to 6", "optimum"), ("2 sweeps of 20 to 120", "bound")):
+        assert f"{sweeps} runs" in printed
+        assert re.search(rf"ratio our queue / {over}: mean 1\.\d{{3}}, from 1\.", printed)
+    assert len(re.findall(r"ratio our queue / first in, first out: mean 0\.\d{3}", printed)) == 2
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
-from batchscape.launch.lock import run_lock
+from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import exclusively, holder, is_held, take
+from batchscape.record.locks import exclusively, is_held
 from batchscape.record.status import Status
 from batchscape.record.tables import verify_seal
 
@@ -102,13 +102,13 @@ def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
 def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], method: str) -> None:
     launcher = launch(method, "stubborn-d2")
     pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
-    lock = launcher.sweep.run("stubborn-d2").lock
-    assert holder(lock) == launcher.process.pid
+    run = launcher.sweep.run("stubborn-d2")
+    assert f"process {launcher.process.pid} on" in str(CLAIMS.holder(run))
     launcher.process.kill()
     launcher.process.wait()
 
     def is_unlocked() -> bool:
-        taken = take(lock)
+        taken = CLAIMS.claim(run)
         if taken is None:
             return False
         # A new launcher never meets a rank of the old one.
@@ -180,18 +180,18 @@ def test_a_signal_while_waiting_for_another_launcher(
     launch: Callable[..., Launcher], tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes")
-    lock = run_lock(folder)
-    assert lock is not None
+    claim = CLAIMS.claim(folder)
+    assert claim is not None
     launcher = launch("spawn", "completes")
     wait_until(lambda: "Waiting for 1 run of another" in launcher.printed, "it does not wait")
-    assert f"(process {os.getpid()}): completes" in launcher.printed
+    assert f"launcher (process {os.getpid()} on" in launcher.printed
     launcher.process.send_signal(number)
     assert launcher.process.wait(60) == 130
     assert "1 run: 1 pending" in launcher.printed
     assert "Stopped before the end; the same command goes on" in launcher.printed
     assert "Traceback" not in launcher.printed
-    assert is_held(folder.lock)
-    lock.release()
+    assert CLAIMS.holder(folder) is not None
+    claim.release()
     assert not is_held(launcher.sweep.lock)
 
 

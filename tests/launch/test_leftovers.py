@@ -16,7 +16,7 @@ from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
 
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.launch.leftovers import remove_dead_writes
-from batchscape.launch.lock import run_lock
+from batchscape.record.claims import CLAIMS
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
@@ -73,11 +73,11 @@ def test_what_a_run_that_is_held_writes_stays(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     held, free = sweep.run("completes"), sweep.run("fails")
     half = [died_while_writing(run.status) for run in (held, free)]
-    lock = run_lock(held)
-    assert lock is not None
+    claim = CLAIMS.claim(held)
+    assert claim is not None
     remove_dead_writes(sweep)
     assert [path.exists() for path in half] == [True, False]
-    lock.release()
+    claim.release()
 
 
 def test_a_writer_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_ranks_that_a_launcher_left_are_waited_for(
     folder = SweepFolder(tmp_path / "sweep").run("completes")
     script = (
         "import subprocess, sys\nfrom pathlib import Path\n"
-        "from batchscape.launch.lock import run_lock\n"
+        "from batchscape.record.claims import CLAIMS\n"
         "from batchscape.record.folder import RunFolder\n"
-        "lock = run_lock(RunFolder(Path(sys.argv[1])))\n"
+        "claim = CLAIMS.claim(RunFolder(Path(sys.argv[1])))\n"
         "rank = subprocess.Popen(['/bin/sleep', '600'], stdout=subprocess.DEVNULL,\n"
-        "                        pass_fds=[lock.descriptor])\n"
+        "                        pass_fds=claim.descriptors)\n"
         "print(rank.pid, flush=True)\n"
     )
     dead = subprocess.Popen(
@@ -155,10 +155,10 @@ def test_ranks_that_a_launcher_left_are_waited_for(
     try:
         assert is_alive(rank)
         launcher = launch("spawn", "completes")
-        waits = f"processes that a launcher (process {dead.pid}, gone) has left: completes"
+        waits = f"Waiting for 1 run of another launcher (process {dead.pid} on"
         wait_until(lambda: waits in launcher.printed, "nothing is waited for")
         assert RunStatus.read(folder.status).attempts == []
-        assert run_lock(folder) is None
+        assert CLAIMS.claim(folder) is None
     finally:
         os.kill(rank, 9)
     assert launcher.process.wait(60) == 0

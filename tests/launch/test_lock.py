@@ -1,33 +1,31 @@
-"""Locks that end with their holders, and with those who have inherited them."""
+"""Locks and claims end with their holders, and with those who have inherited them."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import signal
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sweeps_of_fakes import wait_until
 
 from batchscape.errors import LaunchError
-from batchscape.launch.lock import run_lock, sweep_lock
-from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import Lock, exclusively, holder, is_held, take
+from batchscape.launch.lock import sweep_lock
+from batchscape.record.claims import CLAIMS, Claim
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.locks import Lock, exclusively, is_held, take
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from batchscape.record.locks import take
-lock = take(Path(sys.argv[1]), shared=sys.argv[2] == "shared")
-if lock is None:
-    sys.exit("refused")
-lock.sign()
+from batchscape.record.claims import CLAIMS
+from batchscape.record.folder import RunFolder
+claim = CLAIMS.claim(RunFolder(Path(sys.argv[1])))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -39,10 +37,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def held_elsewhere(path: Path, kind: str = "exclusive") -> Iterator[int]:
-    """Have another process hold a lock; it is killed in the end."""
+def held_elsewhere(folder: Path) -> Iterator[int]:
+    """Have another process claim a run; it is killed in the end."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(path), kind], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -54,42 +52,45 @@ def held_elsewhere(path: Path, kind: str = "exclusive") -> Iterator[int]:
         process.stdout.close()
 
 
-def taken(path: Path, *, shared: bool = False) -> Lock:
-    lock = take(path, shared=shared)
+def taken(path: Path) -> Lock:
+    lock = take(path)
     assert lock is not None
     return lock
 
 
-def test_one_holder_at_a_time_until_it_is_killed(path: Path) -> None:
-    assert not is_held(path)
-    assert holder(path) is None
-    with held_elsewhere(path) as pid:
-        assert take(path) is None
-        assert take(path, shared=True) is None
-        assert is_held(path)
-        assert holder(path) == pid
-    assert not is_held(path)
-    taken(path).release()
+def claimed(run: RunFolder) -> Claim:
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    return claim
 
 
-def test_a_shared_lock_keeps_out_only_those_who_want_it_alone(path: Path) -> None:
-    with held_elsewhere(path, "shared"):
-        lock = taken(path, shared=True)
-        assert take(path) is None
-        lock.release()
-        assert is_held(path)
-    assert not is_held(path)
+def test_one_launcher_has_a_run_until_it_is_killed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    assert CLAIMS.holder(run) is None
+    with held_elsewhere(run.path) as pid:
+        assert CLAIMS.claim(run) is None
+        assert CLAIMS.holder(run) == f"process {pid} on {platform.node()}"
+    # It is there to be taken over.
+    assert CLAIMS.holder(run) is None
+    claim = claimed(run)
+    claim.renew()
+    assert CLAIMS.holder(run) == f"process {os.getpid()} on {platform.node()}"
+    claim.release()
+    assert CLAIMS.holder(run) is None
 
 
-def test_a_lock_lasts_as_long_as_those_who_inherit_it(path: Path) -> None:
-    lock = taken(path)
-    heir = subprocess.Popen(["/bin/sleep", "600"], pass_fds=[lock.descriptor])
-    # As the death of its holder does it, which unlocks nothing by itself.
-    os.close(lock.descriptor)
-    assert is_held(path)
-    os.kill(heir.pid, signal.SIGKILL)
-    heir.wait()
-    assert not is_held(path)
+def test_a_claim_lasts_as_long_as_the_ranks_that_inherit_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    claim = claimed(run)
+    with subprocess.Popen(["/bin/sleep", "600"], pass_fds=claim.descriptors) as rank:
+        # As the death of its holder does it, which gives nothing up by itself.
+        for descriptor in claim.descriptors:
+            os.close(descriptor)
+        assert CLAIMS.claim(run) is None
+        assert CLAIMS.holder(run) == f"process {os.getpid()} on {platform.node()}"
+        rank.kill()
+        rank.wait()
+        claimed(run).release()
 
 
 def test_release_does_not_wait_for_heirs(path: Path) -> None:
@@ -117,19 +118,6 @@ def test_a_removed_lock_is_no_lock(path: Path) -> None:
     third.release()
 
 
-def test_asking_disturbs_the_next_holder_for_a_moment_only(path: Path) -> None:
-    """The one who asks takes the lock; patience outlasts that."""
-    asker = taken(path)
-    with ThreadPoolExecutor() as beside:
-        patient = beside.submit(take, path, patience_s=30.0)
-        assert take(path, patience_s=0.2) is None
-        assert not patient.done()
-        asker.release()
-        lock = patient.result()
-    assert lock is not None
-    lock.release()
-
-
 def test_short_turns_are_taken_one_after_the_other(path: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\n"
@@ -155,67 +143,54 @@ def test_launchers_share_a_sweep_and_not_a_run(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "sweep")
     with sweep_lock(sweep), sweep_lock(sweep):
         assert is_held(sweep.lock)
-        lock = run_lock(sweep.run("a"))
-        assert lock is not None
-        assert run_lock(sweep.run("a")) is None
-        assert holder(sweep.run("a").lock) == os.getpid()
-        other = run_lock(sweep.run("b"))
-        assert other is not None
-        lock.release(remove=True)
+        one, other = claimed(sweep.run("a")), claimed(sweep.run("b"))
+        assert CLAIMS.claim(sweep.run("a")) is None
+        one.release(is_over=True)
         other.release()
     assert not is_held(sweep.lock)
     assert not sweep.run("a").lock.exists()
 
 
-def test_a_sweep_that_something_else_locks_is_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("batchscape.launch.lock._PATIENCE_S", 0.1)
+def test_what_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = SweepFolder(tmp_path / "sweep")
-    sweep.path.mkdir()
+    sweep.run("a").lock.mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"put sweep_dir on a file system with locks"):
+        CLAIMS.claim(sweep.run("a"))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with (
-        held_elsewhere(sweep.lock),
-        pytest.raises(LaunchError, match="held by a program that is no launcher"),
+        pytest.raises(LaunchError, match=r"put sweep_dir on a file system with locks"),
         sweep_lock(sweep),
     ):
         pass
 
 
-def test_what_cannot_be_locked_is_a_message(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path / "sweep")
-    sweep.run("a").lock.mkdir(parents=True)
-    with pytest.raises(LaunchError, match=r"cannot be locked .*file system with locks"):
-        run_lock(sweep.run("a"))
-    wait_until(lambda: not is_held(sweep.lock), "a lock is left")
-
-
-def test_a_lock_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> None:
+def test_a_claim_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> None:
     """A damaged folder is set aside with its lock; another launcher may begin the run anew."""
     folder = SweepFolder(tmp_path / "sweep").run("a")
-    folder.path.mkdir(parents=True)
-    moved = taken(folder.lock)
+    moved = claimed(folder)
     folder.path.rename(tmp_path / "aside")
-    other = run_lock(folder)
-    assert other is not None
-    moved.release(remove=True)
-    assert is_held(folder.lock)
-    assert run_lock(folder) is None
-    other.release(remove=True)
+    other = claimed(folder)
+    moved.release(is_over=True)
+    assert CLAIMS.claim(folder) is None
+    other.release(is_over=True)
     assert not folder.lock.exists()
 
 
-def test_a_lock_that_cannot_be_signed_is_held_all_the_same(
+def test_a_claim_that_cannot_be_signed_is_held_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file is for messages; what is not released by name would be held until the end."""
+    """What is written into its file is for messages."""
 
-    def fail(_lock: Lock) -> None:
+    def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Lock, "sign", fail)
+    monkeypatch.setattr(os, "pwrite", fail)
     folder = SweepFolder(tmp_path / "sweep").run("a")
-    lock = run_lock(folder)
-    assert lock is not None
-    assert is_held(folder.lock)
-    lock.release(remove=True)
-    assert not is_held(folder.lock)
+    claim = claimed(folder)
+    assert CLAIMS.holder(folder) == "an unknown process"
+    claim.release(is_over=True)
+    assert CLAIMS.holder(folder) is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from batchscape.errors import RecordError
 from batchscape.record import progress
+from batchscape.record.claims import CLAIMS
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import take
@@ -20,6 +22,8 @@ from batchscape.record.overview_text import overview_text
 from batchscape.record.progress import has_launcher, sweep_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+
+HERE = f"process {os.getpid()} on {platform.node()}"
 
 
 @pytest.fixture
@@ -136,13 +140,12 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     (alone,) = sweep_progress(sweep)[0]
     assert alone.status == "interrupted"
     assert "launcher is gone" in (alone.reason or "")
-    launcher, run = (take(path) for path in (sweep.lock, sweep.run("a").lock))
+    launcher, run = take(sweep.lock), CLAIMS.claim(sweep.run("a"))
     assert launcher is not None
     assert run is not None
-    run.sign()
     assert has_launcher(sweep)
     (led,) = sweep_progress(sweep)[0]
-    assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, os.getpid())
+    assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, HERE)
     run.release()
     # Another launcher is at work there, but not on this run.
     assert has_launcher(sweep)
@@ -155,13 +158,12 @@ def test_between_two_attempts_a_run_is_its_launcher_s(
     sweep: SweepFolder, add: Callable[..., RunFolder]
 ) -> None:
     folder = add("a", RunStatus(Status.INTERRUPTED, reason="retry 1 of 1 follows: planted"), rows=2)
-    lock = take(folder.lock)
-    assert lock is not None
-    lock.sign()
+    claim = CLAIMS.claim(folder)
+    assert claim is not None
     (row,) = sweep_progress(sweep)[0]
-    assert (row.status, row.launcher, row.reason) == ("running", os.getpid(), None)
+    assert (row.status, row.launcher, row.reason) == ("running", HERE, None)
     assert row.doing == "waits for its next attempt"
-    lock.release()
+    claim.release()
     assert sweep_progress(sweep)[0][0].status == "interrupted"
 
 

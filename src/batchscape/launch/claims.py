@@ -131,4 +131,4 @@ class ClaimedRuns:
         count = "1 run" if len(held) == 1 else f"{len(held)} runs"
         holders = ", ".join(sorted(set(held.values())))
         shown = ", ".join(list(held)[:3]) + (", ..." if len(held) > 3 else "")
-        return f"Waiting for {count} of another launcher, or of what it left ({holders}): {shown}"
+        return f"Waiting for {count} of another launcher ({holders}, or what it left): {shown}"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launchers import Launcher as Elsewhere
 from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
@@ -25,6 +26,7 @@ from batchscape.launch import device_locks, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.record.claims import CLAIMS
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -195,6 +197,7 @@ NARROW = """
 import sys, tempfile
 sys.path.insert(0, sys.argv[1])
 tempfile.tempdir = sys.argv[2]
+from launchers import Launcher as Elsewhere
 from placing import Launcher
 from batchscape.plan.machine import Machine
 names = [f"completes-n{i}-d1" for i in range(400)]
@@ -317,6 +320,22 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
     assert RunStatus.read(folder.status).status is Status.COMPLETED
     assert read_json(folder.launch)["devices"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_devices_for_a_run_that_another_launcher_has(
+    launch: Callable[..., Elsewhere], tmp_path: Path
+) -> None:
+    """Its devices are that launcher's own; the narrow run after it would wait for nothing."""
+    with held("cpu", "1"):
+        claim = CLAIMS.claim(SweepFolder(tmp_path / "sweep").run("completes-d2"))
+        assert claim is not None
+        launcher = launch("spawn", "completes-d2", "completes-1-later")
+        wait_until(lambda: "completes-1-later completed" in launcher.printed, "it waits")
+        assert "completes-d2 started" not in launcher.printed
+        claim.release()
+    assert launcher.process.wait(60) == 0
+    assert launcher.status("completes-d2").status is Status.COMPLETED
 
 
 def test_who_holds_the_devices_is_told() -> None:

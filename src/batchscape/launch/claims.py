@@ -61,10 +61,8 @@ class ClaimedRuns:
         ------
         RecordError
             If the run folder is damaged.
-        LaunchError
-            If there can be no claims in its folder.
         OSError
-            If it cannot be written to.
+            If its folder cannot be written to.
         """
         folder = self._sweep.run(spec.run_id)
         # One that is tried again has kept its claim.

@@ -11,9 +11,9 @@ then those whose runs should end first. Until it starts, another run starts befo
 * if it should end before the runs that the reservation waits for.
 
 Durations are estimates and may be wrong by any factor. The runs that a reservation waits for are
-written down in it; once they have really ended nobody else starts on its devices. So a run that
-waits starts at the latest when what was at work then has ended too: after two runs one after the
-other, however long the queue is.
+written down in it; once they have really ended nobody else starts on its devices, and what is at
+work there then ends too. So a run waits for two others one after the other at most, however long
+the queue is.
 
 Source: EASY backfill, D. A. Lifka, The ANL/IBM SP Scheduling System, 1995,
 https://doi.org/10.1007/3-540-60153-8_35. There the order is that of arrival.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from batchscape.errors import LaunchError, RecordError
+from batchscape.errors import RecordError
 from batchscape.launch.finishing import clear_away, has_ended_well
 from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import FAULTS, RunResult
@@ -116,7 +116,7 @@ class Standing:
 
 def _clear_away(folder: RunFolder) -> None:
     """Do what a launcher that was killed right after the seal has left, its lock among it."""
-    with suppress(LaunchError, OSError):
+    with suppress(OSError):
         claim = CLAIMS.claim(folder) if folder.lock.exists() else None
         if claim is not None:
             clear_away(folder)

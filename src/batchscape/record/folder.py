@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the launcher that has begun the run, and by the run's ranks; `record.locks`."""
+        """Held by the launcher that has begun the run, and by the run's ranks; `record.claims`."""
         return self.path / ".lock"
 
     def lines(self, table: str) -> Path:
@@ -133,7 +133,7 @@ class SweepFolder:
 
     @property
     def lock(self) -> Path:
-        """Shared by the launchers that are at work; see `record.locks`."""
+        """Shared by the launchers that are at work; see `launch.lock`."""
         return self.path / ".lock"
 
     @property

@@ -403,26 +403,22 @@ def test_launch_records(sweep: Sweep) -> None:
 def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
     devices = tuple(CudaDevice(i, f"GPU model {i % 2}", (9, 0), f"GPU-{i}") for i in (0, 2))
     machine = Machine(cpu_cores=8, cpu_name="x", cuda_devices=devices)
-    specs = [spec_named(f"device-d{n}", device_type="cuda") for n in (1, 2, 3)]
-    result = sweep.run(*specs, machine=machine)
+    specs = [spec_named(f"device-d{n}", device_type="cuda") for n in (1, 2)]
+    sweep.run(*specs, machine=machine)
     record = sweep.launch("device-d2")
     assert (record["devices"], record["device_model"]) == ([0, 2], "GPU model 0")
     for name, visible in {"device-d1": "GPU-0", "device-d2": "GPU-0,GPU-2"}.items():
         line = sweep.folder.run(name).log.read_text().splitlines()[0]
         assert json.loads(line)["visible"] == visible
-    (refused,) = result.failed
-    assert refused.run_id == "device-d3"
-    assert "a run of 3 ranks does not fit on 2 devices" in str(refused.reason)
-    assert sweep.status("device-d3").status is Status.PENDING
 
 
 def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
     machine = Machine(cpu_cores=4, cpu_name="x", cuda_devices=devices)
     specs = [
-        spec_named(f"device-d{n}", device_type="cuda", max_ranks_per_device=3) for n in (1, 2, 5, 7)
+        spec_named(f"device-d{n}", device_type="cuda", max_ranks_per_device=3) for n in (1, 2, 5)
     ]
-    result = sweep.run(*specs, machine=machine)
+    sweep.run(*specs, machine=machine)
     shared = sweep.launch("device-d5")
     assert (shared["devices"], shared["oversubscribed"]) == ([0, 2], True)
     assert not shared["timing_valid"]
@@ -434,9 +430,6 @@ def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     # Nothing is shared that need not be.
     own = sweep.launch("device-d2")
     assert (own["devices"], own["oversubscribed"], own["timing_valid"]) == ([0, 2], False, True)
-    (refused,) = result.failed
-    assert refused.run_id == "device-d7"
-    assert "at most 6 ranks fit" in str(refused.reason)
 
 
 @pytest.mark.parametrize("concurrent", [1, 2, 3])

@@ -10,7 +10,6 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import TARGET, renamed, spec_named
 
-from batchscape.errors import LaunchError
 from batchscape.launch import run_sweep
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.files import read_json
@@ -36,13 +35,6 @@ def test_the_longest_first_where_several_go_at_once() -> None:
     assert sorted(launcher.devices) == [0, 1, 2, 3]
     launcher.end("c-d2")
     assert launcher.start() == {"b-d2", "a-d1", "d-d1"}
-
-
-def test_a_run_that_never_fits_is_refused_before_any_begins(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    with pytest.raises(LaunchError, match="9 ranks does not fit on 4 devices at 2 ranks a device"):
-        run_sweep([spec_named("a-d1"), spec_named("b-d9")], sweep, FOUR, method="spawn")
-    assert RunStatus.read(sweep.run("a-d1").status).status is Status.PENDING
 
 
 def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from batchscape.errors import LaunchError
 from batchscape.launch.pool import DevicePool, Lease
 
 
@@ -106,10 +105,3 @@ class Pool(RuleBasedStateMachine):
 
 TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=40)
-
-
-def test_what_can_never_fit_is_refused() -> None:
-    pool = DevicePool([0, 1])
-    pool.check(4, max_ranks_per_device=2)
-    with pytest.raises(LaunchError, match="at most 4 ranks fit"):
-        pool.check(5, max_ranks_per_device=2)

@@ -87,8 +87,7 @@ def run_sweep(
     Raises
     ------
     LaunchError
-        If the folder cannot be used, two runs have one name, a run is wider than this machine, or
-        no process can be started at all.
+        If the folder cannot be used, two runs have one name, or no process can be started at all.
     """
     run_ids = [spec.run_id for spec in specs]
     if len(set(run_ids)) < len(run_ids):

@@ -26,17 +26,13 @@ class Placement:
     Parameters
     ----------
     specs : sequence of RunSpec
-        What is to be launched, all with the same launcher and on devices of one type.
+        What is to be launched, all with the same launcher and on devices of one type. The plan has
+        rejected those with more ranks than may share these devices.
     machine : Machine
     durations : Durations
         Asked only where runs go several at a time.
     warn : callable
         Told in words when devices cannot be locked.
-
-    Raises
-    ------
-    LaunchError
-        If a run is wider than this machine.
     """
 
     def __init__(
@@ -51,10 +47,10 @@ class Placement:
         self._durations = durations
         if device_type == "cpu":
             names = {core: str(core) for core in machine.core_numbers}
-            self._noun, ranks_per_device = "cores", launcher.max_ranks_per_core
+            self._noun = "cores"
         else:
             names = {device.index: device.uuid for device in machine.cuda_devices}
-            self._noun, ranks_per_device = "CUDA devices", launcher.max_ranks_per_device
+            self._noun = "CUDA devices"
         exclusive = launcher.exclusive_devices
         self._locks = DeviceLocks(device_type, names, warn) if exclusive else None
         self._pool = DevicePool(names, launcher.max_runs_per_device, self._locks)
@@ -63,8 +59,6 @@ class Placement:
             launcher.concurrent_runs,
             lambda run: durations.expected_s(self._specs[run]),
         )
-        for spec in specs:
-            self._pool.check(spec.geometry.data_parallel_size, ranks_per_device)
         self._waits_for_others = False
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:

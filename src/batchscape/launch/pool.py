@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from batchscape.errors import LaunchError
-
 __all__ = ["DevicePool", "Lease", "Locks"]
 
 
@@ -65,25 +63,8 @@ class DevicePool:
         self._locked: set[int] = set()
 
     def width(self, ranks: int) -> int:
-        """Return the devices that a run of so many ranks takes: one each, or all there are."""
+        """Return the devices that a run takes: one a rank, or all there are, which ranks share."""
         return min(ranks, len(self.devices))
-
-    def check(self, ranks: int, max_ranks_per_device: int) -> None:
-        """Refuse a run that could not be placed even on an empty pool.
-
-        Raises
-        ------
-        LaunchError
-            With what would fit.
-        """
-        count = len(self.devices)
-        if ranks > count * max_ranks_per_device:
-            msg = (
-                f"a run of {ranks} ranks does not fit on {count} devices at "
-                f"{max_ranks_per_device} ranks a device; "
-                f"at most {count * max_ranks_per_device} ranks fit"
-            )
-            raise LaunchError(msg)
 
     def available(self) -> frozenset[int]:
         """Return the devices with room for one more run that no other launcher holds."""

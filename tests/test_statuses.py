@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -245,7 +246,7 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
     assert found["state"] == "running"
     assert sorted(run["status"] for run in found["runs"]) == ["pending", "running"]
     (run,) = running
-    assert run["launcher"] == launcher.pid
+    assert run["launcher"] == f"process {launcher.pid} on {platform.node()}"
     assert re.fullmatch(r"\w+ (of|after) optimizer step \d+", run["doing"]), run["doing"]
     # Two samples of each rank's half sleep 0.05 s each: 0.4 s a step at least, of 100 steps.
     assert run["left_s"] > 0.39 * (100 - run["optimizer_step"])

@@ -137,12 +137,7 @@ class Schedule:
         if self._concurrent_runs == 1:
             return list(queue)[:1]
         waiting = None if self.reservation is None else self.reservation.run
-
-        def key(run: str) -> tuple[bool, float]:
-            expected_s = self._expected_s(run)
-            return run != waiting, -math.inf if expected_s is None else -expected_s
-
-        return sorted(queue, key=key)
+        return sorted(queue, key=lambda run: (run != waiting, -self._takes_s(run)))
 
     def _open_to(self, run: str, width: int, free: frozenset[int], now_s: float) -> frozenset[int]:
         """Return the free devices that a run may take, whoever waits."""
@@ -150,32 +145,34 @@ class Schedule:
         if kept is None or kept.run == run:
             return free
         spare = free - kept.devices
-        expected_s = self._expected_s(run)
-        ends_s = math.inf if expected_s is None else now_s + expected_s
         behind = [each for each in kept.behind if self._at_work.get(each.run) is each]
         until_s = max(map(self._end_s, behind), default=-math.inf)
-        return free if width > len(spare) and ends_s <= until_s < math.inf else spare
+        in_time = now_s + self._takes_s(run) <= until_s < math.inf
+        return free if in_time and width > len(spare) else spare
 
     def _reserve(self, run: str, width: int, free: frozenset[int]) -> Reservation:
-        first: dict[int, _AtWork] = {}
-        for each in sorted(
-            self._at_work.values(), key=lambda each: (self._end_s(each), each.began_s)
-        ):
-            for device in each.lease.devices:
-                first.setdefault(device, each)
+        def end(each: _AtWork) -> tuple[float, float]:
+            return self._end_s(each), each.began_s
+
+        # Of several runs on a device the one that should end first, which comes last here.
+        ours: dict[int, _AtWork] = {}
+        for each in sorted(self._at_work.values(), key=end, reverse=True):
+            ours |= dict.fromkeys(each.lease.devices, each)
 
         def when(device: int) -> tuple[float, float]:
             if device in free:
                 return -math.inf, 0
-            # Other launchers say nothing of theirs.
-            each = first.get(device)
-            return (math.inf, math.inf) if each is None else (self._end_s(each), each.began_s)
+            # Nothing is known of the runs of other launchers.
+            return end(ours[device]) if device in ours else (math.inf, math.inf)
 
         devices = frozenset(sorted(self._pool.devices, key=when)[:width])
-        behind = {first[device] for device in devices - free if device in first}
+        behind = {ours[device] for device in devices - free if device in ours}
         return Reservation(run, devices, tuple(behind))
 
     def _end_s(self, each: _AtWork) -> float:
-        """Return when a run should end; infinite where nothing is known."""
-        expected_s = self._expected_s(each.run)
-        return math.inf if expected_s is None else each.began_s + expected_s
+        return each.began_s + self._takes_s(each.run)
+
+    def _takes_s(self, run: str) -> float:
+        """Return how long a run should take: for ever, where nobody can tell."""
+        expected_s = self._expected_s(run)
+        return math.inf if expected_s is None else expected_s

@@ -161,7 +161,7 @@ class Session:
     def _start_what_fits(self, queue: deque[RunSpec]) -> None:
         """Start what there are devices for."""
         waiting = self._placement.waiting
-        if waiting in queue and self._claims.is_elsewhere(waiting):
+        if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
         while self.stopped is None and (placed := self._placement.next(queue)) is not None:

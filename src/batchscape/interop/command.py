@@ -33,6 +33,7 @@ _READ = frozenset(
 """Options that must be known; others may well be left to the machine."""
 _SHORT = re.compile(r"-\w[\d$]")
 """An argument of one letter with its value, as argparse takes them."""
+_GIVE = "give the command with its values after --"
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -175,20 +176,17 @@ def _read(
     job: Job,
     flags: Mapping[str, str],
 ) -> Launch:
-    for word in command.words[start:]:
-        if word.removeprefix("$") in command.undecided:
-            msg = (
-                f"{name}: what {word} holds depends on a condition of the script; give the command "
-                "with its values after --"
-            )
-            raise ConfigError(msg)
+    if command.undecided is not None:
+        word = command.undecided
+        msg = f"{name}: what {word} holds, {_decides(command, word)}; {_GIVE}"
+        raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
     _check_flags(name, launcher, flags, script_options)
     for key, value in {**options, **script_options}.items():
         if key in _READ or key in flags.values() or key.startswith("train."):
-            _refuse_unknown(name, key, value)
-    visible = command.environment.get("CUDA_VISIBLE_DEVICES")
+            _refuse_unknown(name, command, key, value)
+    visible = command.variables.get("CUDA_VISIBLE_DEVICES")
     under, job = tasks_of(name, command.words[:start], job)
     source = Source(name, options, is_text=True)
     statement = read_launcher(launcher, source, visible, under, job)
@@ -333,11 +331,21 @@ def _check_flags(
         raise ConfigError(msg)
 
 
-def _refuse_unknown(name: str, key: str, value: str) -> None:
-    if re.search(r"\$[\w({]|`", value):
+def _refuse_unknown(name: str, command: Command, key: str, value: str) -> None:
+    if not re.search(r"\$[\w({]|`", value):
+        return
+    if who := _decides(command, value):
+        msg = f"{name}: --{key} is {value}, which {who}; {_GIVE}"
+    else:
         by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
         msg = (
             f"{name}: --{key} is {value}, which only running the script would tell; set the "
-            f"variable in the script{by_slurm}, or give the command with its values after --"
+            f"variable in the script{by_slurm}, or {_GIVE}"
         )
-        raise ConfigError(msg)
+    raise ConfigError(msg)
+
+
+def _decides(command: Command, value: str) -> str | None:
+    """Say which control flow decides a value that is not known."""
+    names = (name for name in re.findall(r"\w+", value) if name in command.decided)
+    return next((f"{command.decided[name]} decides" for name in names), None)

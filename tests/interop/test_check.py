@@ -267,7 +267,7 @@ UNREADABLE = {
     "quote.sh": ('torchrun "a.py\n', 'line 1 cannot be read as bash, at "a.py; give'),
     "unset.sh": (
         "torchrun --nproc_per_node $GPUS a.py\n",
-        r"--nproc_per_node is \$GPUS, which only running the script would tell",
+        r"--nproc_per_node is \$\{GPUS\}, which only running the script would tell",
     ),
     "elastic.sh": ("torchrun --nnodes 1:4 a.py\n", "lets the number of nodes change"),
     "word.sh": ("torchrun --nproc_per_node two a.py\n", "nproc_per_node must be an int"),

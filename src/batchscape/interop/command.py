@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchscape.errors import ConfigError
-from batchscape.interop.launchers import FLAGS, Launcher, launcher_of, read_launcher, tasks_of
+from batchscape.interop.launchers import (
+    FLAGS,
+    Launcher,
+    job_of,
+    launcher_of,
+    read_launcher,
+    starter_of,
+)
 from batchscape.interop.readers import read_litgpt, read_trainer
 from batchscape.interop.shell import Command, commands_of
 from batchscape.interop.slurm import Job, read_directives
@@ -118,7 +125,7 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
     chosen = [
         (command, launcher)
         for command, launcher in commands
-        if launcher[0] != "python" or tasks_of(name, command.words[: launcher[1]], job)[0]
+        if launcher[0] != "python" or starter_of(command.words[: launcher[1]])
     ] or commands
     if not chosen:
         msg = (
@@ -187,9 +194,11 @@ def _read(
         if key in _READ or key in flags.values() or key.startswith("train."):
             _refuse_unknown(name, command, key, value)
     visible = command.variables.get("CUDA_VISIBLE_DEVICES")
-    under, job = tasks_of(name, command.words[:start], job)
+    starter = starter_of(command.words[:start])
+    if starter is not None:
+        job = job_of(name, starter, job)
     source = Source(name, options, is_text=True)
-    statement = read_launcher(launcher, source, visible, under, job)
+    statement = read_launcher(launcher, source, visible, None if starter is None else starter[0], job)
     launch = Launch(
         name,
         launcher,

@@ -39,6 +39,7 @@ _ASSIGNMENTS = frozenset({"variable_assignment", "variable_assignments", "declar
 _VARIABLES = frozenset({"simple_expansion", "expansion"})
 _COMMANDS = frozenset({"command_substitution", "process_substitution"})
 _DEFAULTS = frozenset({":-", "-", ":=", "="})
+_BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 """A blank of a command that is not run: it ends no word."""
@@ -60,8 +61,14 @@ class Command:
     """Divisions of the script that leave a remainder, which a shell drops."""
     decided: Mapping[str, str] = field(default_factory=dict)
     """By variable, the control flow that decides what it holds: `the if of line 3`."""
-    undecided: str | None = None
-    """A word of which control flow decides even how many words it is."""
+    several: frozenset[str] = frozenset()
+    """Of these, the ones that may be several words."""
+
+    @property
+    def undecided(self) -> str | None:
+        """A word of which control flow decides even how many words it is."""
+        found = ((word, _HELD.fullmatch(word)) for word in self.words)
+        return next((word for word, held in found if held and held[1] in self.several), None)
 
 
 def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None) -> list[Command]:
@@ -92,7 +99,9 @@ def _within_shell(name: str, command: Command) -> list[Command]:
     at = next((i for i, word in enumerate(words) if PurePath(word).name in {"bash", "sh"}), None)
     if at is None or len(words) < at + 3 or not re.fullmatch(r"-[a-z]*c", words[at + 1]):
         return [command]
-    script = _Script(dict(command.variables), list(command.floors), dict(command.decided))
+    script = _Script(
+        dict(command.variables), [*command.floors], dict(command.decided), set(command.several)
+    )
     script.read(f"{name}: {words[at]} -c in line {command.line}", words[at + 2])
     return [
         replace(inner, words=(*words[:at], *inner.words), line=command.line)
@@ -107,9 +116,8 @@ class _Script:
     variables: dict[str, str]
     floors: list[str] = field(default_factory=list)
     decided: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[str]] = field(default_factory=dict)
     several: set[str] = field(default_factory=set)
-    """Of those that control flow decides, the ones that may be several words."""
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     flow: str = ""
     """Control flow around what is being read."""
     commands: list[Command] = field(default_factory=list)
@@ -119,7 +127,9 @@ class _Script:
         import tree_sitter_bash
 
         language = tree_sitter.Language(tree_sitter_bash.language())
-        root = tree_sitter.Parser(language).parse(f"{text}\n\n".encode()).root_node
+        # The grammar takes the last of `$A/$B.c` for a dollar and a word; with braces it does not.
+        braced = _BARE.sub(r"${\1}", text)
+        root = tree_sitter.Parser(language).parse(f"{braced}\n\n".encode()).root_node
         if root.has_error:
             msg = f"{name}: {_error(root)}; give the command with its values after --"
             raise ConfigError(msg)
@@ -167,7 +177,6 @@ class _Script:
                 elif value := child.child_by_field_name("value"):
                     own[_raw(child.children[0])] = self._text(value)
         words = [word for part in parts for word in self._words(part)]
-        held = (word for word in words if (found := _HELD.fullmatch(word)) and found[1] in self.several)
         self.commands.append(
             Command(
                 tuple(words),
@@ -175,7 +184,7 @@ class _Script:
                 self.variables | own,
                 tuple(self.floors),
                 dict(self.decided),
-                next(held, None),
+                frozenset(self.several),
             )
         )
 
@@ -207,7 +216,7 @@ class _Script:
         before = " ".join(self.arrays.pop(name, [])) or self.variables.get(name, "")
         if any(_BLANKS.search(text) or text.startswith(("-", "(")) for text in (before, *values)):
             self.several.add(name)
-        self.variables[name] = f"${name}"
+        self.variables[name] = f"${{{name}}}"
 
     def _words(self, node: Node) -> list[str]:
         """Return the words that one of the script becomes: a variable may hold several, or none."""
@@ -336,5 +345,7 @@ def _error(node: Node) -> str:
         node = wrong[0]
     if node.is_missing and node.parent is not None:
         return f"what begins in line {node.parent.start_point.row + 1} has no closing {node.type}"
+    first, last = node.start_point.row + 1, node.end_point.row + 1
+    lines = f"line {first}" if last <= first else f"something in lines {first} to {last}"
     near = _raw(node).strip().partition("\n")[0][:40]
-    return f"line {node.start_point.row + 1} cannot be read as bash, at {near}"
+    return f"{lines} cannot be read as bash, at {near}"

@@ -219,7 +219,6 @@ ACC = "acc=gradient_accumulation_steps"
     ("command", "flags", "parts"),
     [
         ("python t.py -b 4 --acc 2", ("b=micro_batch_size", ACC), (4, 2)),
-        ("python t.py -b4 --acc=2", ("b=micro_batch_size", ACC), (4, 2)),
         ("python t.py -b=4 --acc=2", ("-b=micro_batch_size", ACC), (4, 2)),
         ("python t.py train.bs=4 +acc=2", ("train.bs=micro_batch_size", ACC), (4, 2)),
         ("python t.py --bs 1 --bs 5 --acc 2", ("bs=micro_batch_size", ACC), (5, 2)),

@@ -38,8 +38,6 @@ _READ = frozenset(
     )
 )
 """Options that must be known; others may well be left to the machine."""
-_SHORT = re.compile(r"-\w[\d$]")
-"""An argument of one letter with its value, as argparse takes them."""
 _GIVE = "give the command with its values after --"
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -60,8 +58,6 @@ class Launch:
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the script, without the leading dashes."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """For some of the words, the argument that the user says stands for it."""
 
 
 def read_flags(texts: Sequence[str]) -> dict[str, str]:
@@ -197,26 +193,27 @@ def _read(
     starter = starter_of(command.words[:start])
     if starter is not None:
         job = job_of(name, starter, job)
-    source = Source(name, options, is_text=True)
-    statement = read_launcher(launcher, source, visible, None if starter is None else starter[0], job)
-    launch = Launch(
+    under = None if starter is None else starter[0]
+    return Launch(
         name,
         launcher,
-        statement,
-        None,
+        read_launcher(launcher, Source(name, options, is_text=True), visible, under, job),
+        _script_statement(f"{name} (script)", launcher, rest, script_options, flags),
         files=_files(launcher, options, script_options, rest),
         floors=command.floors,
         options=script_options,
-        flags=flags,
     )
-    return replace(launch, script=_script_statement(launch, rest))
 
 
-def _script_statement(launch: Launch, rest: Sequence[str]) -> Statement | None:
+def _script_statement(
+    name: str,
+    launcher: Launcher,
+    rest: Sequence[str],
+    options: Mapping[str, str],
+    flags: Mapping[str, str],
+) -> Statement | None:
     """Return what the arguments of the script say, in the words of whose script it seems to be."""
-    options = launch.options
-    name = f"{launch.name} (script)"
-    if launch.launcher == "litgpt":
+    if launcher == "litgpt":
         train = {
             key.removeprefix("train."): value
             for key, value in options.items()
@@ -226,9 +223,8 @@ def _script_statement(launch: Launch, rest: Sequence[str]) -> Statement | None:
         content: dict[str, object] = {**shared, "train": train, "subcommand": rest[0:1]}
         found = read_litgpt(Source(name, content, is_text=True))
         return replace(found, others={"subcommand": rest[0] if rest else ""})
-    flags = launch.flags
     is_trainer = any(key.startswith(("per_device_", "per_gpu_")) for key in options) or bool(
-        {"do_train"} & options.keys() or options.get("deepspeed")
+        "do_train" in options or options.get("deepspeed")
     )
     script = Path(rest[0]).name if rest else ""
     if is_trainer and "no_trainer" not in script and not flags:
@@ -298,15 +294,12 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
 def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
-    What the user names may have one dash (`-b 8`, `-b8`) or, as Hydra has it, none (`batch=8`).
+    What the user names may have one dash (`-b 8`) or, as Hydra has it, none (`batch=8`).
     """
     options: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         key = _key(name)
-        if key not in flags.values() and word[1:2] in flags.values() and _SHORT.match(word):
-            name, equals, value = word[:2], "=", word[2:]
-            key = _key(name)
         is_named = key in flags.values() and (bool(equals) or word.startswith("-"))
         if not word.startswith("--") and not is_named:
             continue

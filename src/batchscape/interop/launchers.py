@@ -34,21 +34,18 @@ FLAGS: dict[Launcher, frozenset[str]] = {
         "no_ssh no_ssh_check q quiet save_pid"
     ),
     "litgpt": frozenset(),
-    "python": frozenset("BEIOPSVbdimqsuvx"),
+    "python": frozenset(),
 }
 
 _MODULES: dict[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-    "litgpt": "litgpt",
 }
 _PROGRAMS: dict[str, Launcher] = {
     "torchrun": "torchrun",
     "accelerate-launch": "accelerate",
     "deepspeed": "deepspeed",
-    "ds": "deepspeed",
     "litgpt": "litgpt",
 }
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})

@@ -7,7 +7,7 @@ the environment) stays in the words as it is written, and so does what control f
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -37,7 +37,6 @@ _BLOCKS = frozenset(
 """What holds commands or assignments."""
 _ASSIGNMENTS = frozenset({"variable_assignment", "variable_assignments", "declaration_command"})
 _VARIABLES = frozenset({"simple_expansion", "expansion"})
-_COMMANDS = frozenset({"command_substitution", "process_substitution"})
 _DEFAULTS = frozenset({":-", "-", ":=", "="})
 _BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
 _BLANKS = re.compile(r"[ \t\n]+")
@@ -141,9 +140,6 @@ class _Script:
             self._command(node)
         elif node.type == "variable_assignment":
             self._assignment(node)
-        elif node.type == "unset_command":
-            for child in node.named_children:
-                self.variables.pop(_raw(child), None)
         elif node.type == "list":
             first, operator, last = node.children[0], node.children[1], node.children[-1]
             self._walk(first)
@@ -169,9 +165,10 @@ class _Script:
         own: dict[str, str] = {}
         for child in node.named_children:
             if child.type == "variable_assignment":
-                between = (node.text or b"")[child.end_byte - node.start_byte :]
-                between = between[: parts[0].start_byte - child.end_byte]
-                if re.search(rb"(?<!\\)\n", between):
+                between = slice(
+                    child.end_byte - node.start_byte, parts[0].start_byte - node.start_byte
+                )
+                if re.search(rb"(?<!\\)\n", (node.text or b"")[between]):
                     # The grammar counts `A=1 B=2` on a line of their own to the next command.
                     self._assignment(child)
                 elif value := child.child_by_field_name("value"):
@@ -199,7 +196,8 @@ class _Script:
         elif self.flow:
             self._assign(name, _raw(value))
         else:
-            before = self.arrays.get(name, []) if adds else []
+            unknown = [f"${{{name}[@]}}"] if name in self.decided else []
+            before = self.arrays.get(name, unknown) if adds else []
             self.arrays[name] = before + [
                 word
                 for child in value.named_children
@@ -239,23 +237,17 @@ class _Script:
 
     def _text(self, node: Node) -> str:
         """Return what a piece of a word becomes; what is not known stays as it is written."""
-        raw = _raw(node)
-        if node.type == "raw_string":
-            return raw[1:-1]
-        if node.type == "string":
-            return self._string(node)
-        if node.type == "concatenation":
-            return "".join(map(self._text, node.children))
-        if node.type in _VARIABLES:
-            return self._value(node)
-        if node.type == "arithmetic_expansion":
-            try:
-                return str(self._number(node.named_children[0]))
-            except (ValueError, ZeroDivisionError, IndexError):
-                return _BLANKS.sub(_NO_BREAK, raw.strip())
-        if node.type in _COMMANDS:
-            return _BLANKS.sub(_NO_BREAK, raw.strip())
-        return re.sub(r"\\(.)", r"\1", raw)
+        readers: dict[str, Callable[[Node], str]] = {
+            "concatenation": lambda node: "".join(map(self._text, node.children)),
+            "raw_string": lambda node: _raw(node)[1:-1],
+            "string": self._string,
+            "simple_expansion": self._value,
+            "expansion": self._value,
+            "arithmetic_expansion": self._sum,
+            "command_substitution": _unknown,
+        }
+        reader = readers.get(node.type)
+        return re.sub(r"\\(.)", r"\1", _raw(node)) if reader is None else reader(node)
 
     def _string(self, node: Node) -> str:
         """Return what stands between double quotes."""
@@ -278,16 +270,22 @@ class _Script:
         operator = node.child_by_field_name("operator")
         how = "" if operator is None else operator.type
         if not re.fullmatch(r"\w+", name) or how not in {"", *_DEFAULTS}:
-            return _BLANKS.sub(_NO_BREAK, raw)
+            return _unknown(node)
         known = self.variables.get(name)
         if known or (known is not None and not how.startswith(":")):
             return known
         if not how:
-            return raw
+            return _unknown(node)
         default = "".join(map(self._text, node.children[3:-1]))
         if how.endswith("="):
             self._assign(name, default)
         return default
+
+    def _sum(self, node: Node) -> str:
+        try:
+            return str(self._number(node.named_children[0]))
+        except (ValueError, ZeroDivisionError, IndexError):
+            return _unknown(node)
 
     def _number(self, node: Node) -> int:
         """Return what an expression comes to; ValueError: this is not known."""
@@ -307,11 +305,9 @@ class _Script:
             return left - right
         if operator == "*":
             return left * right
-        if operator not in {"/", "%"} or left < 0 or right < 0:
+        if operator != "/" or left < 0 or right < 0:
             raise ValueError
         quotient, remainder = divmod(left, right)
-        if operator == "%":
-            return remainder
         if remainder:
             self.floors.append(f"{left} / {right} = {quotient}, remainder {remainder}")
         return quotient
@@ -319,6 +315,11 @@ class _Script:
 
 def _raw(node: Node) -> str:
     return (node.text or b"").decode()
+
+
+def _unknown(node: Node) -> str:
+    """Return what only running it would tell, as it is written."""
+    return _BLANKS.sub(_NO_BREAK, _raw(node).strip())
 
 
 def _unescaped(inside: bytes) -> str:

@@ -11,13 +11,13 @@ from batchscape.config.metrics import (
     JsonlMetrics,
     RegexMetrics,
 )
-from batchscape.engines.command.metrics.finish import finish, settle_loss
-from batchscape.engines.command.metrics.inference import Batch
-from batchscape.engines.command.metrics.log import Log
-from batchscape.engines.command.metrics.numbers import as_count, as_row
-from batchscape.engines.command.metrics.rows import Rows
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish, settle_loss
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.metrics.rows import Rows
 
 __all__ = ["Collected"]
 

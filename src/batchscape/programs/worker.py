@@ -17,20 +17,20 @@ from typing import Any
 
 from batchscape.config import Command
 from batchscape.credentials import redact
-from batchscape.engines.command.agreement import (
+from batchscape.errors import BatchscapeError, DiskError, RecordError
+from batchscape.measure.contention import TreeWaits
+from batchscape.programs.agreement import (
     begins_late,
     contradictions,
     observed_batch,
     unfinished,
 )
-from batchscape.engines.command.endings import Ending, ending
-from batchscape.engines.command.metrics import Log, Reader, open_reader
-from batchscape.engines.command.program import Ended, Program
-from batchscape.engines.command.rows import RowWriter, diverged_at, rank_rows
-from batchscape.engines.command.start import CommandLine, command_line, prepare_folder
-from batchscape.engines.command.tree import TreeMemory, driver_memory
-from batchscape.errors import BatchscapeError, DiskError, RecordError
-from batchscape.measure.contention import TreeWaits
+from batchscape.programs.endings import Ending, ending
+from batchscape.programs.metrics import Log, Reader, open_reader
+from batchscape.programs.program import Ended, Program
+from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
+from batchscape.programs.start import CommandLine, command_line, prepare_folder
+from batchscape.programs.tree import TreeMemory, driver_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.disk import explained
 from batchscape.record.files import JsonLines, read_json, write_json

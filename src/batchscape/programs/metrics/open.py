@@ -13,13 +13,13 @@ from batchscape.config.metrics import (
     RegexMetrics,
     TrainerStateMetrics,
 )
-from batchscape.engines.command.metrics.jsonl import JsonlReader
-from batchscape.engines.command.metrics.litgpt import LitGptReader
-from batchscape.engines.command.metrics.log import Reader
-from batchscape.engines.command.metrics.printed import RegexReader
-from batchscape.engines.command.metrics.recorded import RecorderReader
-from batchscape.engines.command.metrics.trainer_state import TrainerStateReader
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.jsonl import JsonlReader
+from batchscape.programs.metrics.litgpt import LitGptReader
+from batchscape.programs.metrics.log import Reader
+from batchscape.programs.metrics.printed import RegexReader
+from batchscape.programs.metrics.recorded import RecorderReader
+from batchscape.programs.metrics.trainer_state import TrainerStateReader
 
 __all__ = ["open_reader"]
 

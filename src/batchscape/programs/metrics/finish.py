@@ -6,10 +6,10 @@ import math
 from typing import assert_never
 
 from batchscape.config.metrics import LossOf
-from batchscape.engines.command.metrics.inference import Batch
-from batchscape.engines.command.metrics.log import Log
-from batchscape.engines.command.metrics.rows import Row, fill_counts, fill_train_time
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.rows import Row, fill_counts, fill_train_time
 
 __all__ = ["finish", "settle_loss"]
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.engines.command.agreement import (
+from batchscape.programs.agreement import (
     begins_late,
     contradictions,
     observed_batch,
     unfinished,
 )
-from batchscape.engines.command.metrics import Log, Observed
+from batchscape.programs.metrics import Log, Observed
 from batchscape.record.spec import RunSpec
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
-from batchscape.engines.command.metrics.finish import finish
-from batchscape.engines.command.metrics.inference import Batch
-from batchscape.engines.command.metrics.lines import Lines
-from batchscape.engines.command.metrics.log import Log
-from batchscape.engines.command.metrics.numbers import as_count, as_row
-from batchscape.engines.command.metrics.rows import Rows
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.metrics.rows import Rows
 from batchscape.recorder import FOLDER
 
 __all__ = ["RecorderReader"]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from batchscape.config import Metrics
-from batchscape.engines.command.metrics import Log, open_reader
 from batchscape.errors import BatchscapeError, RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, open_reader
 
 CONFIG = TypeAdapter(Metrics).validate_json('{"kind": "litgpt_csv", "path": "out"}')
 SAMPLE = Path(__file__).parent / "litgpt_18"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.engines.command.metrics.inference import Batch, evenly
+from batchscape.programs.metrics.inference import Batch, evenly
 
 counts = st.integers(1, 50)
 

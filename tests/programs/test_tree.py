@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from batchscape.engines.command.tree import TreeMemory
+from batchscape.programs.tree import TreeMemory
 
 
 def process(pid: int, uss_mib: int) -> SimpleNamespace:

@@ -5,7 +5,7 @@
 a program does not log as the tables define it stays missing, with the reason.
 """
 
-from batchscape.engines.command.metrics.log import Log, Observed, Reader
-from batchscape.engines.command.metrics.open import open_reader
+from batchscape.programs.metrics.log import Log, Observed, Reader
+from batchscape.programs.metrics.open import open_reader
 
 __all__ = ["Log", "Observed", "Reader", "open_reader"]

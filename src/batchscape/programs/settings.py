@@ -10,7 +10,7 @@ from dataclasses import replace
 from batchscape.config import Command, Constant, Evaluation, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
-from batchscape.plan.program import check_program
+from batchscape.programs.script import check_program
 from batchscape.record.placeholders import (
     OF_THE_START,
     PLACEHOLDERS,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from batchscape.config import Metrics
-from batchscape.engines.command.metrics import Log, open_reader
 from batchscape.errors import BatchscapeError, RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, open_reader
 from batchscape.recorder import RUN_DIR_VARIABLE
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)

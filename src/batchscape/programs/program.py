@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from batchscape.engines.command import guard
 from batchscape.errors import LaunchError
+from batchscape.programs import guard
 
 __all__ = ["Ended", "Program"]
 

@@ -15,9 +15,9 @@ import torch
 from pydantic import TypeAdapter
 
 from batchscape.config import Metrics
-from batchscape.engines.command.metrics import Log, open_reader
 from batchscape.errors import ConfigError, RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, open_reader
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE, Recorder
 
 CONFIG = TypeAdapter(Metrics).validate_json('{"kind": "recorder"}')

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from batchscape.engines.command.metrics import Log
+from batchscape.programs.metrics import Log
 from batchscape.record.spec import RunSpec
 
 __all__ = ["begins_late", "contradictions", "observed_batch", "unfinished"]

@@ -19,9 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchscape.config import Metrics
 from batchscape.config.metrics import EVALUATION_COLUMNS, STEP_COLUMNS
-from batchscape.engines.command.metrics import Log, Reader, open_reader
 from batchscape.errors import BatchscapeError, RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, Reader, open_reader
 from batchscape.record.columns import COLUMNS
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)

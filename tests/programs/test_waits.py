@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from batchscape.analysis.hardware import known_where
-from batchscape.engines.command import rows as rows_module
-from batchscape.engines.command.metrics import Log
-from batchscape.engines.command.rows import RowWriter
+from batchscape.programs import rows as rows_module
+from batchscape.programs.metrics import Log
+from batchscape.programs.rows import RowWriter
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import Status

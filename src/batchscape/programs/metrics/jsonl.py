@@ -12,11 +12,11 @@ from batchscape.config.metrics import (
     STEP_COLUMNS,
     JsonlMetrics,
 )
-from batchscape.engines.command.metrics.collected import Collected
-from batchscape.engines.command.metrics.lines import Lines
-from batchscape.engines.command.metrics.log import Log
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.collected import Collected
+from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.log import Log
 
 __all__ = ["JsonlReader"]
 

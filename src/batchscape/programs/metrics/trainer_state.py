@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batchscape.engines.command.metrics.finish import finish, settle_loss
-from batchscape.engines.command.metrics.inference import Batch
-from batchscape.engines.command.metrics.lines import content_of
-from batchscape.engines.command.metrics.log import Log
-from batchscape.engines.command.metrics.numbers import as_count, as_float, as_row
-from batchscape.engines.command.metrics.rows import Row, Rows
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish, settle_loss
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.lines import content_of
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_float, as_row
+from batchscape.programs.metrics.rows import Row, Rows
 
 __all__ = ["TrainerStateReader"]
 

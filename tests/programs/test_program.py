@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchscape.engines.command.endings import ending, last_words
-from batchscape.engines.command.program import Program
 from batchscape.errors import LaunchError
+from batchscape.programs.endings import ending, last_words
+from batchscape.programs.program import Program
 
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 LEAVES_DEAF = (

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchscape.engines.command.metrics import Log
-from batchscape.engines.command.tree import RankMemory
 from batchscape.measure.contention import TreeWaits
+from batchscape.programs.metrics import Log
+from batchscape.programs.tree import RankMemory
 from batchscape.record.files import JsonLines, json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from batchscape.engines.command.metrics.log import Observed
+from batchscape.programs.metrics.log import Observed
 
 __all__ = ["Batch", "evenly"]
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
         **inherited,
         # Lines that a crash would lose with the program's buffer say why it crashed.
         "PYTHONUNBUFFERED": "1",
-        **_filled(command.environment, texts),
+        **{name: fill(text, texts) for name, text in command.environment.items()},
         RUN_DIR_VARIABLE: str(folder.program.absolute()),
         ATTEMPT_VARIABLE: str(attempt),
     }
@@ -78,10 +77,6 @@ def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
     if not goes_on:
         shutil.rmtree(folder.program, ignore_errors=True)
     folder.program.mkdir(parents=True, exist_ok=True)
-
-
-def _filled(texts: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    return {name: fill(text, values) for name, text in texts.items()}
 
 
 def _free_port() -> int:

@@ -87,20 +87,9 @@ def content_of(path: Path) -> bytes | None:
 
 def _refuse_others(path: Path) -> None:
     """Refuse what is no file: to open a pipe waits for its other end, and a device may not end."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_one, name in _OTHERS if is_one(mode)), "no regular file")
+    if not stat.S_ISREG(path.stat().st_mode):
         msg = (
-            f"{path} is {kind}: metrics are read while the program writes them and once more at "
-            "its end, from a regular file"
+            f"{path} is no regular file: metrics are read while the program writes them and once "
+            "more at its end"
         )
         raise RecordError(msg)
-
-
-_OTHERS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)

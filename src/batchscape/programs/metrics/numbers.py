@@ -104,6 +104,5 @@ def as_row(
 
 
 def _short(value: object) -> str:
-    # Python refuses to print ints of more than 4300 digits.
-    text = "a very large int" if isinstance(value, int) and abs(value) > _LIMIT else repr(value)
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -92,10 +92,12 @@ def _total(setup: Setup, running: Running) -> Iterator[Finding]:
     if running.system == "litgpt":
         return
     if running.unsolved:
+        facts = (running.total, running.micro, running.accumulation, running.devices)
+        stated = ", ".join(fact.origin for fact in facts if fact is not None)
         yield Finding(
             "global-batch",
             "error",
-            f"{_stated(running)}: {running.unsolved.partition('; given')[0]}",
+            f"{stated}: {running.unsolved.partition('; given')[0]}",
             _nearest(running) or "change one of the numbers so that it divides",
         )
         return
@@ -159,11 +161,6 @@ def _alternatives(running: Running, total: int) -> str:
     if per_device % steps.value == 0:
         return f", or the micro-batch to {per_device // steps.value}"
     return ""
-
-
-def _stated(running: Running) -> str:
-    facts = (running.total, running.micro, running.accumulation, running.devices)
-    return ", ".join(fact.origin for fact in facts if fact is not None)
 
 
 def _nearest(running: Running) -> str:

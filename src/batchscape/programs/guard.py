@@ -42,10 +42,6 @@ def _prctl(option: int, value: int) -> None:
         _LIBC.prctl(option, value, 0, 0, 0)
 
 
-def _die_with_guard() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _tell(**message: object) -> None:
     # A watcher that is gone is noticed where the next message is awaited.
     with contextlib.suppress(OSError):
@@ -150,7 +146,7 @@ def main(argv: list[str]) -> int:
 def _start_child() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _die_with_guard()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,9 @@ def as_count(value: object, where: str) -> int:
     RecordError
         If it is none, with `where` it was found.
     """
-    count = value.replace(",", "") if isinstance(value, str) and _is_grouped(value) else value
+    count = value
+    if isinstance(value, str) and _THOUSANDS.fullmatch(value.strip()):
+        count = value.replace(",", "")
     if isinstance(count, str) and re.fullmatch(r"[0-9]{1,19}", count.strip()):
         count = int(count)
     if not isinstance(count, int) or isinstance(count, bool):
@@ -62,10 +64,6 @@ def as_count(value: object, where: str) -> int:
         msg = f"{where} should be a whole number from 0 on, got {_short(value)}"
         raise RecordError(msg)
     return count
-
-
-def _is_grouped(text: str) -> bool:
-    return _THOUSANDS.fullmatch(text.strip()) is not None
 
 
 def as_row(

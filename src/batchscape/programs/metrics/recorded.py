@@ -62,7 +62,8 @@ class RecorderReader:
 
     def read(self, *, final: bool = False) -> Log:
         """Return what was recorded by now."""
-        new = {path: self._lines_of(path).read() for path in self._files()}
+        paths = sorted(self._folder.glob("rank_*.jsonl"))
+        new = {path: self._lines.setdefault(path, Lines(path)).read() for path in paths}
         if any(anew for _, anew in new.values()):
             self._lines = {path: Lines(path) for path in new}
             self._start_anew()
@@ -84,12 +85,6 @@ class RecorderReader:
             )
             raise RecordError(msg)
         return self._log()
-
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("rank_*.jsonl"))
-
-    def _lines_of(self, path: Path) -> Lines:
-        return self._lines.setdefault(path, Lines(path))
 
     def _take(self, path: Path, line: str) -> None:
         try:

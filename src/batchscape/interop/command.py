@@ -102,7 +102,6 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
     ----------
     name : str
         Of the file.
-    text : str
     flags : mapping of str to str, optional
         As `read_flags` returns it.
 
@@ -145,7 +144,6 @@ def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -
 
     Parameters
     ----------
-    words : sequence of str
     flags : mapping of str to str, optional
         As `read_flags` returns it.
 

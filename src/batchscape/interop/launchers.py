@@ -134,7 +134,6 @@ def read_launcher(
 
     Parameters
     ----------
-    launcher : str
     source : Source
         Its options, dashes as underscores.
     visible : str or None

@@ -61,10 +61,6 @@ class Running:
 def resolve(setup: Setup) -> Running:
     """Say what runs.
 
-    Parameters
-    ----------
-    setup : Setup
-
     Returns
     -------
     Running

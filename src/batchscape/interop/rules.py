@@ -22,7 +22,6 @@ def findings_of(setup: Setup, running: Running) -> list[Finding]:
 
     Parameters
     ----------
-    setup : Setup
     running : Running
         As `resolve` gives it for the same setup.
     """

@@ -14,13 +14,7 @@ __all__ = ["findings"]
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
-    """Yield what is wrong with the number of processes.
-
-    Parameters
-    ----------
-    setup : Setup
-    running : Running
-    """
+    """Yield what is wrong with the number of processes."""
     yield from _one_process(setup)
     yield from _per_machine(setup)
     yield from _visible(setup)

@@ -12,13 +12,7 @@ __all__ = ["findings"]
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
-    """Yield disagreements on settings beside the batch.
-
-    Parameters
-    ----------
-    setup : Setup
-    running : Running
-    """
+    """Yield disagreements on settings beside the batch."""
     yield from _both_precisions(setup)
     yield from _precisions(setup, running)
     yield from _fields_of_the_json(setup)

@@ -79,7 +79,6 @@ def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None
     ----------
     name : str
         Of the script, for messages.
-    text : str
     variables : mapping of str to str, optional
         Those that are set when it begins.
 

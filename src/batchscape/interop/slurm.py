@@ -86,7 +86,6 @@ def read_directives(name: str, text: str) -> Job:
     ----------
     name : str
         Of the script, for messages.
-    text : str
 
     Raises
     ------
@@ -117,7 +116,6 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
         Begins a message.
     words : sequence of str
         Other options among them are passed over.
-    job : Job
 
     Raises
     ------

@@ -26,7 +26,6 @@ def observed_batch(log: Log, told_world_size: int | None) -> dict[str, Any]:
 
     Parameters
     ----------
-    log : Log
     told_world_size : int or None
         What a launcher told its processes, looked at from outside.
 
@@ -53,8 +52,6 @@ def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list
 
     Parameters
     ----------
-    spec : RunSpec
-    log : Log
     observed : mapping
         As `observed_batch` returned it.
     """

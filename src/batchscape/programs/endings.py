@@ -179,7 +179,6 @@ def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = Non
 
     Parameters
     ----------
-    lines : sequence of str
     marks : collection, optional
         Ranks whose lines count, as the lines say it; None among them: those that say none.
     """

@@ -28,9 +28,6 @@ class RowWriter:
 
     Parameters
     ----------
-    folder : RunFolder
-    spec : RunSpec
-    attempt : int
     goes_on : bool
         Whether the program goes on where an earlier attempt ended; else its rows are dropped.
     """

@@ -22,10 +22,6 @@ _RUNS_SCRIPTS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 def check_program(command: Command) -> None:
     """Check that the program of a command is there, and the script that it is to run.
 
-    Parameters
-    ----------
-    command : Command
-
     Raises
     ------
     ConfigError

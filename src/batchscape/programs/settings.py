@@ -97,7 +97,6 @@ def check_varied(configs: Sequence[RunConfig], geometries: Sequence[BatchGeometr
 
     Parameters
     ----------
-    configs : sequence of RunConfig
     geometries : sequence of BatchGeometry or None
         One a cell, None where there is none.
 

@@ -36,11 +36,8 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
 
     Parameters
     ----------
-    spec : RunSpec
     command : Command
         Its engine.
-    folder : RunFolder
-    attempt : int
     """
     values = {
         **placeholder_values(spec.config, spec.stages),
@@ -70,7 +67,6 @@ def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
 
     Parameters
     ----------
-    folder : RunFolder
     goes_on : bool
         Whether it finds there what an earlier attempt left.
     """

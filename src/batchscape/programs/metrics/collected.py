@@ -31,7 +31,6 @@ class ColumnReader(ABC):
 
     Parameters
     ----------
-    config : JsonlMetrics or RegexMetrics
     path : Path
         The text.
     geometry : BatchGeometry

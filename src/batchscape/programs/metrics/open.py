@@ -55,10 +55,6 @@ def open_reader(
         What the program prints; `log.txt` in the folder of the run where it is left out.
     printed_before : int
         Bytes of it that are older than this start, and none of its metrics.
-
-    Returns
-    -------
-    Reader
     """
     printed = run_dir / _PRINTED if printed is None else printed
     match config:

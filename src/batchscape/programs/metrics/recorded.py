@@ -38,7 +38,6 @@ class RecorderReader:
 
     Parameters
     ----------
-    run_dir : Path
     geometry : BatchGeometry
         As planned.
     sequence_length : int or None

@@ -94,7 +94,7 @@ def resolve(setup: Setup) -> Running:
 def accelerate_mode(setup: Setup) -> AccelerateMode:
     """Return how `accelerate launch` would start the script (accelerate 1.15)."""
     launcher, config = setup.launcher, setup.accelerate
-    said = launcher if launcher is not None and _launcher(setup) == "accelerate" else None
+    said = launcher if launcher is not None and setup.launched_by == "accelerate" else None
     kind = config.others["distributed_type"] if config is not None else None
     chosen = {
         name
@@ -118,13 +118,7 @@ def accelerate_mode(setup: Setup) -> AccelerateMode:
 
 
 def _mpirun(setup: Setup) -> bool:
-    return any(s is not None and s.on("mpirun") for s in (setup.launcher, setup.accelerate))
-
-
-def _launcher(setup: Setup) -> str | None:
-    if setup.launcher is None:
-        return "accelerate" if setup.accelerate is not None else None
-    return str(setup.launcher.others["launcher"])
+    return any(statement.on("mpirun") for statement in setup.of_accelerate)
 
 
 def _system(setup: Setup) -> System:
@@ -132,14 +126,14 @@ def _system(setup: Setup) -> System:
         return "litgpt"
     if setup.trainer is not None:
         return "trainer"
-    if _launcher(setup) == "accelerate":
+    if setup.launched_by == "accelerate":
         return "accelerate"
     return "deepspeed" if setup.deepspeed is not None else "script"
 
 
 def _devices(setup: Setup) -> Fact | None:
     found: Fact | None = None
-    launcher = _launcher(setup)
+    launcher = setup.launched_by
     if launcher == "accelerate":
         found = _first((setup.launcher, "devices"), (setup.accelerate, "devices"))
         mode = accelerate_mode(setup)

@@ -39,7 +39,7 @@ def findings_of(setup: Setup, running: Running) -> list[Finding]:
 
 def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Finding]:
     """The launcher carries an accumulation of its own, and only into DeepSpeed."""
-    said = [s for s in (setup.launcher, setup.accelerate) if s is not None and s.accumulation]
+    said = [statement for statement in setup.of_accelerate if statement.accumulation]
     if not said or running.system not in {"accelerate", "trainer"}:
         return
     if len(said) == 2 and differ(said[0].accumulation, said[1].accumulation):

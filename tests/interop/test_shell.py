@@ -199,6 +199,9 @@ def test_a_number_that_control_flow_decides_is_refused_by_name(script: str) -> N
     words = f"--per_device_train_batch_size is .*, which {CONTROL_FLOW[script]} decides"
     with pytest.raises(ConfigError, match=words):
         read_script("train.sh", script + LAUNCH)
+    half = LAUNCH.replace("$MICRO", "$((MICRO / 1))").strip()
+    with pytest.raises(ConfigError, match=words):
+        read_script("train.sh", f'{script}srun bash -c "{half} --name $(date -I | cut -c 1-4)"')
     options = read_script("train.sh", f"{script}MICRO=8\n{LAUNCH}").options
     assert options["per_device_train_batch_size"] == "8", "what comes afterwards decides"
 

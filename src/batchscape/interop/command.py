@@ -347,5 +347,7 @@ def _refuse_unknown(name: str, command: Command, key: str, value: str) -> None:
 
 def _decides(command: Command, value: str) -> str | None:
     """Say which control flow decides a value that is not known."""
-    names = (name for name in re.findall(r"\w+", value) if name in command.decided)
-    return next((f"{command.decided[name]} decides" for name in names), None)
+    # A variable that is not decided itself may hold another that is.
+    held = [value, *(command.variables.get(name, "") for name in re.findall(r"\w+", value))]
+    names = (name for text in held for name in re.findall(r"\w+", text))
+    return next((f"{command.decided[n]} decides" for n in names if n in command.decided), None)

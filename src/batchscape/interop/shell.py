@@ -100,7 +100,8 @@ def _within_shell(name: str, command: Command) -> list[Command]:
     script = _Script(
         dict(command.variables), [*command.floors], dict(command.decided), set(command.several)
     )
-    script.read(f"{name}: {words[at]} -c in line {command.line}", words[at + 2])
+    text = words[at + 2].replace(_NO_BREAK, " ")
+    script.read(f"{name}: {words[at]} -c in line {command.line}", text)
     return [
         replace(inner, words=(*words[:at], *inner.words), line=command.line)
         for inner in script.commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from batchscape.errors import ConfigError
@@ -74,10 +74,6 @@ class Statement:
     def on(self, name: str) -> bool:
         """Return whether a switch is set."""
         return bool(self.others.get(name))
-
-    def with_devices(self, devices: Value[int] | None) -> Statement:
-        """Return the same with another number of processes."""
-        return replace(self, devices=devices)
 
     def name(self, value: Value[T] | None) -> str:
         """Return `source: key value`, for messages."""

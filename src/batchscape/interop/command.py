@@ -221,7 +221,7 @@ def _script_statement(
         content: dict[str, object] = {**shared, "train": train, "subcommand": rest[0:1]}
         found = read_litgpt(Source(name, content, is_text=True))
         return replace(found, others={"subcommand": rest[0] if rest else ""})
-    is_trainer = any(key.startswith(("per_device_", "per_gpu_")) for key in options) or bool(
+    is_trainer = any(key.startswith("per_device_") for key in options) or bool(
         "do_train" in options or options.get("deepspeed")
     )
     script = Path(rest[0]).name if rest else ""

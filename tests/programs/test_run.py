@@ -172,7 +172,7 @@ def test_each_program_ends_by_itself(sweep):
             None,
             "begin with optimizer step 2: optimizer step 1 is missing",
         ),
-        "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is a pipe"),
+        "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is no regular file"),
     }
     settings = {"launcher__retries": 0, "launcher__hang_outside_s": 8.0}
     settings["launcher__hang_least_s"] = 1.0

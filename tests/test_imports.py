@@ -15,8 +15,8 @@ import batchscape
 ROOT = Path(batchscape.__file__).parent
 
 # errors, geometry <- config, interop <- record, measure, models, data <- engines, tracking
-# <- train, programs <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
-# where it is listed.
+# <- train, programs <- plan, launch <- doctor <- cli. A part imports from lower layers, and from
+# its own one only where it is listed.
 LAYERS = (
     {"completion", "credentials", "errors", "geometry", "outgoing", "targets", "terminal"},
     {"config", "interop", "recorder"},

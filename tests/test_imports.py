@@ -14,15 +14,15 @@ import batchscape
 
 ROOT = Path(batchscape.__file__).parent
 
-# errors, geometry <- config, interop <- record, measure, models, data <- engines, tracking <- train
-# <- plan, launch <- doctor <- cli. A part imports from lower layers, and from its own one only
-# where it is listed.
+# errors, geometry <- config, interop <- record, measure, models, data <- engines, tracking
+# <- train, programs <- plan, launch <- doctor <- cli. A part imports from lower layers, and from
+# its own one only where it is listed.
 LAYERS = (
     {"completion", "credentials", "errors", "geometry", "outgoing", "targets", "terminal"},
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines", "tracking"},
-    {"train"},
+    {"programs", "train"},
     {"plan", "launch"},
     {"doctor"},
     {"cli", "compose", "__main__"},

@@ -264,10 +264,10 @@ UNREADABLE = {
     "megatron.yaml": ("distributed_type: MEGATRON_LM\n", "only data parallelism is covered"),
     "none.sh": ("echo hello\n", "no launch command found"),
     "two.sh": ("torchrun a.py\ntorchrun b.py\n", r"2 launch commands \(lines 1, 2\)"),
-    "quote.sh": ('torchrun "a.py\n', 'the quote " of line 1 is not closed'),
+    "quote.sh": ('torchrun "a.py\n', 'line 1 cannot be read as bash, at "a.py; give'),
     "unset.sh": (
         "torchrun --nproc_per_node $GPUS a.py\n",
-        r"--nproc_per_node is \$GPUS, which only running the script would tell",
+        r"--nproc_per_node is \$\{GPUS\}, which only running the script would tell",
     ),
     "elastic.sh": ("torchrun --nnodes 1:4 a.py\n", "lets the number of nodes change"),
     "word.sh": ("torchrun --nproc_per_node two a.py\n", "nproc_per_node must be an int"),
@@ -291,12 +291,10 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path) -> None:
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "large.json").write_text(" " * (2**20 + 1))
     (tmp_path / "folder.json").mkdir()
-    (tmp_path / "deep.json").write_text("[" * 50_000)
     for name, words in (
         ("bytes.json", "UTF-8"),
         ("large.json", "at most 1048576 bytes"),
         ("folder.json", "cannot be read"),
-        ("deep.json", "nested too deeply"),
         ("gone.json", "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=words):

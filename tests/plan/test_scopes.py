@@ -298,7 +298,7 @@ GROUPS = {name for name in get_type_hints(RunConfig) if name in BASE}
 def owners(owner: type = RunConfig) -> Iterator[type]:
     """Yield every dataclass that settings are made of; what data hold is named by their content.
 
-    Those of commands are tried in `tests/command/test_scopes.py`.
+    Those of commands are tried in `tests/programs/test_scopes.py`.
     """
     yield owner
     for name, hint in get_type_hints(owner).items():

@@ -16,7 +16,7 @@ from batchscape.errors import ConfigError
 from batchscape.interop.command import read_flags
 from batchscape.interop.finding import Finding
 from batchscape.interop.gather import Setup, gather
-from batchscape.interop.resolve import Fact, Running, resolve
+from batchscape.interop.resolve import Running, resolve
 from batchscape.interop.rules import findings_of
 from batchscape.interop.statements import KINDS, Statement, Value
 from batchscape.outgoing import outgoing_json
@@ -42,12 +42,13 @@ class Consistency:
     def as_json(self) -> str:
         """Return the same as JSON: `consistent`, `says`, `runs`, `geometry`, `findings`."""
         geometry = self.running.geometry
+        facts = {name: getattr(self.running, name) for name in _NUMBERS}
         content = {
             "consistent": self.is_consistent,
             "says": [_as_dict(statement) for statement in self.setup.statements],
             "runs": {
                 "rules_of": self.running.system,
-                **{name: _plain(getattr(self.running, name)) for name in _NUMBERS},
+                **{name: None if fact is None else asdict(fact) for name, fact in facts.items()},
             },
             "geometry": None
             if geometry is None
@@ -165,10 +166,6 @@ def _as_dict(statement: Statement) -> dict[str, object]:
             shown = "auto" if value.is_auto else value.value
             content[name] = {"key": value.key, "value": shown, "default": value.is_default}
     return content
-
-
-def _plain(fact: Fact | None) -> dict[str, object] | None:
-    return None if fact is None else asdict(fact)
 
 
 def _cell(value: object) -> str:

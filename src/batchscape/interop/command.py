@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchscape.errors import ConfigError
-from batchscape.interop.launchers import FLAGS, Launcher, launcher_of, read_launcher, tasks_of
+from batchscape.interop.launchers import (
+    FLAGS,
+    Launcher,
+    job_of,
+    launcher_of,
+    read_launcher,
+    starter_of,
+)
 from batchscape.interop.readers import read_litgpt, read_trainer
 from batchscape.interop.shell import Command, commands_of
 from batchscape.interop.slurm import Job, read_directives
@@ -31,8 +38,7 @@ _READ = frozenset(
     )
 )
 """Options that must be known; others may well be left to the machine."""
-_SHORT = re.compile(r"-\w[\d$]")
-"""An argument of one letter with its value, as argparse takes them."""
+_GIVE = "give the command with its values after --"
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -52,8 +58,6 @@ class Launch:
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the script, without the leading dashes."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """For some of the words, the argument that the user says stands for it."""
 
 
 def read_flags(texts: Sequence[str]) -> dict[str, str]:
@@ -98,7 +102,6 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
     ----------
     name : str
         Of the file.
-    text : str
     flags : mapping of str to str, optional
         As `read_flags` returns it.
 
@@ -117,7 +120,7 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
     chosen = [
         (command, launcher)
         for command, launcher in commands
-        if launcher[0] != "python" or tasks_of(name, command.words[: launcher[1]], job)[0]
+        if launcher[0] != "python" or starter_of(command.words[: launcher[1]])
     ] or commands
     if not chosen:
         msg = (
@@ -141,7 +144,6 @@ def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -
 
     Parameters
     ----------
-    words : sequence of str
     flags : mapping of str to str, optional
         As `read_flags` returns it.
 
@@ -175,41 +177,41 @@ def _read(
     job: Job,
     flags: Mapping[str, str],
 ) -> Launch:
-    for word in command.words[start:]:
-        if word.removeprefix("$") in command.undecided:
-            msg = (
-                f"{name}: what {word} holds depends on a condition of the script; give the command "
-                "with its values after --"
-            )
-            raise ConfigError(msg)
+    if command.undecided is not None:
+        word = command.undecided
+        msg = f"{name}: what {word} holds, {_decides(command, word)}; {_GIVE}"
+        raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
     _check_flags(name, launcher, flags, script_options)
     for key, value in {**options, **script_options}.items():
         if key in _READ or key in flags.values() or key.startswith("train."):
-            _refuse_unknown(name, key, value)
-    visible = command.environment.get("CUDA_VISIBLE_DEVICES")
-    under, job = tasks_of(name, command.words[:start], job)
-    source = Source(name, options, is_text=True)
-    statement = read_launcher(launcher, source, visible, under, job)
-    launch = Launch(
+            _refuse_unknown(name, command, key, value)
+    visible = command.variables.get("CUDA_VISIBLE_DEVICES")
+    starter = starter_of(command.words[:start])
+    if starter is not None:
+        job = job_of(name, starter, job)
+    under = None if starter is None else starter[0]
+    return Launch(
         name,
         launcher,
-        statement,
-        None,
+        read_launcher(launcher, Source(name, options, is_text=True), visible, under, job),
+        _script_statement(f"{name} (script)", launcher, rest, script_options, flags),
         files=_files(launcher, options, script_options, rest),
         floors=command.floors,
         options=script_options,
-        flags=flags,
     )
-    return replace(launch, script=_script_statement(launch, rest))
 
 
-def _script_statement(launch: Launch, rest: Sequence[str]) -> Statement | None:
+def _script_statement(
+    name: str,
+    launcher: Launcher,
+    rest: Sequence[str],
+    options: Mapping[str, str],
+    flags: Mapping[str, str],
+) -> Statement | None:
     """Return what the arguments of the script say, in the words of whose script it seems to be."""
-    options = launch.options
-    name = f"{launch.name} (script)"
-    if launch.launcher == "litgpt":
+    if launcher == "litgpt":
         train = {
             key.removeprefix("train."): value
             for key, value in options.items()
@@ -219,9 +221,8 @@ def _script_statement(launch: Launch, rest: Sequence[str]) -> Statement | None:
         content: dict[str, object] = {**shared, "train": train, "subcommand": rest[0:1]}
         found = read_litgpt(Source(name, content, is_text=True))
         return replace(found, others={"subcommand": rest[0] if rest else ""})
-    flags = launch.flags
-    is_trainer = any(key.startswith(("per_device_", "per_gpu_")) for key in options) or bool(
-        {"do_train"} & options.keys() or options.get("deepspeed")
+    is_trainer = any(key.startswith("per_device_") for key in options) or bool(
+        "do_train" in options or options.get("deepspeed")
     )
     script = Path(rest[0]).name if rest else ""
     if is_trainer and "no_trainer" not in script and not flags:
@@ -291,15 +292,12 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
 def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
-    What the user names may have one dash (`-b 8`, `-b8`) or, as Hydra has it, none (`batch=8`).
+    What the user names may have one dash (`-b 8`) or, as Hydra has it, none (`batch=8`).
     """
     options: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         key = _key(name)
-        if key not in flags.values() and word[1:2] in flags.values() and _SHORT.match(word):
-            name, equals, value = word[:2], "=", word[2:]
-            key = _key(name)
         is_named = key in flags.values() and (bool(equals) or word.startswith("-"))
         if not word.startswith("--") and not is_named:
             continue
@@ -333,11 +331,23 @@ def _check_flags(
         raise ConfigError(msg)
 
 
-def _refuse_unknown(name: str, key: str, value: str) -> None:
-    if re.search(r"\$[\w({]|`", value):
+def _refuse_unknown(name: str, command: Command, key: str, value: str) -> None:
+    if not re.search(r"\$[\w({]|`", value):
+        return
+    if who := _decides(command, value):
+        msg = f"{name}: --{key} is {value}, which {who}; {_GIVE}"
+    else:
         by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
         msg = (
             f"{name}: --{key} is {value}, which only running the script would tell; set the "
-            f"variable in the script{by_slurm}, or give the command with its values after --"
+            f"variable in the script{by_slurm}, or {_GIVE}"
         )
-        raise ConfigError(msg)
+    raise ConfigError(msg)
+
+
+def _decides(command: Command, value: str) -> str | None:
+    """Say which control flow decides a value that is not known."""
+    # A variable that is not decided itself may hold another that is.
+    held = [value, *(command.variables.get(name, "") for name in re.findall(r"\w+", value))]
+    names = (name for text in held for name in re.findall(r"\w+", text))
+    return next((f"{command.decided[n]} decides" for n in names if n in command.decided), None)

@@ -29,7 +29,6 @@ def deepspeed_config(
 
     Parameters
     ----------
-    geometry : BatchGeometry
     zero_stage : int
         From 0 to 3: nothing is sharded; optimizer state; gradients too; parameters too.
     precision : str

@@ -36,6 +36,18 @@ class Setup:
     """Told by the user, for what only the machine knows."""
 
     @property
+    def launched_by(self) -> str | None:
+        """Name of the launcher; an accelerate config alone is for `accelerate launch`."""
+        if self.launcher is None:
+            return "accelerate" if self.accelerate is not None else None
+        return str(self.launcher.others["launcher"])
+
+    @property
+    def of_accelerate(self) -> tuple[Statement, ...]:
+        """Where `accelerate launch` finds its settings, in the order of precedence."""
+        return tuple(s for s in (self.launcher, self.accelerate) if s is not None)
+
+    @property
     def statements(self) -> tuple[Statement, ...]:
         """All of them, in the order in which a table shows them."""
         found = (

@@ -11,7 +11,7 @@ from batchscape.errors import ConfigError
 from batchscape.interop.slurm import Job, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
-__all__ = ["FLAGS", "Launcher", "launcher_of", "read_launcher", "tasks_of"]
+__all__ = ["FLAGS", "Launcher", "job_of", "launcher_of", "read_launcher", "starter_of"]
 
 Launcher = Literal["torchrun", "accelerate", "deepspeed", "litgpt", "python"]
 
@@ -34,25 +34,21 @@ FLAGS: dict[Launcher, frozenset[str]] = {
         "no_ssh no_ssh_check q quiet save_pid"
     ),
     "litgpt": frozenset(),
-    "python": frozenset("BEIOPSVbdimqsuvx"),
+    "python": frozenset(),
 }
 
 _MODULES: dict[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed",
-    "litgpt": "litgpt",
 }
 _PROGRAMS: dict[str, Launcher] = {
     "torchrun": "torchrun",
     "accelerate-launch": "accelerate",
     "deepspeed": "deepspeed",
-    "ds": "deepspeed",
     "litgpt": "litgpt",
 }
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
-_MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 
 
 def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
@@ -92,37 +88,43 @@ def _of_python(words: Sequence[str], index: int) -> tuple[Launcher, int] | None:
     return None
 
 
-def tasks_of(name: str, words: Sequence[str], job: Job) -> tuple[str | None, Job]:
-    """Return what starts a command several times, and the job as its own options leave it.
+def starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """Return what starts a command once for each task (`srun`, `mpirun`), and its options.
+
+    Parameters
+    ----------
+    words : sequence of str
+        What stands before the launcher.
+    """
+    for index, word in enumerate(words):
+        if PurePath(word).name in {"srun", "mpirun", "mpiexec"}:
+            return PurePath(word).name, words[index + 1 :]
+    return None
+
+
+def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
+    """Return a job as the options of what starts the tasks leave it.
 
     Parameters
     ----------
     name : str
         Begins a message.
-    words : sequence of str
-        What stands before the launcher.
+    starter : tuple
+        As `starter_of` returns it.
     job : Job
         Of the `#SBATCH` lines.
-
-    Returns
-    -------
-    tuple
-        `srun`, `mpirun` or `mpiexec`, or None; and the job.
 
     Raises
     ------
     ConfigError
         A number of nodes, tasks or GPUs is none.
     """
-    for index, word in enumerate(words):
-        program, options = PurePath(word).name, words[index + 1 :]
-        if program == "srun":
-            return program, read_step(f"{name} (srun)", options, job)
-        if program in {"mpirun", "mpiexec"}:
-            given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
-            tasks = [f"--ntasks={count}" for count in given]
-            return program, read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
-    return None, job
+    program, options = starter
+    if program == "srun":
+        return read_step(f"{name} (srun)", options, job)
+    given = [after for before, after in pairwise(options) if before in {"-np", "-n"}]
+    tasks = [f"--ntasks={count}" for count in given]
+    return read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
 
 
 def read_launcher(
@@ -132,7 +134,6 @@ def read_launcher(
 
     Parameters
     ----------
-    launcher : str
     source : Source
         Its options, dashes as underscores.
     visible : str or None

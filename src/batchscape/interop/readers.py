@@ -159,7 +159,7 @@ def read_trainer(source: Source) -> Statement:
         A value breaks a rule.
     """
     both = [name for name in ("fp16", "bf16") if _is_on(source, name)]
-    micro = source.count("per_device_train_batch_size") or source.count("per_gpu_train_batch_size")
+    micro = source.count("per_device_train_batch_size")
     config = source.content.get("accelerator_config")
     split = isinstance(config, dict) and _is_on(Source(source.name, config), "split_batches")
     deepspeed = source.content.get("deepspeed")

@@ -61,10 +61,6 @@ class Running:
 def resolve(setup: Setup) -> Running:
     """Say what runs.
 
-    Parameters
-    ----------
-    setup : Setup
-
     Returns
     -------
     Running
@@ -72,7 +68,7 @@ def resolve(setup: Setup) -> Running:
     """
     system = _system(setup)
     devices = _devices(setup)
-    micro, accumulation, total = _PARTS[system](setup, devices)
+    micro, accumulation, total = _parts(system, setup, devices)
     given: dict[str, int] = {}
     for name, fact in (
         ("data_parallel_size", devices),
@@ -98,7 +94,7 @@ def resolve(setup: Setup) -> Running:
 def accelerate_mode(setup: Setup) -> AccelerateMode:
     """Return how `accelerate launch` would start the script (accelerate 1.15)."""
     launcher, config = setup.launcher, setup.accelerate
-    said = launcher if launcher is not None and _launcher(setup) == "accelerate" else None
+    said = launcher if launcher is not None and setup.launched_by == "accelerate" else None
     kind = config.others["distributed_type"] if config is not None else None
     chosen = {
         name
@@ -122,13 +118,7 @@ def accelerate_mode(setup: Setup) -> AccelerateMode:
 
 
 def _mpirun(setup: Setup) -> bool:
-    return any(s is not None and s.on("mpirun") for s in (setup.launcher, setup.accelerate))
-
-
-def _launcher(setup: Setup) -> str | None:
-    if setup.launcher is None:
-        return "accelerate" if setup.accelerate is not None else None
-    return str(setup.launcher.others["launcher"])
+    return any(statement.on("mpirun") for statement in setup.of_accelerate)
 
 
 def _system(setup: Setup) -> System:
@@ -136,14 +126,14 @@ def _system(setup: Setup) -> System:
         return "litgpt"
     if setup.trainer is not None:
         return "trainer"
-    if _launcher(setup) == "accelerate":
+    if setup.launched_by == "accelerate":
         return "accelerate"
     return "deepspeed" if setup.deepspeed is not None else "script"
 
 
 def _devices(setup: Setup) -> Fact | None:
     found: Fact | None = None
-    launcher = _launcher(setup)
+    launcher = setup.launched_by
     if launcher == "accelerate":
         found = _first((setup.launcher, "devices"), (setup.accelerate, "devices"))
         mode = accelerate_mode(setup)
@@ -191,6 +181,23 @@ def _first(*places: tuple[Statement | None, str]) -> Fact | None:
 
 
 Parts = tuple[Fact | None, Fact | None, Fact | None]
+"""Micro-batch, accumulation and samples per optimizer step."""
+
+
+def _parts(system: System, setup: Setup, devices: Fact | None) -> Parts:
+    if system == "trainer":
+        return _of_trainer(setup, devices)
+    if system == "accelerate":
+        return _of_accelerate(setup)
+    if system == "litgpt":
+        return _of_litgpt(setup, devices)
+    statement = setup.deepspeed if system == "deepspeed" else setup.script
+    micro, accumulation, total = (
+        _first((statement, name)) for name in ("micro", "accumulation", "total")
+    )
+    if system == "deepspeed" and accumulation is None and (micro is None) != (total is None):
+        accumulation = Fact(1, "default of DeepSpeed")
+    return micro, accumulation, total
 
 
 def _of_trainer(setup: Setup, devices: Fact | None) -> Parts:
@@ -205,7 +212,7 @@ def _of_trainer(setup: Setup, devices: Fact | None) -> Parts:
     return micro, _first((setup.trainer, "accumulation")), None
 
 
-def _of_accelerate(setup: Setup, devices: Fact | None) -> Parts:  # noqa: ARG001  (as the others)
+def _of_accelerate(setup: Setup) -> Parts:
     """Return what `Accelerator` takes: the launcher's accumulation goes before the script's."""
     micro = _first((setup.script, "micro"), (setup.deepspeed, "micro"))
     total = _first((setup.deepspeed, "total"), (setup.script, "total"))
@@ -224,16 +231,6 @@ def _of_accelerate(setup: Setup, devices: Fact | None) -> Parts:  # noqa: ARG001
     return micro, accumulation or Fact(1, "default of Accelerator"), total
 
 
-def _of_deepspeed(setup: Setup, devices: Fact | None) -> Parts:  # noqa: ARG001  (as the others)
-    """Return what the JSON says; where it is silent, what DeepSpeed takes."""
-    micro, accumulation, total = (
-        _first((setup.deepspeed, name)) for name in ("micro", "accumulation", "total")
-    )
-    if accumulation is None and (micro is None) != (total is None):
-        accumulation = Fact(1, "default of DeepSpeed")
-    return micro, accumulation, total
-
-
 def _of_litgpt(setup: Setup, devices: Fact | None) -> Parts:
     """Return LitGPT's floor of a floor where it divides, else no accumulation."""
     both = (setup.litgpt_arguments, setup.litgpt)
@@ -247,20 +244,3 @@ def _of_litgpt(setup: Setup, devices: Fact | None) -> Parts:
         steps = total.value // devices.value // micro.value
         accumulation = Fact(steps, "global // devices // micro") if steps else None
     return micro, accumulation, total
-
-
-def _of_script(setup: Setup, devices: Fact | None) -> Parts:  # noqa: ARG001  (as the others)
-    """Return the arguments of a script as their names say."""
-    micro, accumulation, total = (
-        _first((setup.script, name)) for name in ("micro", "accumulation", "total")
-    )
-    return micro, accumulation, total
-
-
-_PARTS = {
-    "trainer": _of_trainer,
-    "accelerate": _of_accelerate,
-    "deepspeed": _of_deepspeed,
-    "litgpt": _of_litgpt,
-    "script": _of_script,
-}

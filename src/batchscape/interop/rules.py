@@ -22,7 +22,6 @@ def findings_of(setup: Setup, running: Running) -> list[Finding]:
 
     Parameters
     ----------
-    setup : Setup
     running : Running
         As `resolve` gives it for the same setup.
     """
@@ -40,7 +39,7 @@ def findings_of(setup: Setup, running: Running) -> list[Finding]:
 
 def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Finding]:
     """The launcher carries an accumulation of its own, and only into DeepSpeed."""
-    said = [s for s in (setup.launcher, setup.accelerate) if s is not None and s.accumulation]
+    said = [statement for statement in setup.of_accelerate if statement.accumulation]
     if not said or running.system not in {"accelerate", "trainer"}:
         return
     if len(said) == 2 and differ(said[0].accumulation, said[1].accumulation):
@@ -92,10 +91,12 @@ def _total(setup: Setup, running: Running) -> Iterator[Finding]:
     if running.system == "litgpt":
         return
     if running.unsolved:
+        facts = (running.total, running.micro, running.accumulation, running.devices)
+        stated = ", ".join(fact.origin for fact in facts if fact is not None)
         yield Finding(
             "global-batch",
             "error",
-            f"{_stated(running)}: {running.unsolved.partition('; given')[0]}",
+            f"{stated}: {running.unsolved.partition('; given')[0]}",
             _nearest(running) or "change one of the numbers so that it divides",
         )
         return
@@ -159,11 +160,6 @@ def _alternatives(running: Running, total: int) -> str:
     if per_device % steps.value == 0:
         return f", or the micro-batch to {per_device // steps.value}"
     return ""
-
-
-def _stated(running: Running) -> str:
-    facts = (running.total, running.micro, running.accumulation, running.devices)
-    return ", ".join(fact.origin for fact in facts if fact is not None)
 
 
 def _nearest(running: Running) -> str:

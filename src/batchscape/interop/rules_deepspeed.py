@@ -13,13 +13,7 @@ __all__ = ["findings"]
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
-    """Yield what the JSON says otherwise than the arguments.
-
-    Parameters
-    ----------
-    setup : Setup
-    running : Running
-    """
+    """Yield what the JSON says otherwise than the arguments."""
     yield from _misspelt(setup)
     yield from _auto_without_source(setup, running)
     yield from _against_trainer(setup)

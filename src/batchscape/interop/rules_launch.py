@@ -14,13 +14,7 @@ __all__ = ["findings"]
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
-    """Yield what is wrong with the number of processes.
-
-    Parameters
-    ----------
-    setup : Setup
-    running : Running
-    """
+    """Yield what is wrong with the number of processes."""
     yield from _one_process(setup)
     yield from _per_machine(setup)
     yield from _visible(setup)
@@ -38,22 +32,16 @@ def findings(setup: Setup, running: Running) -> Iterator[Finding]:
         )
 
 
-def _name(setup: Setup) -> str | None:
-    if setup.launcher is None:
-        return "accelerate" if setup.accelerate is not None else None
-    return str(setup.launcher.others["launcher"])
-
-
 def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
     """Return the number of processes that accelerate is told to start."""
-    for statement in (setup.launcher, setup.accelerate):
-        if statement is not None and statement.devices is not None:
+    for statement in setup.of_accelerate:
+        if statement.devices is not None:
             return statement, statement.devices
     return None
 
 
 def _one_process(setup: Setup) -> Iterator[Finding]:
-    if _name(setup) != "accelerate":
+    if setup.launched_by != "accelerate":
         return
     mode, wanted = accelerate_mode(setup), _wanted(setup)
     if wanted is None or (wanted[1].value or 1) < 2:
@@ -76,12 +64,10 @@ def _one_process(setup: Setup) -> Iterator[Finding]:
 
 
 def _per_machine(setup: Setup) -> Iterator[Finding]:
-    if _name(setup) != "accelerate":
+    if setup.launched_by != "accelerate":
         return
     wanted = _wanted(setup)
-    nodes = next(
-        (s.nodes for s in (setup.launcher, setup.accelerate) if s is not None and s.nodes), None
-    )
+    nodes = next((said.nodes for said in setup.of_accelerate if said.nodes), None)
     if wanted is None or nodes is None or not wanted[1].value or not nodes.value:
         return
     remainder = wanted[1].value % nodes.value
@@ -101,7 +87,7 @@ def _visible(setup: Setup) -> Iterator[Finding]:
     launcher = setup.launcher
     ids = launcher.others.get("gpu_ids") if launcher is not None else None
     origin = "--gpu_ids"
-    if ids is None and setup.accelerate is not None and _name(setup) == "accelerate":
+    if ids is None and setup.accelerate is not None and setup.launched_by == "accelerate":
         ids, origin = setup.accelerate.others.get("gpu_ids"), f"{setup.accelerate.source}: gpu_ids"
     count = None
     if isinstance(ids, (str, int)) and not isinstance(ids, bool) and str(ids) != "all":
@@ -113,14 +99,8 @@ def _visible(setup: Setup) -> Iterator[Finding]:
     wanted = _wanted(setup)
     if count is None or wanted is None or not wanted[1].value:
         return
-    nodes = next(
-        (
-            s.nodes.value
-            for s in (launcher, setup.accelerate)
-            if s is not None and s.nodes is not None and s.nodes.value
-        ),
-        1,
-    )
+    told = (said.nodes.value for said in setup.of_accelerate if said.nodes is not None)
+    nodes = next((count for count in told if count), 1)
     here = wanted[1].value // nodes
     if here > count:
         yield Finding(
@@ -167,7 +147,7 @@ def _job(setup: Setup) -> Iterator[Finding]:
 def _two_counts(setup: Setup) -> Iterator[Finding]:
     """A count on the command line goes before that of the file."""
     launcher, config = setup.launcher, setup.accelerate
-    if _name(setup) != "accelerate" or launcher is None or config is None:
+    if setup.launched_by != "accelerate" or launcher is None or config is None:
         return
     left, right = launcher.devices, config.devices
     if left is None or right is None or right.is_default or left.value == right.value:

@@ -12,13 +12,7 @@ __all__ = ["findings"]
 
 
 def findings(setup: Setup, running: Running) -> Iterator[Finding]:
-    """Yield disagreements on settings beside the batch.
-
-    Parameters
-    ----------
-    setup : Setup
-    running : Running
-    """
+    """Yield disagreements on settings beside the batch."""
     yield from _both_precisions(setup)
     yield from _precisions(setup, running)
     yield from _fields_of_the_json(setup)
@@ -58,9 +52,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
                 f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
                 f"change the arguments",
             )
-    first = next(
-        (s for s in (setup.launcher, setup.accelerate) if s is not None and s.precision), None
-    )
+    first = next((said for said in setup.of_accelerate if said.precision), None)
     if first is None or first.precision is None or first.precision.value in {None, "no"}:
         return
     theirs, sets = (trainer or setup.script), first.precision.value
@@ -125,9 +117,7 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
     theirs = script.clipping if script is not None else None
     if script is None or theirs is None or theirs.value is None:
         return
-    plugin = next(
-        (s for s in (setup.launcher, setup.accelerate) if s is not None and s.clipping), None
-    )
+    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
     by_plugin = running.system in {"trainer", "accelerate"} and json is None and plugin is not None
     source = plugin if by_plugin and accelerate_mode(setup).deepspeed else json
     if source is None:

@@ -1,317 +1,352 @@
-"""Enough of a shell's grammar to read a launch script: quotes, variables, arithmetic, arrays.
+"""The commands of a launch script, by tree-sitter's grammar of bash, with what variables hold.
 
-Nothing is executed. What only running the script would tell (command substitution, variables of
-the environment, loops) stays in the words as it is written, so that whoever needs the number can
-say which one is not known.
+Nothing is executed. What only running the script would tell (what a command prints, variables of
+the environment) stays in the words as it is written, and so does what control flow decides.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from batchscape.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
 __all__ = ["Command", "commands_of"]
 
-_TOKEN = re.compile(
-    r"""
-    (?P<joined>\\\r?\n)
-  | (?P<blank>[ \t\r]+)
-  | (?P<end>\n|;|&&|\|\||[|&])
-  | (?P<open>\()
-  | (?P<close>\))
-  | (?P<redirect>\d*[<>]+&?[ \t]*[^\s;&|<>()]*)
-  | '(?P<single>[^']*)'
-  | "(?P<double>(?:\\.|[^"\\])*)"
-  | (?P<arithmetic>\$\(\((?:[^()]|\([^()]*\))*\)\))
-  | (?P<unknown>\$\([^()]*\)|`[^`]*`)
-  | (?P<variable>\$\{[^{}]*\}|\$\w+)
-  | \\(?P<escaped>.)
-  | (?P<plain>[^\s\\'"$`;&|<>()]+|[\\$`'"])
-    """,
-    re.VERBOSE | re.DOTALL,
+_FLOW = frozenset(
+    {
+        *("if_statement", "case_statement", "while_statement"),
+        *("for_statement", "c_style_for_statement", "function_definition", "subshell"),
+    }
 )
-_EXPANDED = re.compile(r"\\.|\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\w+")
-_PIECE = re.compile(r"(?:\$\([^()]*\)|`[^`]*`|\S)+|\s+")
-"""Blanks, or what stands between them; those of a command that is not run belong to it."""
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_SUM = re.compile(r"[\d\s+\-*/%()]{1,200}")
-_OPEN = frozenset({"if", "for", "while", "until", "case", "select"})
-_CLOSE = frozenset({"fi", "done", "esac"})
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
-_DEEPEST = 3
-"""Shells within shells; a variable that names itself would go on for ever."""
-_WITHIN = frozenset({"then", "else", "elif", "do"})
+"""What decides whether, how often or where its commands run."""
+_BLOCKS = frozenset(
+    {
+        *_FLOW,
+        *("program", "redirected_statement", "pipeline", "negated_command", "compound_statement"),
+        *("do_group", "elif_clause", "else_clause", "case_item"),
+        *("variable_assignments", "declaration_command"),
+    }
+)
+"""What holds commands or assignments."""
+_ASSIGNMENTS = frozenset({"variable_assignment", "variable_assignments", "declaration_command"})
+_VARIABLES = frozenset({"simple_expansion", "expansion"})
+_DEFAULTS = frozenset({":-", "-", ":=", "="})
+_BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
+_BLANKS = re.compile(r"[ \t\n]+")
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+"""A blank of a command that is not run: it ends no word."""
+_ALL = re.compile(r'"\$\{(\w+)\[@\]\}"')
+"""All elements of an array, each of them a word."""
+_HELD = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
+"""A word that is a variable of unknown value and nothing else."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command as it would be run, with the variables put in front of it."""
+    """One command as it would be run."""
 
     words: tuple[str, ...]
     line: int
-    environment: dict[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Known when it starts, with those put in front of it."""
     floors: tuple[str, ...] = ()
     """Divisions of the script that leave a remainder, which a shell drops."""
-    undecided: frozenset[str] = frozenset()
-    """Variables with several options in them, which ones depending on a condition."""
+    decided: Mapping[str, str] = field(default_factory=dict)
+    """By variable, the control flow that decides what it holds: `the if of line 3`."""
+    several: frozenset[str] = frozenset()
+    """Of these, the ones that may be several words."""
 
-
-@dataclass
-class _Reader:
-    """State of the walk over one script."""
-
-    name: str
-    variables: dict[str, str] = field(default_factory=dict)
-    arrays: dict[str, list[str]] = field(default_factory=dict)
-    floors: list[str] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    word: str | None = None
-    array: str | None = None
-    """Name of the array whose elements are being read."""
-    depth: int = 0
-    """Conditions and loops around the command that is being read."""
-    after: str = ""
-    """What ended the command before: `&&` and `||` are conditions too."""
-    undecided: set[str] = field(default_factory=set)
-
-    def assign(self, name: str, value: str) -> None:
-        """Set a variable; where a condition decides between two values, it is not known."""
-        before = self.variables.get(name, value)
-        is_conditional = self.depth > 0 or self.after in {"&&", "||"}
-        self.undecided.discard(name)
-        if is_conditional and before != value:
-            if any(text.startswith("-") or " " in text for text in (before, value)):
-                self.undecided.add(name)
-            value = f"${name}"
-        self.variables[name] = value
-
-    def add(self, text: str) -> None:
-        self.word = (self.word or "") + text
-
-    def add_split(self, text: str) -> None:
-        """Add the value of a variable outside quotes: blanks in it end words."""
-        for piece in _PIECE.findall(text):
-            if piece.isspace():
-                self.finish_word()
-            else:
-                self.add(piece)
-
-    def finish_word(self) -> None:
-        if self.word is not None:
-            self.words.append(self.word)
-        self.word = None
-
-    def expand(self, text: str) -> str:
-        """Replace variables and arithmetic; what is not known stays as written."""
-        return _EXPANDED.sub(lambda found: self._value(found.group()), text)
-
-    def _value(self, written: str) -> str:
-        if written.startswith("\\"):
-            return written
-        if written.startswith("$(("):
-            return self._sum(written)
-        inner = written[2:-1] if written.startswith("${") else written[1:]
-        array = re.fullmatch(r"(\w+)\[[@*]\]", inner)
-        if array and array.group(1) in self.arrays:
-            return " ".join(self.arrays[array.group(1)])
-        name, marker, default = inner, "", ""
-        found = re.fullmatch(r"(\w+)(:?[-=])(.*)", inner, re.DOTALL)
-        if found:
-            name, marker, default = found.groups()
-        if self.variables.get(name) or (name in self.variables and marker[:1] != ":"):
-            return self.variables[name]
-        if marker.endswith("="):
-            self.assign(name, default)
-        return default if marker else written
-
-    def _sum(self, written: str) -> str:
-        inner = re.sub(r"\$\{(\w+)\}|\$(\w+)", r"\1\2", written[3:-2])
-        known = re.sub(
-            r"[A-Za-z_]\w*", lambda name: self.variables.get(name.group(), name.group()), inner
-        )
-        if not _SUM.fullmatch(known):
-            return written
-        try:
-            result = _evaluate(ast.parse(known.strip(), mode="eval").body, self.floors)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return written
-        return str(result)
+    @property
+    def undecided(self) -> str | None:
+        """A word of which control flow decides even how many words it is."""
+        found = ((word, _HELD.fullmatch(word)) for word in self.words)
+        return next((word for word, held in found if held and held[1] in self.several), None)
 
 
 def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None) -> list[Command]:
     """Return the commands of a script, one after the other, whatever surrounds them.
 
-    Those in the text that `bash -c` is given are among them, each with the words before the bash.
+    In place of `bash -c TEXT` stand the commands of the text, with the words before the bash.
 
     Parameters
     ----------
     name : str
         Of the script, for messages.
-    text : str
     variables : mapping of str to str, optional
         Those that are set when it begins.
 
     Raises
     ------
     ConfigError
-        A quote is not closed.
+        A line is none of bash.
     """
-    # Two, so that a last line that ends in a backslash is finished too.
-    return list(_all_commands(name, text, variables or {}, _DEEPEST))
+    script = _Script(dict(variables or {}))
+    script.read(name, text)
+    return [inner for command in script.commands for inner in _within_shell(name, command)]
 
 
-def _all_commands(
-    name: str, text: str, variables: Mapping[str, str], deepest: int
-) -> Iterator[Command]:
-    for command in _commands(_Reader(name, dict(variables)), text + "\n\n"):
-        yield from _within_shells(name, command, deepest)
-
-
-def _within_shells(name: str, command: Command, deepest: int) -> Iterator[Command]:
+def _within_shell(name: str, command: Command) -> list[Command]:
     words = command.words
-    at = next((i for i, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
-    option = None if at is None else next((i for i in (at + 1, at + 2) if _is_text(words, i)), None)
-    if at is None or option is None or not deepest:
-        yield command
-        return
-    for inner in _all_commands(name, words[option + 1], command.environment, deepest - 1):
-        yield replace(
-            inner,
-            words=(*words[:at], *inner.words),
-            line=command.line,
-            floors=(*command.floors, *inner.floors),
-            undecided=command.undecided | inner.undecided,
+    at = next((i for i, word in enumerate(words) if PurePath(word).name in {"bash", "sh"}), None)
+    if at is None or len(words) < at + 3 or not re.fullmatch(r"-[a-z]*c", words[at + 1]):
+        return [command]
+    script = _Script(
+        dict(command.variables), [*command.floors], dict(command.decided), set(command.several)
+    )
+    text = words[at + 2].replace(_NO_BREAK, " ")
+    script.read(f"{name}: {words[at]} -c in line {command.line}", text)
+    return [
+        replace(inner, words=(*words[:at], *inner.words), line=command.line)
+        for inner in script.commands
+    ]
+
+
+@dataclass
+class _Script:
+    """The walk over one script."""
+
+    variables: dict[str, str]
+    floors: list[str] = field(default_factory=list)
+    decided: dict[str, str] = field(default_factory=dict)
+    several: set[str] = field(default_factory=set)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    flow: str = ""
+    """Control flow around what is being read."""
+    commands: list[Command] = field(default_factory=list)
+
+    def read(self, name: str, text: str) -> None:
+        import tree_sitter
+        import tree_sitter_bash
+
+        language = tree_sitter.Language(tree_sitter_bash.language())
+        # The grammar takes the last of `$A/$B.c` for a dollar and a word; with braces it does not.
+        braced = _BARE.sub(r"${\1}", text)
+        root = tree_sitter.Parser(language).parse(f"{braced}\n\n".encode()).root_node
+        if root.has_error:
+            msg = f"{name}: {_error(root)}; give the command with its values after --"
+            raise ConfigError(msg)
+        self._walk(root)
+
+    def _walk(self, node: Node) -> None:
+        around = self.flow
+        if node.type == "command":
+            self._command(node)
+        elif node.type == "variable_assignment":
+            self._assignment(node)
+        elif node.type == "list":
+            first, operator, last = node.children[0], node.children[1], node.children[-1]
+            self._walk(first)
+            if operator.type != "&&" or not _only_assigns(first):
+                self.flow = around or _named(operator)
+            self._walk(last)
+        elif node.type in _BLOCKS:
+            if node.type in _FLOW:
+                self.flow = around or _named(node)
+            if node.type == "for_statement" and (variable := node.child_by_field_name("variable")):
+                values = (_raw(value) for value in node.children_by_field_name("value"))
+                self._assign(_raw(variable), *(value.strip("\"'") for value in values))
+            for child in node.named_children:
+                self._walk(child)
+        self.flow = around
+
+    def _command(self, node: Node) -> None:
+        parts = [*node.children_by_field_name("name"), *node.children_by_field_name("argument")]
+        if node.parent is not None and node.parent.type == "redirected_statement":
+            # The grammar counts words behind `> FILE` to the redirect.
+            for redirect in node.parent.children_by_field_name("redirect"):
+                parts += redirect.children_by_field_name("destination")[1:]
+        own: dict[str, str] = {}
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                between = slice(
+                    child.end_byte - node.start_byte, parts[0].start_byte - node.start_byte
+                )
+                if re.search(rb"(?<!\\)\n", (node.text or b"")[between]):
+                    # The grammar counts `A=1 B=2` on a line of their own to the next command.
+                    self._assignment(child)
+                elif value := child.child_by_field_name("value"):
+                    own[_raw(child.children[0])] = self._text(value)
+        words = [word for part in parts for word in self._words(part)]
+        self.commands.append(
+            Command(
+                tuple(words),
+                parts[0].start_point.row + 1,
+                self.variables | own,
+                tuple(self.floors),
+                dict(self.decided),
+                frozenset(self.several),
+            )
         )
 
-
-def _is_text(words: Sequence[str], index: int) -> bool:
-    """Say whether an option of a shell, perhaps among others (`-lc`), announces its commands."""
-    return index + 1 < len(words) and re.fullmatch(r"-[a-z]*c", words[index]) is not None
-
-
-def _commands(reader: _Reader, text: str) -> Iterator[Command]:
-    position, line, started = 0, 1, 1
-    while position < len(text):
-        if text[position] == "#" and reader.word is None:
-            position = text.index("\n", position)
-            continue
-        found = _TOKEN.match(text, position)
-        if found is None:
-            msg = f"{reader.name}: line {line} cannot be read"
-            raise ConfigError(msg)
-        kind = found.lastgroup or "plain"
-        piece = found.group(kind)
-        if kind == "plain" and piece in {"'", '"', "`"}:
-            msg = f"{reader.name}: the quote {piece} of line {line} is not closed"
-            raise ConfigError(msg)
-        if kind == "end" and reader.array is None:
-            reader.finish_word()
-            yield from _finish(reader, started)
-            reader.after = piece if piece in {"&&", "||"} else ""
-            started = line + piece.count("\n")
+    def _assignment(self, node: Node) -> None:
+        name, value = _raw(node.children[0]), node.child_by_field_name("value")
+        adds = node.children[1].type == "+="
+        if value is None:
+            self._assign(name, "")
+        elif value.type != "array":
+            text = self._text(value)
+            self._assign(name, self.variables.get(name, "") + text if adds else text)
+        elif self.flow:
+            self._assign(name, _raw(value))
         else:
-            _take(reader, kind, piece)
-        line += found.group().count("\n")
-        position = found.end()
+            unknown = [f"${{{name}[@]}}"] if name in self.decided else []
+            before = self.arrays.get(name, unknown) if adds else []
+            self.arrays[name] = before + [
+                word
+                for child in value.named_children
+                if child.type != "comment"
+                for word in self._words(child)
+            ]
+
+    def _assign(self, name: str, *values: str) -> None:
+        """Set a variable; where control flow decides, it is not known."""
+        if not self.flow:
+            (self.variables[name],) = values
+            return
+        self.decided[name] = self.flow
+        before = " ".join(self.arrays.pop(name, [])) or self.variables.get(name, "")
+        if any(_BLANKS.search(text) or text.startswith(("-", "(")) for text in (before, *values)):
+            self.several.add(name)
+        self.variables[name] = f"${{{name}}}"
+
+    def _words(self, node: Node) -> list[str]:
+        """Return the words that one of the script becomes: a variable may hold several, or none."""
+        if node.type == "command_name":
+            node = node.children[0]
+        words = [""]
+        is_quoted = False
+        for part in node.children if node.type == "concatenation" else [node]:
+            array = _ALL.fullmatch(_raw(part))
+            if array and array[1] in self.arrays:
+                pieces = self.arrays[array[1]] or [""]
+            elif part.type in _VARIABLES:
+                pieces = _BLANKS.split(self._text(part))
+            else:
+                pieces = [self._text(part)]
+                is_quoted |= part.type in {"string", "raw_string"}
+            words[-1] += pieces[0]
+            words += pieces[1:]
+        return [word for word in words if word] or ([""] if is_quoted else [])
+
+    def _text(self, node: Node) -> str:
+        """Return what a piece of a word becomes; what is not known stays as it is written."""
+        readers: dict[str, Callable[[Node], str]] = {
+            "concatenation": lambda node: "".join(map(self._text, node.children)),
+            "raw_string": lambda node: _raw(node)[1:-1],
+            "string": self._string,
+            "simple_expansion": self._value,
+            "expansion": self._value,
+            "arithmetic_expansion": self._sum,
+            "command_substitution": _unknown,
+        }
+        reader = readers.get(node.type)
+        return re.sub(r"\\(.)", r"\1", _raw(node)) if reader is None else reader(node)
+
+    def _string(self, node: Node) -> str:
+        """Return what stands between double quotes."""
+        raw = node.text or b""
+        pieces, at = [], 1
+        for child in node.named_children:
+            if child.type != "string_content":
+                # Blanks in front of a variable are part of its node.
+                begin = child.end_byte - node.start_byte - len((child.text or b"").lstrip())
+                pieces += [_unescaped(raw[at:begin]), self._text(child)]
+                at = child.end_byte - node.start_byte
+        return "".join([*pieces, _unescaped(raw[at:-1])])
+
+    def _value(self, node: Node) -> str:
+        raw = _raw(node).lstrip()
+        array = re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", raw)
+        if array and array[1] in self.arrays:
+            return " ".join(self.arrays[array[1]])
+        name = _raw(node.children[1])
+        operator = node.child_by_field_name("operator")
+        how = "" if operator is None else operator.type
+        if not re.fullmatch(r"\w+", name) or how not in {"", *_DEFAULTS}:
+            return _unknown(node)
+        known = self.variables.get(name)
+        if known or (known is not None and not how.startswith(":")):
+            return known
+        if not how:
+            return _unknown(node)
+        default = "".join(map(self._text, node.children[3:-1]))
+        if how.endswith("="):
+            self._assign(name, default)
+        return default
+
+    def _sum(self, node: Node) -> str:
+        try:
+            return str(self._number(node.named_children[0]))
+        except (ValueError, ZeroDivisionError, IndexError):
+            return _unknown(node)
+
+    def _number(self, node: Node) -> int:
+        """Return what an expression comes to; ValueError: this is not known."""
+        if node.type == "parenthesized_expression":
+            return self._number(node.named_children[0])
+        if node.type != "binary_expression":
+            raw = _raw(node)
+            text = self.variables.get(raw, raw) if raw.isidentifier() else self._text(node)
+            if not re.fullmatch(r"0|-?[1-9]\d{0,17}", text):
+                raise ValueError
+            return int(text)
+        left, right = self._number(node.children[0]), self._number(node.children[-1])
+        operator = node.children[1].type
+        if operator == "+":
+            return left + right
+        if operator == "-":
+            return left - right
+        if operator == "*":
+            return left * right
+        if operator != "/" or left < 0 or right < 0:
+            raise ValueError
+        quotient, remainder = divmod(left, right)
+        if remainder:
+            self.floors.append(f"{left} / {right} = {quotient}, remainder {remainder}")
+        return quotient
 
 
-def _take(reader: _Reader, kind: str, piece: str) -> None:
-    if kind in {"joined", "blank", "end", "redirect"}:
-        reader.finish_word()
-    elif kind == "open" and reader.word and (found := _ASSIGNMENT.fullmatch(reader.word)):
-        # NAME=( or NAME+=( begins an array; what it held so far is taken up again.
-        reader.array = found[1]
-        reader.words[:] = reader.arrays.get(found[1], []) if found[2] else []
-        reader.word = None
-    elif kind == "close" and reader.array is not None:
-        reader.finish_word()
-        reader.arrays[reader.array] = reader.words[:]
-        reader.words.clear()
-        reader.array = None
-    elif kind in {"open", "close"}:
-        reader.finish_word()
-    elif kind in {"variable", "arithmetic"}:
-        if reader.word is not None and _ASSIGNMENT.fullmatch(reader.word) and not reader.words:
-            reader.add(reader.expand(piece))
-        else:
-            reader.add_split(reader.expand(piece))
-    elif kind == "double":
-        inner = reader.expand(re.sub(r"\\\n", "", piece))
-        if re.fullmatch(r"\$\{\w+\[@\]\}", piece):
-            # The elements of an array stay words of their own inside double quotes.
-            reader.add_split(inner)
-        else:
-            reader.add(re.sub(r'\\(["\\$`])', r"\1", inner))
-    else:
-        reader.add(piece)
+def _raw(node: Node) -> str:
+    return (node.text or b"").decode()
 
 
-def _finish(reader: _Reader, line: int) -> Iterator[Command]:
-    words = reader.words[:]
-    environment: dict[str, str] = {}
-    reader.words.clear()
-    if words and words[0] in _WITHIN:
-        words = words[1:]
-    if words and words[0] in _OPEN:
-        reader.depth += 1
-        if words[0] in {"for", "select"} and len(words) > 1:
-            reader.variables[words[1]] = f"${words[1]}"
-    elif words and words[0] in _CLOSE:
-        reader.depth = max(reader.depth - 1, 0)
-    if words and words[0] in {"export", "local", "readonly", "declare", "typeset"}:
-        words = words[1:]
-        while words and words[0].startswith("-"):
-            words = words[1:]
-    while words and (found := _ASSIGNMENT.fullmatch(words[0])):
-        name, adds, value = found.groups()
-        before = environment.get(name, reader.variables.get(name, ""))
-        environment[name] = before + value if adds else value
-        words = words[1:]
-    if words:
-        yield Command(
-            tuple(words),
-            line,
-            {**reader.variables, **environment},
-            tuple(reader.floors),
-            frozenset(reader.undecided),
-        )
-    else:
-        for name, value in environment.items():
-            reader.assign(name, value)
+def _unknown(node: Node) -> str:
+    """Return what only running it would tell, as it is written."""
+    return _BLANKS.sub(_NO_BREAK, _raw(node).strip())
 
 
-def _evaluate(node: ast.expr, floors: list[str]) -> int:
-    """Return what a shell makes of a sum of ints."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand, floors)
-    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATIONS:
-        raise ValueError
-    left, right = _evaluate(node.left, floors), _evaluate(node.right, floors)
-    if max(left.bit_length(), right.bit_length()) > 64:
-        raise ValueError
-    result = _OPERATIONS[type(node.op)](left, right)
-    if isinstance(node.op, ast.Div) and left % right:
-        floors.append(f"{left} / {right} = {result}, remainder {left - result * right}")
-    return result
+def _unescaped(inside: bytes) -> str:
+    """Return text of double quotes as the shell takes it."""
+    return re.sub(r'\\(["\\$`])', r"\1", inside.decode().replace("\\\n", ""))
 
 
-def _divide(left: int, right: int) -> int:
-    """Divide as a shell does: towards zero."""
-    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+def _named(node: Node) -> str:
+    """Return how a message names control flow: by its first word, and its line."""
+    word = {"function_definition": "function", "subshell": "( )"}.get(node.type)
+    first = node.children[0] if node.children else node
+    return f"the {word or first.type} of line {node.start_point.row + 1}"
 
 
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: _divide,
-    ast.Mod: lambda left, right: left - _divide(left, right) * right,
-}
+def _only_assigns(node: Node) -> bool:
+    if node.type == "list":
+        return node.children[1].type == "&&" and all(map(_only_assigns, node.named_children))
+    return node.type in _ASSIGNMENTS
+
+
+def _error(node: Node) -> str:
+    """Say where the first thing is that the grammar has no rule for."""
+    while wrong := [child for child in node.children if child.has_error]:
+        node = wrong[0]
+    if node.is_missing and node.parent is not None:
+        return f"what begins in line {node.parent.start_point.row + 1} has no closing {node.type}"
+    first, last = node.start_point.row + 1, node.end_point.row + 1
+    lines = f"line {first}" if last <= first else f"something in lines {first} to {last}"
+    near = _raw(node).strip().partition("\n")[0][:40]
+    return f"{lines} cannot be read as bash, at {near}"

@@ -23,15 +23,12 @@ _NAMES = {
     "--gpus-per-node": "gpus_per_node",
     "--gres": "gpus_per_node",
     "--gpus-per-task": "gpus_per_task",
-    **dict.fromkeys(("--cpus-per-task", "-c"), "cpus_per_task"),
 }
-_SEVERAL = re.compile(r"\d+[km]|\d+[km]?([-,:]\d+[km]?)+", re.IGNORECASE)
-"""Nodes as Slurm takes them beside one number: `2-4`, `2,4`, `1-5:2`, `2k`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job has, or one of its steps; None where nobody says it, or what cannot be known."""
+    """What a job has, or one of its steps; None where nobody says it."""
 
     nodes: int | None = None
     tasks: int | None = None
@@ -41,29 +38,24 @@ class Job:
     """Over all nodes."""
     gpus_per_node: int | None = None
     gpus_per_task: int | None = None
-    cpus_per_task: int | None = None
-    unknown: frozenset[str] = frozenset()
-    """Those above that somebody says, by a range or a variable: no default stands for them."""
 
     @property
     def all_tasks(self) -> int | None:
         """Tasks over all nodes; a job of one node unless it says otherwise."""
         if self.tasks is not None or self.tasks_per_node is None:
             return self.tasks
-        if self.unknown & {"tasks", "nodes"}:
-            return None
         return self.tasks_per_node * (self.nodes or 1)
 
     @property
     def tasks_on_node(self) -> int | None:
-        """Tasks on each node; None where they are unknown, or not the same on all."""
+        """Tasks on each node; None where nobody says it, or they are not the same on all."""
         if self.tasks_per_node is not None:
             return self.tasks_per_node
         return _shared(self.tasks, self.nodes)
 
     @property
     def gpus_on_node(self) -> int | None:
-        """GPUs on each node; None where they are unknown, or not the same on all."""
+        """GPUs on each node; None where nobody says it, or they are not the same on all."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if self.gpus is not None:
@@ -83,7 +75,6 @@ class Job:
             "SLURM_NPROCS": self.all_tasks,
             "SLURM_NTASKS_PER_NODE": self.tasks_per_node,
             "SLURM_GPUS_ON_NODE": self.gpus_on_node,
-            "SLURM_CPUS_PER_TASK": self.cpus_per_task,
         }
         return {name: str(value) for name, value in found.items() if value is not None}
 
@@ -95,7 +86,6 @@ def read_directives(name: str, text: str) -> Job:
     ----------
     name : str
         Of the script, for messages.
-    text : str
 
     Raises
     ------
@@ -125,27 +115,21 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
     where : str
         Begins a message.
     words : sequence of str
-        Other options among them are passed over. A variable is not known, nor are nodes that are
-        not one number: a range, a list, thousands.
-    job : Job
+        Other options among them are passed over.
 
     Raises
     ------
     ConfigError
-        A number of nodes, tasks or GPUs is none.
+        A number of nodes, tasks or GPUs is none: a variable whose value is not known, or a range.
     """
     for option, value in _options(words):
-        field = _NAMES[option]
-        count = _gpus(option, value) if field.startswith("gpus") else value
+        count = _gpus(option, value) if _NAMES[option].startswith("gpus") else value
         if count is None:
-            continue
-        if "$" in value or (field == "nodes" and _SEVERAL.fullmatch(value)):
-            job = replace(job, **{field: None}, unknown=job.unknown | {field})
             continue
         if not re.fullmatch(r"[1-9]\d{0,8}", count):
             msg = f"{where} {option} must be an int from 1 to 999999999; given {value[:60]!r}"
             raise ConfigError(msg)
-        job = replace(job, **{field: int(count)}, unknown=job.unknown - {field})
+        job = replace(job, **{_NAMES[option]: int(count)})
     return job
 
 
@@ -154,7 +138,7 @@ def read_step(where: str, words: Sequence[str], job: Job) -> Job:
     fields = {_NAMES[option] for option, _ in _options(words)}
     if "tasks" in fields and "tasks_per_node" not in fields:
         # Tasks of the step; those of the job on a node are a limit of theirs alone.
-        job = replace(job, tasks_per_node=None, unknown=job.unknown - {"tasks_per_node"})
+        job = replace(job, tasks_per_node=None)
     return read_options(where, words, job)
 
 
@@ -169,17 +153,15 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _gpus(option: str, value: str) -> str | None:
     """Return how many GPUs `4`, `a100:4` or, as a resource, `gpu:a100:4` are; None: no GPUs."""
-    found = []
-    for part in value.split(","):
-        words = part.removeprefix("gres/").partition("(")[0].split(":")
-        if option == "--gres" and words.pop(0) != "gpu":
-            continue
-        # A resource without a number is one of it.
-        is_number = bool(words) and not (option == "--gres" and not words[-1].isdecimal())
-        found.append(words[-1] if is_number else "1")
-    if len(found) > 1 and all(count.isdecimal() for count in found):
-        return str(sum(map(int, found)))
-    return found[0] if found else None
+    if option != "--gres":
+        return value.rpartition(":")[2]
+    for resource in value.split(","):
+        name, _, count = resource.partition(":")
+        if name == "gpu":
+            # A resource without a number is one of it.
+            last = count.rpartition(":")[2]
+            return "1" if not last or last[0].isalpha() else last
+    return None
 
 
 def _shared(count: int | None, nodes: int | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
@@ -111,7 +112,9 @@ class Source:
         shown = shown or key
         if auto and given == "auto":
             return Value(None, shown)
-        number = _integer(given) if self.is_text else given
+        number: object = given
+        if self.is_text and re.fullmatch(r"\d{1,20}", str(given)):
+            number = int(str(given))
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < _LIMIT:
             also = ' or "auto"' if auto else ""
             raise self._refusal(shown, given, f"an int from 1 to 2**63 - 1{also}")
@@ -208,21 +211,6 @@ def differ(left: Value[int] | None, right: Value[int] | None) -> bool:
     return None not in values and values[0] != values[1]
 
 
-def _integer(text: object) -> object:
-    if isinstance(text, str) and len(text) <= 20:
-        try:
-            return int(text)
-        except ValueError:
-            return text
-    return text
-
-
 def _shown(given: object) -> str:
-    if isinstance(given, int) and given.bit_length() > 128:
-        # Python refuses to print ints of more than 4300 digits, and nobody could read them.
-        return f"an int of {given.bit_length()} bits"
-    try:
-        text = repr(given)
-    except ValueError:
-        return "ints that are too long to print"
+    text = repr(given)
     return text if len(text) <= 60 else f"{text[:57]}..."

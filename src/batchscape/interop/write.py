@@ -35,7 +35,6 @@ def accelerate_config(
 
     Parameters
     ----------
-    geometry : BatchGeometry
     precision : str
         `float32`, `bfloat16` or `float16`.
     deepspeed_json : str, optional
@@ -76,7 +75,6 @@ def trainer_arguments(
 
     Parameters
     ----------
-    geometry : BatchGeometry
     precision : str
         `float32`, `bfloat16` or `float16`.
     gradient_clip_norm : float, optional
@@ -134,7 +132,6 @@ def write_configs(
 
     Parameters
     ----------
-    geometry : BatchGeometry
     out : Path
         Folder; made if need be. Files of the same names that are there are replaced.
     precision : str

@@ -42,7 +42,7 @@ __all__ = [
 WORKER = "batchscape.train.worker:main"
 """What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
 
-COMMAND_WORKER = "batchscape.engines.command.worker:main"
+COMMAND_WORKER = "batchscape.programs.worker:main"
 """The same for `engine=command`, where one process watches all that the program starts."""
 
 MOST_DESCRIPTORS = 250

@@ -13,16 +13,9 @@ from batchscape.credentials import refuse_secrets
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
-from batchscape.plan.command import (
-    check_commands,
-    check_varied,
-    too_wide,
-    without_unpassed,
-)
 from batchscape.plan.expand import Cell, Grid
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
-from batchscape.plan.program import command_source_hash
 from batchscape.plan.resolve import (
     Rejection,
     check_multiples,
@@ -31,6 +24,13 @@ from batchscape.plan.resolve import (
     resolve,
 )
 from batchscape.plan.stages import solve_geometries
+from batchscape.programs.script import command_source_hash
+from batchscape.programs.settings import (
+    check_commands,
+    check_varied,
+    too_wide,
+    without_unpassed,
+)
 from batchscape.record.spec import DataIdentity, RunSpec
 
 __all__ = ["Plan", "PlannedCell", "Prepare", "make_plan"]

@@ -1,0 +1,202 @@
+"""How a program ended, from its exit code and the end of its log."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from batchscape.record.causes import OUT_OF_MEMORY, Cause
+from batchscape.record.files import end_of
+from batchscape.record.outcome import killed_by
+from batchscape.record.status import Status
+
+__all__ = ["Ending", "ending", "last_words"]
+
+_TAIL_BYTES = 1 << 16
+_LAST_LINES = 6
+"""Lines at the end that are judged: of a program that names no error, or after the last one."""
+_RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b:.*"
+_OUT_OF_MEMORY = re.compile(
+    r"(?:\w+\.)*(?:OutOfMemoryError|MemoryError|_ArrayMemoryError)(?::|\s*$)"
+    rf"|(?:{_RAISED}|terminate called after throwing an instance of '|\s*what\(\):\s+)?"
+    rf"(?:{OUT_OF_MEMORY.pattern})"
+)
+"""How a line begins that says that memory is out. A program that only speaks of it, in the middle
+of a line, may have died of anything."""
+_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b:\s*\S.*)")
+_NO_CAUSE = ("ChildFailedError", "CalledProcessError", "SignalException")
+"""Errors of launchers that only say that their child has one."""
+_REFUSED = re.compile(r"(\S.*: error: \S.*)")
+"""How argparse refuses arguments, below a line of usage."""
+_HAS_WORDS = re.compile(r"\w")
+_OF_RANK = re.compile(r"\[rank(\d+)\]:\s?")
+_TRACEBACK = "Traceback (most recent call last):"
+_FOOTER = re.compile(
+    r"^[WE]\d{4} .*torch/distributed/elastic/.*(closing signal|failed \(exitcode)", re.MULTILINE
+)
+"""Where the agent of torchrun begins to tell of a rank that has failed."""
+_ROOT_CAUSE = re.compile(
+    r"^Root Cause \(first observed failure\):$.*?"
+    r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)",
+    re.MULTILINE | re.DOTALL,
+)
+"""Which rank torchrun saw fail first, and its exit code."""
+_OF_LAUNCHER = re.compile(
+    r"[WEI]\d{4} .*torch/distributed/"
+    r"|\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[(?:launch|runner)\.py:"
+)
+"""How lines of torchrun and of DeepSpeed's launcher begin."""
+
+
+class Ending(NamedTuple):
+    """How the run of a program ended."""
+
+    status: Status
+    cause: Cause | None
+    reason: str | None
+
+
+def ending(code: int, log: Path, offset: int) -> Ending | None:
+    """Say how a program ended that did not end well; None where its exit code is 0.
+
+    Parameters
+    ----------
+    code : int
+        Exit code; negative: the signal that killed it.
+    log : Path
+        What it printed.
+    offset : int
+        Bytes of the log that are older.
+
+    Returns
+    -------
+    Ending or None
+        `oom` where the last error that it printed says that memory was out, else `failed`; never
+        `completed`.
+    """
+    if code == 0:
+        return None
+    text = end_of(log, _TAIL_BYTES, offset).decode(errors="replace")
+    how = _how("the program", code)
+    words = last_words(text)
+    reason = how if words is None else f"{how}; its log ends: {words}"
+    if _is_out_of_memory(text, words):
+        return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
+    if code >= 0:
+        # Shells and launchers report a signal of their child as 128 and its number.
+        cause = Cause.KILLED if code == 128 + signal.SIGKILL else Cause.EXCEPTION
+    else:
+        cause = Cause.KILLED if code == -signal.SIGKILL else Cause.SIGNAL
+    return Ending(Status.FAILED, cause, reason)
+
+
+def _is_out_of_memory(text: str, words: str | None) -> bool:
+    """Return whether the last error of a log, or else its last lines, say that memory was out.
+
+    What follows the error counts as well: NCCL gives its details below.
+    """
+    lines = [_OF_RANK.sub("", line, count=1) for line in _own_lines(text) if line.strip()]
+    last = lines[-_LAST_LINES:]
+    if words is not None and _ERROR.match(words):
+        said = [place for place, line in enumerate(lines) if words in line]
+        last = lines[said[-1] :][:_LAST_LINES] if said else []
+    return any(_OUT_OF_MEMORY.match(line) for line in (words or "", *last))
+
+
+def last_words(text: str) -> str | None:
+    """Return the line of a log that says most about its end: the last error, else the last line.
+
+    Launchers print a summary after the errors of their workers, which says less, and is added only
+    where no error is found. Where that of torchrun names the rank that failed first, the error is
+    that of this rank: the others fail because it is gone.
+    """
+    own = _own_lines(text)
+    summary = _summary(text)
+    found = None
+    if root := _root_cause(text):
+        rank, code = root
+        found = _last_error(own, {str(rank)}) or _last_error(own, {None})
+        summary = _how(f"rank {rank}", code)
+        if found is None and (other := _last_error(own)):
+            return f"{summary}; of another rank: {other}"
+    if found := found or _last_error(own):
+        return found
+    said = [line.strip() for line in own if _HAS_WORDS.search(line)]
+    return "; then: ".join([*said[-1:], *([] if summary is None else [summary])]) or None
+
+
+def _root_cause(text: str) -> tuple[int, int] | None:
+    """Return which rank torchrun saw fail first, and its exit code."""
+    found = list(_ROOT_CAUSE.finditer(text))
+    return (int(found[-1][1]), int(found[-1][2])) if found else None
+
+
+def _summary(text: str) -> str | None:
+    """Return the last line in which a launcher says how its child ended."""
+    said = [
+        line
+        for line in text.splitlines()
+        if (named := _ERROR.match(line)) and any(name in named[1] for name in _NO_CAUSE)
+    ]
+    return said[-1].strip() if said else None
+
+
+def _own_lines(text: str) -> list[str]:
+    """Return what a program printed itself: no lines, traceback or summary of its launcher."""
+    footer = _FOOTER.search(text)
+    if footer is not None and _root_cause(text):
+        text = text[: footer.start()]
+    kept: list[str] = []
+    begin: int | None = None
+    for line in text.splitlines():
+        if _OF_LAUNCHER.match(line):
+            continue
+        if line.startswith(_TRACEBACK):
+            begin = len(kept)
+        is_summary = _ERROR.match(line) and any(name in line for name in _NO_CAUSE)
+        if is_summary:
+            del kept[len(kept) if begin is None else begin :]
+        else:
+            kept.append(line)
+        if not line.startswith((" ", _TRACEBACK)):
+            begin = None
+    return kept
+
+
+def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = None) -> str | None:
+    """Return the last line that names an error.
+
+    Parameters
+    ----------
+    marks : collection, optional
+        Ranks whose lines count, as the lines say it; None among them: those that say none.
+    """
+    found = None
+    # By rank, as ranks print at once: whether the frames of a traceback are being read.
+    within: dict[str | None, bool] = {}
+    is_usage = False
+    for line in lines:
+        mark = _OF_RANK.match(line)
+        own = None if mark is None else mark[1]
+        if marks is not None and own not in marks:
+            continue
+        content = line if mark is None else line[mark.end() :]
+        named = _ERROR.match(content.strip())
+        if named is None and is_usage:
+            named = _REFUSED.match(content.strip())
+        if content[:1].strip() and named is None:
+            is_usage = content.lower().startswith("usage: ")
+        ends = within.get(own, False) and content[:1].strip() != ""
+        if content.startswith(_TRACEBACK):
+            within[own] = True
+        elif ends or named:
+            within[own] = False
+            found = content.strip() if named is None else named[1]
+    return found
+
+
+def _how(what: str, code: int) -> str:
+    return f"{what} exited with code {code}" if code >= 0 else killed_by(what, -code)

@@ -1,0 +1,164 @@
+"""Rows from logs whose columns the user names: JSON lines and printed text."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from batchscape.config.metrics import (
+    EVALUATION_COLUMNS,
+    GEOMETRY_NAMES,
+    STEP_COLUMNS,
+    JsonlMetrics,
+    RegexMetrics,
+)
+from batchscape.errors import RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish, settle_loss
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.metrics.rows import Rows
+
+__all__ = ["ColumnReader"]
+
+
+class ColumnReader(ABC):
+    """Follows a text; a format says what is in a line of it.
+
+    Parameters
+    ----------
+    path : Path
+        The text.
+    geometry : BatchGeometry
+        As planned.
+    sequence_length : int or None
+        Tokens a sample, where every sample is full.
+    may_go_back : bool
+        Whether the next start of the program may repeat steps of earlier ones.
+    begin : int
+        Bytes of the text that are none of this program's.
+    """
+
+    def __init__(
+        self,
+        config: JsonlMetrics | RegexMetrics,
+        path: Path,
+        geometry: BatchGeometry,
+        sequence_length: int | None,
+        *,
+        may_go_back: bool,
+        begin: int = 0,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._name = path.name
+        self._geometry = geometry
+        self._sequence_length = sequence_length
+        self._may_go_back = may_go_back
+        self._lines = Lines(path, begin)
+        self._start_anew()
+        if may_go_back:
+            # The program is not started yet: this is what earlier starts left.
+            with contextlib.suppress(RecordError):
+                self.read()
+            self._steps.begin_start()
+            self._evals.begin_start()
+
+    def _start_anew(self) -> None:
+        self._steps = Rows(self._name, may_go_back=self._may_go_back)
+        self._evals = Rows(self._name, may_go_back=self._may_go_back)
+        self._told: dict[str, dict[int, None]] = {}
+        self._seen: set[str] = set()
+        self._broken: str | None = None
+
+    def read(self, *, final: bool = False) -> Log:
+        """Return what the text holds by now."""
+        lines, anew = self._lines.read(final=final)
+        if anew:
+            self._start_anew()
+        if self._lines.is_torn and not self._is_whole(lines[-1]):
+            lines.pop()
+        if self._broken is not None:
+            raise RecordError(self._broken)
+        try:
+            for line in lines:
+                self._take(line)
+        except RecordError as error:
+            # The lines are read once, and what is wrong with one is wrong for good.
+            self._broken = str(error)
+            raise
+        if final:
+            self._check_end()
+        return self._log()
+
+    @abstractmethod
+    def _take(self, line: str) -> None:
+        """Add what a line says, or raise a RecordError."""
+
+    @abstractmethod
+    def _is_whole(self, line: str) -> bool:
+        """Say whether a last line without its end is not cut off."""
+
+    @abstractmethod
+    def _check_end(self) -> None:
+        """Raise a RecordError where the whole text lacks what the configuration names."""
+
+    def _add(self, values: Mapping[str, object], tables: tuple[str, ...], where: str) -> None:
+        """Add what one line says.
+
+        Parameters
+        ----------
+        values : mapping
+            As the program wrote them, by our names.
+        tables : tuple of str
+            Which of `steps` and `evals` the line is about.
+        where : str
+            Begins a message.
+
+        Raises
+        ------
+        RecordError
+            If a value is no number, or the step is missing, repeats or goes back.
+        """
+        self._seen |= values.keys()
+        for name in GEOMETRY_NAMES:
+            if name in values:
+                count = as_count(values[name], f"{where}: {name}")
+                self._told.setdefault(name, {})[count] = None
+        for table in tables:
+            columns = STEP_COLUMNS if table == "steps" else EVALUATION_COLUMNS
+            chosen = {name: values[name] for name in columns if name in values}
+            if "optimizer_step" not in chosen:
+                msg = f"{where} has {', '.join(sorted(chosen))}, but no optimizer_step"
+                raise RecordError(msg)
+            row = as_row(chosen, self._config.units, where)
+            if table == "steps":
+                row["optimizer_step"] += 1 - self._config.first_step
+                self._steps.add(row, least=1)
+            else:
+                row["optimizer_step"] -= self._config.initial_step
+                self._evals.add(row, least=0)
+
+    def _log(self) -> Log:
+        steps, evals, batch = self._steps.get(), self._evals.get(), Batch()
+        for name, counts in self._told.items():
+            for count in counts:
+                batch.put(name, count, self._name)
+        sources: dict[str, str] = {}
+        if missing := settle_loss(steps, self._config.loss_of, batch, self._geometry):
+            sources["loss"] = missing
+        if any("step_time_s" in row for row in steps):
+            sources["step_time_s"] = f"as {self._name} has it"
+        return finish(
+            steps,
+            evals,
+            batch,
+            geometry=self._geometry,
+            sequence_length=self._sequence_length,
+            sources=sources,
+            source=self._name,
+        )

@@ -1,0 +1,80 @@
+"""Choosing the reader that a configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import assert_never
+
+from batchscape.config.metrics import (
+    JsonlMetrics,
+    LitGptCsvMetrics,
+    Metrics,
+    RecorderMetrics,
+    RegexMetrics,
+    TrainerStateMetrics,
+)
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.jsonl import JsonlReader
+from batchscape.programs.metrics.litgpt import LitGptReader
+from batchscape.programs.metrics.log import Reader
+from batchscape.programs.metrics.printed import RegexReader
+from batchscape.programs.metrics.recorded import RecorderReader
+from batchscape.programs.metrics.trainer_state import TrainerStateReader
+
+__all__ = ["open_reader"]
+
+_PRINTED = "log.txt"
+
+
+def open_reader(
+    config: Metrics,
+    run_dir: Path,
+    geometry: BatchGeometry,
+    sequence_length: int | None,
+    *,
+    restarted: bool = False,
+    printed: Path | None = None,
+    printed_before: int = 0,
+) -> Reader:
+    """Return the reader of one run's metrics.
+
+    Parameters
+    ----------
+    config : Metrics
+        Which program wrote them, and where.
+    run_dir : Path
+        Folder of the run, which paths are relative to.
+    geometry : BatchGeometry
+        As planned. It fills in what the program leaves out, and is never taken for observed.
+    sequence_length : int or None
+        Tokens a sample; None where samples are not sequences.
+    restarted : bool
+        Whether the program, which is still to start, goes on from an earlier start: its first step
+        may then go back, and what it replaces does not count.
+    printed : Path, optional
+        What the program prints; `log.txt` in the folder of the run where it is left out.
+    printed_before : int
+        Bytes of it that are older than this start, and none of its metrics.
+    """
+    printed = run_dir / _PRINTED if printed is None else printed
+    match config:
+        case RecorderMetrics():
+            return RecorderReader(run_dir, geometry, sequence_length)
+        case TrainerStateMetrics(path=path):
+            return TrainerStateReader(run_dir / path, geometry, sequence_length)
+        case LitGptCsvMetrics(path=path):
+            return LitGptReader(run_dir / path, printed, geometry, sequence_length)
+        case JsonlMetrics(path=path):
+            where = run_dir / path
+            return JsonlReader(config, where, geometry, sequence_length, may_go_back=restarted)
+        case RegexMetrics(path=path):
+            is_printed = Path(path) == Path(_PRINTED)
+            return RegexReader(
+                config,
+                printed if is_printed else run_dir / path,
+                geometry,
+                sequence_length,
+                may_go_back=restarted,
+                begin=printed_before if is_printed else 0,
+            )
+    assert_never(config)

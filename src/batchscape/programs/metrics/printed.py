@@ -1,0 +1,53 @@
+"""Regular expressions over what a program prints."""
+
+from __future__ import annotations
+
+import re
+
+from batchscape.config.metrics import RegexMetrics
+from batchscape.errors import RecordError
+from batchscape.programs.metrics.collected import ColumnReader
+
+__all__ = ["RegexReader"]
+
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "geometry_pattern": (),
+    "pattern": ("steps",),
+    "evaluation_pattern": ("evals",),
+}
+
+
+class RegexReader(ColumnReader):
+    """Reads the named groups of every match in every line."""
+
+    _config: RegexMetrics
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._matched: set[str] = set()
+        self._patterns = {
+            setting: re.compile(text)
+            for setting in _PATTERNS
+            if (text := getattr(self._config, setting)) is not None
+        }
+
+    def _take(self, line: str) -> None:
+        for setting, pattern in self._patterns.items():
+            for match in pattern.finditer(line):
+                self._matched.add(setting)
+                values = {
+                    name: text for name, text in match.groupdict().items() if text is not None
+                }
+                where = f"{self._path}, {line[:60]!r}"
+                self._add(values, _PATTERNS[setting], where)
+
+    def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
+        return False
+
+    def _check_end(self) -> None:
+        for setting in self._patterns.keys() - self._matched:
+            msg = (
+                f"metrics.{setting} matches no line of {self._path}: "
+                f"{getattr(self._config, setting)!r}"
+            )
+            raise RecordError(msg)

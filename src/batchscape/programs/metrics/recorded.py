@@ -1,0 +1,181 @@
+"""What `batchscape.recorder` and the callback for `transformers` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
+from batchscape.errors import RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.metrics.rows import Rows
+from batchscape.recorder import FOLDER
+
+__all__ = ["RecorderReader"]
+
+
+@dataclass
+class _Rank:
+    """What one rank wrote in its last start."""
+
+    attempt: int = -1
+    begins: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    time_before_s: float = 0.0
+    """Training time of the rows that earlier starts left."""
+
+
+class RecorderReader:
+    """Reads the files of all ranks.
+
+    Parameters
+    ----------
+    geometry : BatchGeometry
+        As planned.
+    sequence_length : int or None
+        Tokens a sample, where every sample is full.
+    """
+
+    def __init__(self, run_dir: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
+        self._folder = run_dir / FOLDER
+        self._geometry = geometry
+        self._sequence_length = sequence_length
+        self._lines: dict[Path, Lines] = {}
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._ranks: dict[Path, _Rank] = {}
+        # A later start goes on from a checkpoint, or from nothing.
+        self._steps = Rows("the recorder", may_go_back=True)
+        self._evals = Rows("the recorder", may_go_back=True)
+        self._windows: set[int] = set()
+        self._broken: str | None = None
+
+    def read(self, *, final: bool = False) -> Log:
+        """Return what was recorded by now."""
+        paths = sorted(self._folder.glob("rank_*.jsonl"))
+        new = {path: self._lines.setdefault(path, Lines(path)).read() for path in paths}
+        if any(anew for _, anew in new.values()):
+            self._lines = {path: Lines(path) for path in new}
+            self._start_anew()
+            new = {path: lines.read() for path, lines in self._lines.items()}
+        if self._broken is not None:
+            raise RecordError(self._broken)
+        try:
+            for path, (lines, _) in new.items():
+                for line in lines:
+                    self._take(path, line)
+        except RecordError as error:
+            # The lines are read once, and what is wrong with one is wrong for good.
+            self._broken = str(error)
+            raise
+        if final and not any(rank.begins for rank in self._ranks.values()):
+            msg = (
+                f"{self._folder} is empty: the program made no batchscape.recorder.Recorder (or "
+                f"runs in an environment without BATCHSCAPE_RUN_DIR)"
+            )
+            raise RecordError(msg)
+        return self._log()
+
+    def _take(self, path: Path, line: str) -> None:
+        try:
+            event = json.loads(line)
+            kind = event.pop("event")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
+            raise RecordError(msg) from None
+        rank = self._ranks.setdefault(path, _Rank())
+        if kind == "begin":
+            self._begin(rank, event, str(path))
+        elif kind == "problem":
+            rank.problems.append(str(event.get("message")))
+        elif kind == "step":
+            self._step(rank, event, str(path))
+        elif kind == "evaluation":
+            self._evals.add(self._row(rank, event, EVALUATION_COLUMNS, str(path)), least=0)
+
+    def _begin(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
+        attempt = as_count(event.get("attempt", 0), f"{where}: attempt")
+        if attempt != rank.attempt:
+            rank.attempt, rank.begins, rank.problems = attempt, [], []
+            rank.time_before_s = -1.0
+        rank.begins.append(event)
+
+    def _step(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
+        window = event.pop("loss_window", 1)
+        row = self._row(rank, event, STEP_COLUMNS, where)
+        if window != 1:
+            self._windows.add(as_count(window, f"{where}: loss_window"))
+            # A mean over several steps is the loss of none; that one is no number is a fact.
+            if math.isfinite(row.get("loss", 0.0)):
+                row.pop("loss", None)
+        self._steps.add(row, least=1)
+
+    def _row(
+        self, rank: _Rank, event: dict[str, Any], columns: tuple[str, ...], where: str
+    ) -> dict[str, int | float]:
+        if "optimizer_step" not in event:
+            msg = f"{where} is damaged: an event has no optimizer_step"
+            raise RecordError(msg)
+        values = {name: event[name] for name in columns if name in event}
+        row = as_row(values, {}, where)
+        if rank.time_before_s < 0:
+            rank.time_before_s = self._go_on_from(int(row["optimizer_step"]))
+        if "train_time_s" in row:
+            row["train_time_s"] += rank.time_before_s
+        return row
+
+    def _go_on_from(self, step: int) -> float:
+        """Drop what an earlier start did beyond a checkpoint; return the training time so far."""
+        self._steps.cut(step)
+        self._evals.cut(step)
+        return max((row.get("train_time_s", 0.0) for row in self._steps.get()), default=0.0)
+
+    def _log(self) -> Log:
+        steps, evals, batch = self._steps.get(), self._evals.get(), Batch()
+        attempt = max((rank.attempt for rank in self._ranks.values()), default=-1)
+        now = {path: rank for path, rank in self._ranks.items() if rank.attempt == attempt}
+        for path, rank in now.items():
+            batch.problems += [f"{path.stem}: {problem}" for problem in rank.problems]
+            if len(rank.begins) > 1:
+                pids = ", ".join(str(begin.get("pid")) for begin in rank.begins)
+                batch.problems.append(
+                    f"{len(rank.begins)} recorders are {path.stem} (processes {pids}): every "
+                    f"process trains for itself, or a script made two recorders"
+                )
+            for begin in rank.begins:
+                for name in GEOMETRY_NAMES:
+                    if name in begin:
+                        count = as_count(begin[name], f"{path}: {name}")
+                        batch.put(name, count, "the recorder, as the script says")
+        world_size = batch.value("world_size")
+        if world_size is not None and len(now) > world_size:
+            batch.problems.append(f"{len(now)} ranks made a recorder of world_size {world_size}")
+        return finish(
+            steps,
+            evals,
+            batch,
+            geometry=self._geometry,
+            sequence_length=self._sequence_length,
+            sources=self._sources(),
+            source="recorder",
+        )
+
+    def _sources(self) -> dict[str, str]:
+        sources = {}
+        if any("step_time_s" in row for row in self._steps.get()):
+            sources["step_time_s"] = "between calls of the recorder, on rank 0"
+        if self._windows:
+            sources["loss"] = (
+                f"missing where it is a mean over {sorted(self._windows)} optimizer steps; log "
+                f"every step to have it"
+            )
+        return sources

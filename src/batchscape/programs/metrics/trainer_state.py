@@ -1,0 +1,231 @@
+"""The `trainer_state.json` of a Hugging Face `Trainer`.
+
+What it holds was read in the source of transformers 5.23, `trainer.py`: a logged loss is the
+mean over the steps since the last one logged, and over ranks; `train_batch_size` is a process's;
+`num_input_tokens_seen` counts the inputs of all ranks; the last entry has samples and steps a
+second, rounded to three digits. A checkpoint has one file of random states a process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchscape.errors import RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.finish import finish, settle_loss
+from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.lines import content_of
+from batchscape.programs.metrics.log import Log
+from batchscape.programs.metrics.numbers import as_count, as_float, as_row
+from batchscape.programs.metrics.rows import Row, Rows
+
+__all__ = ["TrainerStateReader"]
+
+_FILE = "trainer_state.json"
+_STEP = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
+_EVALUATION = {
+    "eval_loss": "eval_loss",
+    "eval_accuracy": "eval_accuracy",
+    "eval_runtime": "evaluation_s",
+}
+
+
+class TrainerStateReader:
+    """Reads the state that the `Trainer` saved last.
+
+    Parameters
+    ----------
+    path : Path
+        The file, or the output folder.
+    geometry : BatchGeometry
+        As planned.
+    sequence_length : int or None
+        Tokens a sample, where every sample is full.
+    """
+
+    def __init__(self, path: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
+        self._path = path
+        self._geometry = geometry
+        self._sequence_length = sequence_length
+
+    def read(self, *, final: bool = False) -> Log:
+        """Return what the last saved state holds."""
+        states = self._states(final=final)
+        if not states:
+            if final:
+                msg = (
+                    f"no {_FILE} in {self._path} or its checkpoints: call trainer.save_state() "
+                    f"after trainer.train(), or name the output folder in metrics.path"
+                )
+                raise RecordError(msg)
+            return Log()
+        path, state = max(states.items(), key=lambda item: item[1]["global_step"])
+        try:
+            return self._log(state, path)
+        except RecursionError:
+            msg = f"{path} is nested too deeply"
+            raise RecordError(msg) from None
+
+    def _states(self, *, final: bool) -> dict[Path, dict[str, Any]]:
+        paths = [self._path]
+        if self._path.is_dir():
+            paths = [self._path / _FILE, *sorted(self._path.glob(f"checkpoint-*/{_FILE}"))]
+        states = {}
+        for path in paths:
+            found = content_of(path)
+            if found is None:
+                continue
+            try:
+                state = json.loads(found)
+                step = as_count(state["global_step"], "global_step")
+                states[path] = {**state, "global_step": step}
+            except (ValueError, LookupError, TypeError, RecursionError, RecordError) as error:
+                # The Trainer may be in the midst of writing it.
+                if final:
+                    msg = f"{path} is no state of a Trainer: {error}"
+                    raise RecordError(msg) from None
+        return states
+
+    def _log(self, state: Mapping[str, Any], path: Path) -> Log:
+        history = state.get("log_history") or []
+        if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
+            msg = f"{path}: log_history should be a list of objects"
+            raise RecordError(msg)
+        rows, evals = self._rows(history, path, best=state.get("best_model_checkpoint") is not None)
+        _see_through_the_filter(rows)
+        batch = self._batch(state, history, path)
+        sources = {"loss": "mean over ranks of the means that the Trainer takes"}
+        if missing := settle_loss(rows, "window", batch, self._geometry):
+            sources["loss"] = f"{missing}; set logging_steps=1 to have it"
+        if state["global_step"] > (rows[-1]["optimizer_step"] if rows else 0):
+            rows.append({"optimizer_step": state["global_step"]})
+        _time_steps(rows, evals, state)
+        log = finish(
+            rows,
+            evals,
+            batch,
+            geometry=self._geometry,
+            sequence_length=self._sequence_length,
+            sources=sources,
+            source=path.name,
+        )
+        if self._sequence_length is None:
+            for row in log.steps:
+                row.pop("tokens", None)
+            log.sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
+        return log
+
+    @staticmethod
+    def _rows(
+        history: list[dict[str, Any]], path: Path, *, best: bool
+    ) -> tuple[list[Row], list[Row]]:
+        steps, evals = Rows(str(path)), Rows(str(path))
+        evaluated_s, last, trained = 0.0, -1, False
+        for number, entry in enumerate(history):
+            where = f"{path}, log_history[{number}]"
+            trained |= "train_loss" in entry
+            if row := _row(entry, "loss", _STEP, where):
+                steps.add(row | _counts(entry, evaluated_s, where), least=1)
+            # After the training the best model may be loaded, which is not that of the last step;
+            # and a model that was evaluated may be evaluated once more.
+            row = _row(entry, "eval_loss", _EVALUATION, where)
+            if row is not None and row["optimizer_step"] != last and not (trained and best):
+                last = int(row["optimizer_step"])
+                evals.add(row, least=0)
+                evaluated_s += row.get("evaluation_s", math.nan)
+        return steps.get(), evals.get()
+
+    def _batch(self, state: Mapping[str, Any], history: list[dict[str, Any]], path: Path) -> Batch:
+        batch = Batch()
+        processes = _processes(path)
+        if processes is not None:
+            batch.put("world_size", processes, "files of random states in the checkpoint")
+        if state.get("train_batch_size") is not None:
+            # A process's, which has one device; DataParallel's several count as one rank here.
+            micro = as_count(state["train_batch_size"], f"{path}: train_batch_size")
+            batch.put("micro_batch_size", micro, "train_batch_size")
+        ends = [entry for entry in history if "train_loss" in entry]
+        if ends and (size := _samples_a_step(ends[-1])) is not None:
+            batch.put("global_batch_size", size, "train_samples_per_second / _steps_per_second")
+        return batch
+
+
+def _row(
+    entry: Mapping[str, Any], marker: str, columns: Mapping[str, str], where: str
+) -> Row | None:
+    if marker not in entry:
+        return None
+    if "step" not in entry:
+        msg = f"{where} has no step"
+        raise RecordError(msg)
+    values = {ours: entry[key] for key, ours in columns.items() if entry.get(key) is not None}
+    return as_row({"optimizer_step": entry["step"], **values}, {}, where)
+
+
+def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:
+    """Return what a log has with `include_num_input_tokens_seen`."""
+    row: Row = {}
+    if "num_input_tokens_seen" in entry:
+        row["tokens"] = as_count(entry["num_input_tokens_seen"], f"{where}: tokens")
+    if "train_runtime" in entry:
+        time_s = as_float(entry["train_runtime"], f"{where}: train_runtime") - evaluated_s
+        if time_s >= 0:
+            row["train_time_s"] = time_s
+    return row
+
+
+def _see_through_the_filter(rows: list[Row]) -> None:
+    """Undo what `logging_nan_inf_filter` hides: it logs 0 for a loss that is not a number."""
+    for row in rows:
+        if "loss" in row and math.isnan(row.get("gradient_norm", 0.0)):
+            if row["loss"] == 0:
+                row["loss"] = math.nan
+            elif math.isfinite(row["loss"]):
+                del row["loss"]
+
+
+def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> None:
+    """Take the time between logs for that of a step, where nothing else happened in between."""
+    every = state.get("save_steps")
+    every = every if isinstance(every, int) and every > 0 else 0
+    evaluated = {row["optimizer_step"] for row in evals}
+    before: Row = {"optimizer_step": 0, "train_time_s": 0.0}
+    for row in rows:
+        last = int(before["optimizer_step"])
+        # A checkpoint after the last step is in the clock, and nowhere logged.
+        if every and (int(row["optimizer_step"]) - 1) // every > max(last - 1, 0) // every:
+            row.pop("train_time_s", None)
+        if "train_time_s" not in before:
+            row.pop("train_time_s", None)
+        elif "train_time_s" in row and row["optimizer_step"] == last + 1 and last not in evaluated:
+            row["step_time_s"] = max(row["train_time_s"] - before["train_time_s"], 0.0)
+        before = row
+
+
+def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
+    """Return the one whole number of samples a step that the rounded rates allow, if there is."""
+    samples, steps = entry.get("train_samples_per_second"), entry.get("train_steps_per_second")
+    if not isinstance(samples, int | float) or not isinstance(steps, int | float):
+        return None
+    if not (math.isfinite(samples) and math.isfinite(steps)) or steps <= 0.0005 or samples <= 0:
+        return None
+    least = (samples - 0.0005) / (steps + 0.0005)
+    most = (samples + 0.0005) / (steps - 0.0005)
+    whole = math.ceil(least)
+    return whole if math.floor(most) == whole >= 1 else None
+
+
+def _processes(state: Path) -> int | None:
+    """Count the processes that saved a checkpoint."""
+    for folder in (state.parent, *sorted(state.parent.glob("checkpoint-*"))):
+        if (folder / "rng_state.pth").exists():
+            return 1
+        ranks = [re.fullmatch(r"rng_state_\d+\.pth", file.name) for file in folder.glob("rng_*")]
+        if any(ranks):
+            return sum(match is not None for match in ranks)
+    return None

@@ -1,0 +1,124 @@
+"""The program that a command names: whether it is there, and what its files contain."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from batchscape.config import Command
+from batchscape.config.template import fill, placeholders, written
+from batchscape.errors import ConfigError
+from batchscape.record.content import hash_of_files
+
+__all__ = ["check_program", "command_source_hash"]
+
+_RUNS_SCRIPTS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+"""Programs whose arguments name a script of this machine."""
+
+
+def check_program(command: Command) -> None:
+    """Check that the program of a command is there, and the script that it is to run.
+
+    Raises
+    ------
+    ConfigError
+        If one is not. Of a program that is not known to run Python scripts of this machine, such
+        as a container's, no script is looked for.
+    """
+    folder = _folder(command)
+    _check_first_word(command, folder)
+    for script in _scripts(command):
+        if not _is_file(folder / script):
+            msg = (
+                f"engine.argv: there is no script {script} in {folder.absolute()}"
+                f"{_nearest(folder / script)}; a path there is below engine.cwd, by default the "
+                "folder that batchscape is called in"
+            )
+            raise ConfigError(msg)
+
+
+def _check_first_word(command: Command, folder: Path) -> None:
+    program = _filled(command.argv[0], command)
+    if placeholders(command.argv[0]) and program == command.argv[0]:
+        return
+    path = command.environment.get("PATH")
+    found = (
+        shutil.which(str(folder / program)) if "/" in program else shutil.which(program, path=path)
+    )
+    if found is None:
+        where = f"in {folder.absolute()}" if "/" in program else "on the PATH"
+        msg = (
+            f"engine.argv: there is no program {program} {where}; give its path, or start a "
+            "Python script with {python}"
+        )
+        raise ConfigError(msg)
+
+
+def _scripts(command: Command) -> Iterator[str]:
+    """Yield the first argument that names a Python script, and those right behind it."""
+    known = command.argv[0] == "{python}" or _RUNS_SCRIPTS.fullmatch(Path(command.argv[0]).name)
+    if not known or "-c" in command.argv:
+        return
+    found = False
+    for text in command.argv[1:]:
+        filled = _filled(text, command)
+        if not filled.startswith("-") and filled.endswith(".py"):
+            found = True
+            if filled != text or not placeholders(text):
+                yield filled
+        elif found:
+            # What follows an option may be a file that the program writes.
+            return
+
+
+def _nearest(script: Path) -> str:
+    if not script.parent.is_dir():
+        return f" (nor a folder {script.parent.absolute()})"
+    names = sorted(path.name for path in script.parent.glob("*.py"))
+    close = get_close_matches(script.name, names, n=1)
+    return f", but there is {close[0]}" if close else ""
+
+
+def command_source_hash(command: Command) -> str | None:
+    """Name the content of the files that argv and `engine.files` name.
+
+    Of argv, an argument counts that is a file, and what follows the `=` of one that is; the program
+    itself (`torchrun`) only where it is a script with a suffix, such as `./train.sh`.
+
+    Raises
+    ------
+    ConfigError
+        If a file of `engine.files` is not there.
+    """
+    folder = _folder(command)
+    named = [_filled(text, command) for text in command.argv]
+    if not Path(named[0]).suffix:
+        del named[0]
+    named += [text.partition("=")[2] for text in named if "=" in text]
+    argv = [text for text in named if text and _is_file(folder / text)]
+    return hash_of_files([*argv, *command.files], folder, "engine.files")
+
+
+def _folder(command: Command) -> Path:
+    folder = Path(command.cwd or ".").expanduser()
+    if not folder.is_dir():
+        msg = f"engine.cwd={command.cwd}: there is no such folder"
+        raise ConfigError(msg)
+    return folder
+
+
+def _filled(text: str, command: Command) -> str:
+    """Fill in what is known before a run is; a text with other placeholders stays as it is."""
+    known = {name: written(value) for name, value in command.values.items()}
+    names = placeholders(text)
+    return fill(text, known) if known.keys() >= set(names) else text
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a path, or no path
+        return False

@@ -1,0 +1,206 @@
+"""Whether a program of the user's own would do what a plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from batchscape.config import Command, Constant, Evaluation, RunConfig
+from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.script import check_program
+from batchscape.record.placeholders import (
+    OF_THE_START,
+    PLACEHOLDERS,
+    is_passed,
+    used_placeholders,
+)
+from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
+
+__all__ = [
+    "check_commands",
+    "check_varied",
+    "too_wide",
+    "without_unpassed",
+]
+
+_FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
+_TELL = {
+    "data_parallel_size": {"data_parallel_size"},
+    "devices": {"data_parallel_size"},
+    "micro_batch_size": {"micro_batch_size"},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps"},
+    "accumulation_over_ranks": {"gradient_accumulation_steps", "data_parallel_size"},
+    "global_batch_size": set(_FACTORS),
+    "global_batch_tokens": set(_FACTORS),
+}
+"""By placeholder: the factors of which it passes the product."""
+
+_OF_SWEPT = {
+    "engine.precision": ("precision",),
+    "budget": ("optimizer_steps", "samples", "tokens", "micro_steps"),
+}
+"""By setting, or group of settings, that may stand in the script as long as it is not swept: the
+placeholders by any of which it reaches the program."""
+_OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
+
+
+def without_unpassed(config: RunConfig) -> RunConfig:
+    """Return a configuration without an evaluation and a schedule that a command is not given.
+
+    Their rules (whole optimizer steps, room in the budget) would refuse runs that know of neither.
+    """
+    if not isinstance(config.engine, Command):
+        return config
+    used = used_placeholders(config.engine)
+    if not is_passed("evaluation", used):
+        config = replace(config, evaluation=Evaluation())
+    if not is_passed("schedule", used):
+        config = replace(config, schedule=Constant(name="constant"))
+    return config
+
+
+def check_commands(
+    configs: Iterable[RunConfig], swept: Collection[str], fixed: Collection[str]
+) -> None:
+    """Check that every setting that a user has chosen reaches the program.
+
+    Parameters
+    ----------
+    configs : iterable of RunConfig
+        All cells; those of other engines are left alone.
+    swept, fixed : collection of str
+        Keys that the sweep varies, and that the command line sets to one value.
+
+    Raises
+    ------
+    ConfigError
+        If one does not, or a template, a placeholder or the program itself is wrong.
+    """
+    seen: set[str] = set()
+    for config in configs:
+        if not isinstance(config.engine, Command):
+            continue
+        _check_config(config)
+        if (text := repr(config.engine)) not in seen:
+            seen.add(text)
+            _check_engine(config.engine, swept, fixed)
+
+
+def check_varied(configs: Sequence[RunConfig], geometries: Sequence[BatchGeometry | None]) -> None:
+    """Check that a program is told of every factor of the batch that differs between its runs.
+
+    Parameters
+    ----------
+    geometries : sequence of BatchGeometry or None
+        One a cell, None where there is none.
+
+    Raises
+    ------
+    ConfigError
+        If it is not: all of these runs would train alike.
+    """
+    by_argv: dict[tuple[str, ...], list[BatchGeometry]] = {}
+    for config, geometry in zip(configs, geometries, strict=True):
+        if isinstance(config.engine, Command) and geometry is not None:
+            by_argv.setdefault(tuple(used_placeholders(config.engine)), []).append(geometry)
+    for used, cells in by_argv.items():
+        values = {name: sorted({getattr(cell, name) for cell in cells}) for name in _FACTORS}
+        unknown = {name for name, found in values.items() if len(found) > 1}
+        told = [_TELL[name] for name in used if name in _TELL]
+        while alone := [names & unknown for names in told if len(names & unknown) == 1]:
+            unknown -= alone[0]
+        for name in _FACTORS:
+            if name in unknown:
+                shown = ", ".join(map(str, values[name]))
+                msg = (
+                    f"{name} differs between the cells ({shown}), but the program is not told: "
+                    f"put {{{name}}} into engine.argv, or another placeholder that it follows from"
+                )
+                raise ConfigError(msg)
+
+
+def too_wide(geometry: BatchGeometry, config: RunConfig) -> str | None:
+    """Say why a program cannot take a geometry; None where it can, as far as its user has said."""
+    engine = config.engine
+    ranks = geometry.data_parallel_size
+    if not isinstance(engine, Command) or engine.max_devices is None or ranks <= engine.max_devices:
+        return None
+    return (
+        f"the program takes at most engine.max_devices={engine.max_devices} data-parallel ranks; "
+        f"data_parallel_size={ranks}"
+    )
+
+
+def _check_config(config: RunConfig) -> None:
+    if config.batch.ramp:
+        msg = "batch.ramp: a program has one global batch from begin to end; leave the ramp out"
+        raise ConfigError(msg)
+    if config.budget.target_loss is not None:
+        msg = (
+            f"budget.target_loss={config.budget.target_loss}: a program cannot be stopped at a "
+            "target; leave it null, targets are found in its losses afterwards"
+        )
+        raise ConfigError(msg)
+    used = used_placeholders(config.engine) if isinstance(config.engine, Command) else []
+    if config.scaling.reference_global_batch_size is not None and not is_passed("scaling", used):
+        msg = (
+            "scaling: the rule is given, but what it scales does not reach the program; put "
+            "{learning_rate} into engine.argv, or scaling=none"
+        )
+        raise ConfigError(msg)
+
+
+def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
+    used = used_placeholders(command)
+    taken = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
+    if taken:
+        msg = f"engine.values: {', '.join(taken)} is a placeholder already; choose another name"
+        raise ConfigError(msg)
+    if unused := sorted(set(command.values) - set(used)):
+        msg = (
+            f"engine.values.{unused[0]} is given, but {{{unused[0]}}} is nowhere in engine.argv "
+            "or engine.environment"
+        )
+        raise ConfigError(msg)
+    # A sequence length that is only given says how tokens are counted.
+    for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
+        for key in sorted(keys):
+            plain = key.lstrip("+~")
+            if not is_passed(plain, used):
+                msg = (
+                    f"{plain} is {verb}, but the program is not told: {{{_example(plain)}}} is "
+                    "nowhere in engine.argv or engine.environment"
+                )
+                raise ConfigError(msg)
+    for key in sorted(name.lstrip("+~") for name in swept):
+        names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
+        if names is not None and not set(names) & set(used):
+            told = " or ".join(f"{{{name}}}" for name in names)
+            msg = (
+                f"{key} is swept, but the program is not told: {told} is nowhere in engine.argv or "
+                "engine.environment"
+            )
+            raise ConfigError(msg)
+    _check_environment(command)
+    check_program(command)
+
+
+def _check_environment(command: Command) -> None:
+    for name in _OF_BATCHSCAPE:
+        if name in command.environment:
+            msg = f"engine.environment: {name} is batchscape's own; leave it out"
+            raise ConfigError(msg)
+    if devices := command.environment.get("CUDA_VISIBLE_DEVICES"):
+        msg = (
+            f"engine.environment: CUDA_VISIBLE_DEVICES={devices} would put every run on the same "
+            "devices; leave it out: each run is given devices of its own"
+        )
+        raise ConfigError(msg)
+
+
+def _example(key: str) -> str:
+    short = key.rpartition(".")[2]
+    if short in PLACEHOLDERS:
+        return short
+    return key if "." in key else f"{key}.NAME"

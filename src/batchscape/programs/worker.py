@@ -1,0 +1,287 @@
+"""The whole life of a run of a user's own program: started, watched, read, and judged.
+
+One process does it, in the place of the ranks of a run of ours. It leaves the same rows and the
+same outcome as rank 0 of those would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from batchscape.config import Command
+from batchscape.credentials import redact
+from batchscape.errors import BatchscapeError, DiskError, RecordError
+from batchscape.measure.contention import TreeWaits
+from batchscape.programs.agreement import (
+    begins_late,
+    contradictions,
+    observed_batch,
+    unfinished,
+)
+from batchscape.programs.endings import Ending, ending
+from batchscape.programs.metrics import Log, Reader, open_reader
+from batchscape.programs.program import Ended, Program
+from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
+from batchscape.programs.start import CommandLine, command_line, prepare_folder
+from batchscape.programs.tree import TreeMemory, driver_memory
+from batchscape.record.causes import Cause, is_fault_of_the_machine
+from batchscape.record.disk import explained
+from batchscape.record.files import JsonLines, read_json, write_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.heartbeat import Phase, beat
+from batchscape.record.outcome import Outcome
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Status, StopReason
+
+__all__ = ["main"]
+
+_POLL_S = 0.1
+_STOP_GRACE_S = 15.0
+"""Time for the program between SIGTERM and SIGKILL, when the run is to stop. The launcher kills
+this process a little later."""
+_READ_SHARE = 0.01
+"""Share of the time that reading the metrics of a running program may take."""
+_READ_AFTER_S = 1.0
+
+
+def main(run_dir: str, rank: int) -> int:
+    """Run the program of the run in `run_dir`.
+
+    Parameters
+    ----------
+    run_dir : str
+        Run folder with `config.json` and `launch.json`.
+    rank : int
+        0: there is one such process a run.
+
+    Returns
+    -------
+    int
+        Exit code: 0 if the training completed or diverged, else 1. How it ended is in
+        `outcome-<rank>.json`.
+    """
+    folder = RunFolder(Path(run_dir))
+    supervision: Supervision | None = None
+    cause: Cause | None = None
+    try:
+        supervision = Supervision(folder)
+        signal.signal(signal.SIGTERM, supervision.request_stop)
+        status, cause, reason = supervision.run()
+    except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
+        status, (cause, reason) = Status.FAILED, _failure(error, folder)
+    Outcome(
+        status,
+        0 if supervision is None else supervision.optimizer_step,
+        stop_reason=StopReason.BUDGET if status is Status.COMPLETED else None,
+        reason=reason,
+        cause=cause,
+    ).write(folder, rank)
+    return 0 if status in {Status.COMPLETED, Status.DIVERGED} else 1
+
+
+def _failure(error: Exception, folder: RunFolder) -> tuple[Cause, str]:
+    """Say what an error of this process means for the run: its cause, and one line of reason."""
+    told = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
+    if isinstance(told, DiskError):
+        return Cause.DISK, str(told)
+    if isinstance(told, BatchscapeError):
+        return Cause.EXCEPTION, str(told)
+    with contextlib.suppress(OSError):  # the log may be on a full disk
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
+    cause = Cause.INFRASTRUCTURE if is_fault_of_the_machine(error) else Cause.EXCEPTION
+    return cause, f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+class Supervision:
+    """One attempt at a run of a program.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        With `config.json` and `launch.json`.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._spec = spec = RunSpec.read(folder.config)
+        self._launch = read_json(folder.launch)
+        if not isinstance(spec.config.engine, Command):
+            msg = f"{spec.run_id} has no command, but engine={spec.config.engine.name}"
+            raise AssertionError(msg)
+        self._command = spec.config.engine
+        self._attempt: int = self._launch["attempt"]
+        self._log_offset = folder.log.stat().st_size if folder.log.exists() else 0
+        self._stop = False
+        self._kill_at: float | None = None
+        self._diverged: str | None = None
+        self._read_at = 0.0
+        self._log = Log()
+        self._grown = 0, 0, 0
+        goes_on = self._command.resumable and self._attempt > 0
+        self._steps_before: int | None = None if goes_on else 0
+
+    @property
+    def optimizer_step(self) -> int:
+        """Optimizer steps that the program has logged."""
+        return int(self._log.steps[-1]["optimizer_step"]) if self._log.steps else 0
+
+    def request_stop(self, *_: object) -> None:
+        """Ask the program to end, at the next look."""
+        self._stop = True
+
+    def run(self) -> Ending:
+        """Start the program, wait for its end, record it; return how the run ended."""
+        folder, spec = self._folder, self._spec
+        goes_on = self._command.resumable and self._attempt > 0
+        prepare_folder(folder, goes_on=goes_on)
+        line = command_line(spec, self._command, folder, self._attempt)
+        write_json(folder.command, self._described(line))
+        rows = RowWriter(folder, spec, self._attempt, goes_on=goes_on)
+        reader = open_reader(
+            self._command.metrics,
+            folder.program,
+            spec.geometry,
+            spec.config.sequence_length,
+            restarted=goes_on,
+            printed=folder.log,
+            printed_before=0 if goes_on else self._log_offset,
+        )
+        program = Program(line.argv, line.folder, line.environment)
+        driver = driver_memory() if self._launch["device_type"] == "cuda" else None
+        memory = TreeMemory(program.guard_pid, driver)
+        rows.waits = waits = TreeWaits(program.guard_pid)
+        try:
+            ended = self._watch(program, memory, waits, reader, rows)
+        finally:
+            program.close()
+        if ended.left:
+            sys.stdout.write(f"batchscape: killed {ended.left} processes that the program left\n")
+        return self._conclude(ended, memory, reader, rows, line)
+
+    def _watch(
+        self,
+        program: Program,
+        memory: TreeMemory,
+        waits: TreeWaits,
+        reader: Reader,
+        rows: RowWriter,
+    ) -> Ended:
+        """Look at the program until it has ended."""
+        asked = False
+        while (ended := program.wait(_POLL_S)) is None:
+            if self._spec.config.measure.memory:
+                memory.look()
+            waits.look()
+            self._read(reader, rows)
+            self._beat()
+            nan = self._diverged is not None and self._command.stop_on_nan
+            if (self._stop or nan) and not asked:
+                asked = True
+                program.ask_to_end()
+                self._kill_at = time.monotonic() + _STOP_GRACE_S
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._kill_at = None
+                program.kill()
+        return ended
+
+    def _beat(self) -> None:
+        """Tell the launcher that the program is alive, where its log or its metrics have grown."""
+        with contextlib.suppress(OSError):
+            printed = self._folder.log.stat().st_size
+            grown = printed, len(self._log.steps), len(self._log.evals)
+            if grown != self._grown:
+                self._grown = grown
+                step = self.optimizer_step
+                if self._steps_before is None:
+                    self._steps_before = step
+                beat(Phase.RECORD, step, steps_done=max(0, step - self._steps_before))
+
+    def _read(self, reader: Reader, rows: RowWriter) -> None:
+        """Read what the program has logged by now, if that is due."""
+        if time.monotonic() < self._read_at:
+            return
+        spent = time.thread_time()
+        try:
+            self._log = reader.read()
+            rows.write(self._log)
+            self._diverged = diverged_at(self._log)
+        except RecordError:
+            pass  # perhaps half written; what is wrong with it at the end is told
+        took_s = time.thread_time() - spent
+        self._read_at = time.monotonic() + max(_READ_AFTER_S, took_s / _READ_SHARE)
+
+    def _conclude(
+        self,
+        ended: Ended,
+        memory: TreeMemory,
+        reader: Reader,
+        rows: RowWriter,
+        line: CommandLine,
+    ) -> Ending:
+        """Record what the program did, and judge it."""
+        unread: str | None = None
+        try:
+            self._log = reader.read(final=ended.code == 0 and not self._stop)
+        except BatchscapeError as error:
+            unread = str(error)
+        log = self._log
+        observed = observed_batch(log, memory.world_size)
+        wrong = contradictions(self._spec, log, observed)
+        rows.write(log)
+        if self._spec.config.measure.memory:
+            lines = JsonLines(self._folder.lines("ranks"))
+            lines.append(rank_rows(memory.ranks, self._launch))
+            lines.close()
+        write_json(
+            self._folder.command,
+            {
+                **self._described(line),
+                "exit_code": ended.code,
+                "processes_killed": ended.left,
+                "observed": observed,
+                "sources": log.sources,
+                "problems": wrong,
+            },
+        )
+        judged = self._judged(ended, log, unread, wrong)
+        if wrong:
+            rows.clear()
+        return judged
+
+    def _judged(self, ended: Ended, log: Log, unread: str | None, wrong: list[str]) -> Ending:
+        """Say how the run ended, by the first of its troubles."""
+        badly = ending(ended.code, self._folder.log, self._log_offset)
+        diverged = diverged_at(log)
+        cut = unfinished(self._spec, log.steps)
+        if self._stop and (cut is not None or badly is not None):
+            return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
+        if wrong:
+            said = "; ".join([*wrong, *([] if badly is None else [str(badly.reason)])])
+            return Ending(Status.FAILED, Cause.CONTRADICTION, said)
+        if diverged is not None:
+            return Ending(Status.DIVERGED, Cause.DIVERGENCE, diverged)
+        if badly is not None:
+            return badly
+        if unread is not None:
+            said = f"the program's metrics cannot be read: {unread}"
+            return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
+        completed = Ending(Status.COMPLETED, None, begins_late(log.steps))
+        return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
+
+    def _described(self, line: CommandLine) -> dict[str, Any]:
+        return {
+            "argv": line.argv,
+            "cwd": str(line.folder.absolute()),
+            "metrics": asdict(self._command.metrics),
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,110 @@
+"""What a program really used, against what was planned."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.programs.agreement import (
+    begins_late,
+    contradictions,
+    observed_batch,
+    unfinished,
+)
+from batchscape.programs.metrics import Log, Observed
+from batchscape.record.spec import RunSpec
+
+
+@pytest.fixture
+def spec(settings, plan) -> RunSpec:
+    """2 ranks x 1 sample x 4 micro-steps = 8, four steps, 16 tokens a sample: no two are alike."""
+    batch = {"data_parallel_size": 2, "micro_batch_size": 1, "global_batch_size": 8}
+    (found,) = plan(settings(batch=batch, data__sequence_length=16)).specs
+    return found
+
+
+PLANNED = {
+    "world_size": 2,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 4,
+    "global_batch_size": 8,
+    "tokens_per_optimizer_step": 128,
+}
+
+
+def judged(spec: RunSpec, told: int | None = None, problems=(), **observed: int) -> list[str]:
+    log = Log(observed=Observed(**observed), problems=list(problems))
+    return contradictions(spec, log, observed_batch(log, told))
+
+
+def test_what_agrees_or_is_not_observed_is_no_contradiction(spec):
+    for count in range(len(PLANNED) + 1):
+        for names in itertools.combinations(PLANNED, count):
+            assert judged(spec, **{name: PLANNED[name] for name in names}) == []
+    assert judged(spec, tokens_per_optimizer_step=8 * 15) == [], "the last token predicts nothing"
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_every_other_number_is_one(spec, name):
+    (found,) = judged(spec, **{name: PLANNED[name] + 1})
+    assert f"{name}={PLANNED[name] + 1}" in found
+    assert f"the plan says {PLANNED[name]}" in found
+
+
+def test_ranks_seen_from_outside_count_where_the_program_is_silent(spec):
+    assert judged(spec, told=2) == []
+    assert "WORLD_SIZE" in judged(spec, told=1)[0]
+    assert judged(spec, told=1, world_size=2) == [], "what the program says of itself counts more"
+    assert judged(spec, problems=["rank 1 says otherwise"]) == ["rank 1 says otherwise"]
+
+
+def test_what_was_not_observed_says_so():
+    found = observed_batch(Log(observed=Observed(world_size=2, sources={"world_size": "x"})), 3)
+    assert (found["world_size"], found["world_size_source"]) == (2, "x")
+    assert found["micro_batch_size"] is None
+    assert found["micro_batch_size_source"] == "not observed"
+
+
+@given(every=st.integers(1, 6), did=st.integers(1, 12))
+def test_a_log_of_every_nth_step_tells_a_whole_training_from_a_cut_one(every, did):
+    """The oracle is the program: it did `did` of 9 steps and logged each `every`-th."""
+
+    class Nine:
+        optimizer_steps = 9
+
+    logged = [{"optimizer_step": step} for step in range(every, did + 1, every)]
+    verdict = unfinished(Nine(), logged)  # type: ignore[arg-type]  # it reads nothing else
+    if did == 9 and logged:
+        assert verdict is None
+    if did > 9 and logged and logged[-1]["optimizer_step"] > 9:
+        assert "the plan says 9" in verdict
+    if not logged or did + every <= 9:
+        assert verdict is not None
+
+
+@given(
+    every=st.integers(1, 6),
+    begin=st.integers(1, 30),
+    count=st.integers(1, 12),
+    more=st.integers(0, 6),
+)
+def test_a_log_that_begins_late_says_so(every, begin, count, more):
+    """It logs each `every`-th step from `begin` on, and the last one, whichever that is."""
+    logged = [begin + every * number for number in range(count)]
+    logged += [logged[-1] + min(more, every)] if more else []
+    verdict = begins_late([{"optimizer_step": step} for step in logged])
+    if begin <= every or len(logged) < 3:
+        assert verdict is None
+    else:
+        assert f"begin with optimizer step {begin}: " in str(verdict)
+        missing = "step 1 is missing" if begin == 2 else f"steps 1 to {begin - 1} are missing"
+        assert missing in str(verdict)
+
+
+def test_a_log_of_ever_rarer_steps_begins_in_time():
+    logged = [{"optimizer_step": 2**power} for power in range(8)]
+    assert begins_late(logged) is None
+    assert begins_late(logged[3:]) is None, "its first gap is no longer than a later one"

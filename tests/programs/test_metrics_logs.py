@@ -1,0 +1,398 @@
+"""JSON lines and printed text: what programs write, torn, repeated and damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from batchscape.config import Metrics
+from batchscape.config.metrics import EVALUATION_COLUMNS, STEP_COLUMNS
+from batchscape.errors import BatchscapeError, RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, Reader, open_reader
+from batchscape.record.columns import COLUMNS
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)
+NANOGPT = {
+    "kind": "regex",
+    "pattern": r"iter (?P<optimizer_step>\d+): loss (?P<loss>\S+), time (?P<step_time_s>\S+)ms",
+    "evaluation_pattern": r"step (?P<optimizer_step>\d+): .* val loss (?P<eval_loss>\S+)",
+    "geometry_pattern": r"tokens per iteration will be: (?P<tokens_per_optimizer_step>[\d,]+)",
+    "units": {"step_time_s": "ms"},
+    "loss_of": "micro_batch",
+    "first_step": 0,
+}
+NANOGPT_LOG = """tokens per iteration will be: 16,384
+step 0: train loss 4.2874, val loss 4.2823
+iter 0: loss 4.2654, time 35612.51ms, mfu -100.00%
+iter 1: loss 3.2100, time 12.50ms, mfu 5.00%
+step 2: train loss 2.5, val loss 2.75
+iter 2: loss nan, time 12.50ms, mfu 5.00%
+"""
+JSONL = {
+    "kind": "jsonl",
+    "path": "train.jsonl",
+    "columns": {
+        "optimizer_step": "iter",
+        "loss": "train/loss",
+        "eval_loss": "val/loss",
+        "step_time_s": "ms",
+        "samples": "seen",
+    },
+    "units": {"step_time_s": "ms"},
+    "loss_of": "global_batch",
+}
+
+
+def opened(
+    config: dict[str, Any], run_dir: Path, *sizes: int, length: int | None = None, **more: Any
+) -> Reader:
+    geometry = BatchGeometry(1, *(sizes or (1, 4, 1)))
+    settings = ADAPTER.validate_json(json.dumps(config))
+    return open_reader(settings, run_dir, geometry, length, **more)
+
+
+def read_lines(run_dir: Path, entries: list[Any], *, final: bool = False, **config: Any) -> Log:
+    text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+    (run_dir / "train.jsonl").write_text(text)
+    return opened(JSONL | config, run_dir).read(final=final)
+
+
+def test_the_names_that_can_be_read_are_columns() -> None:
+    assert set(STEP_COLUMNS) <= set(COLUMNS["steps"])
+    assert set(EVALUATION_COLUMNS) <= set(COLUMNS["evals"])
+
+
+def test_nanogpt_on_one_rank_without_accumulation(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(NANOGPT_LOG)
+    log = opened(NANOGPT, tmp_path, 1, 16, 1, length=1024).read(final=True)
+    assert [row["optimizer_step"] for row in log.steps] == [1, 2, 3]
+    assert [row["loss"] for row in log.steps[:2]] == [4.2654, 3.21]
+    assert math.isnan(log.steps[2]["loss"])
+    assert [row["step_time_s"] for row in log.steps] == pytest.approx([35.61251, 0.0125, 0.0125])
+    assert log.steps[2]["train_time_s"] == pytest.approx(35.63751)
+    assert [row["optimizer_step"] for row in log.evals] == [0, 2]
+    assert [row["eval_loss"] for row in log.evals] == [4.2823, 2.75]
+    assert [row["train_time_s"] for row in log.evals] == pytest.approx([0.0, 35.62501])
+    assert [row["tokens"] for row in log.steps] == [16384, 32768, 49152]
+    assert log.observed.tokens_per_optimizer_step == 16384
+    assert log.observed.global_batch_size == 16
+    assert log.problems == []
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 2), (2, 8, 1)])
+def test_the_loss_of_a_micro_batch_is_not_that_of_the_step(
+    tmp_path: Path, sizes: tuple[int, int, int]
+) -> None:
+    (tmp_path / "log.txt").write_text(NANOGPT_LOG)
+    log = opened(NANOGPT, tmp_path, *sizes).read(final=True)
+    assert not any("loss" in row for row in log.steps[:2])
+    # Whatever it is a mean over: a loss that is no number is one.
+    assert math.isnan(log.steps[2]["loss"])
+    assert "missing in 2 rows: the program logs that of a micro_batch" in log.sources["loss"]
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "sizes", "kept"),
+    [
+        ("global_batch", (2, 2, 2), [1, 2, 4]),
+        ("rank", (1, 2, 4), [1, 2, 4]),
+        ("rank", (2, 2, 2), []),
+        ("micro_batch", (1, 8, 1), [1, 2, 4]),
+        ("micro_batch", (1, 4, 2), []),
+        ("window", (2, 2, 2), [1, 2]),
+    ],
+)
+def test_a_loss_is_kept_only_where_it_is_the_steps(
+    tmp_path: Path, loss_of: str, sizes: tuple[int, int, int], kept: list[int]
+) -> None:
+    lines = [{"iter": step, "train/loss": 1.0} for step in (1, 2, 4)]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    log = opened(JSONL | {"loss_of": loss_of}, tmp_path, *sizes).read()
+    assert [row["optimizer_step"] for row in log.steps if "loss" in row] == kept
+    assert ("loss" in log.sources) == (len(kept) < 3)
+
+
+def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
+    log = read_lines(
+        tmp_path,
+        [
+            {"hello": "world"},
+            {"iter": 0, "val/loss": 9.0},
+            {"iter": 1, "train/loss": 3.0, "ms": 250, "seen": 4, "note": "other keys"},
+            {"iter": 2, "train/loss": 2.0, "ms": 250, "seen": 8, "val/loss": 2.5},
+            {"iter": 3, "train/loss": None, "ms": 250, "seen": 12},
+        ],
+        final=True,
+    )
+    assert [row.get("loss") for row in log.steps] == [3.0, 2.0, None]
+    assert [row["step_time_s"] for row in log.steps] == [0.25] * 3
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(0, 9.0), (2, 2.5)]
+    assert log.evals[1]["samples"] == 8
+    assert log.observed.global_batch_size == 4
+    assert log.observed.sources["global_batch_size"] == "samples in the train.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("entries", "match"),
+    [
+        ([[1]], "line 1 is no JSON object"),
+        ([{"iter": "x", "train/loss": 1}], "optimizer_step should be a number, got 'x'"),
+        ([{"iter": 1.5, "train/loss": 1}], "should be a whole number from 0 on, got 1.5"),
+        ([{"iter": 1, "train/loss": "3.2,"}], "loss should be a number, got '3.2,'"),
+        ([{"iter": 1, "train/loss": [1]}], "loss should be a number"),
+        ([{"iter": 1, "train/loss": True}], "loss should be a number"),
+        ([{"iter": 1, "ms": -1}], "step_time_s should be a time"),
+        ([{"iter": 1, "ms": math.nan}], "step_time_s should be a time"),
+        ([{"iter": 10**400, "ms": 1}], "should be a whole number"),
+        ([{"iter": 0, "train/loss": 1}], "an optimizer step should be at least 1, got 0"),
+        ([{"train/loss": 1}], "line 1 has loss, but no optimizer_step"),
+        ([{"iter": 2, "ms": 1}, {"iter": 1, "ms": 1}], "optimizer step 1 comes after 2"),
+        ([{"iter": 1, "ms": 1}, {"iter": 1, "ms": 2}], "comes twice; let one rank alone write it"),
+    ],
+)
+def test_lines_that_cannot_be_right(tmp_path: Path, entries: list[Any], match: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(match)):
+        read_lines(tmp_path, entries)
+
+
+def test_an_error_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('nonsense\n{"iter": 1, "train/loss": 1}\n')
+    reader = opened(JSONL, tmp_path)
+    for final in (False, True):
+        with pytest.raises(RecordError, match="line 1 is no JSON"):
+            reader.read(final=final)
+
+
+def test_what_never_came_is_an_error_only_at_the_end(tmp_path: Path) -> None:
+    reader = opened(JSONL, tmp_path)
+    assert reader.read() == Log()
+    with pytest.raises(RecordError, match="is empty or not there"):
+        reader.read(final=True)
+    with pytest.raises(RecordError, match=r"has val/loss \(eval_loss\); keys that it has: iter, "):
+        read_lines(tmp_path, [{"iter": 1, "train/loss": 1.0, "ms": 1.0, "seen": 4}], final=True)
+    (tmp_path / "log.txt").write_text("iter 0: los 4.2654, time 35612.51ms\n")
+    with pytest.raises(RecordError, match="pattern matches no line of"):
+        opened(NANOGPT, tmp_path).read(final=True)
+
+
+def test_every_rank_printing_is_found(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(NANOGPT_LOG + NANOGPT_LOG.splitlines()[-1] + "\n")
+    with pytest.raises(RecordError, match="let one rank alone write it"):
+        opened(NANOGPT, tmp_path).read()
+
+
+def test_an_earlier_start_in_the_same_text_is_replaced(tmp_path: Path) -> None:
+    again = NANOGPT_LOG.splitlines(keepends=True)
+    (tmp_path / "log.txt").write_text("".join([*again, again[0], again[1], again[2]]))
+    log = opened(NANOGPT, tmp_path, 1, 16, 1, restarted=True).read()
+    assert [row["optimizer_step"] for row in log.steps] == [1]
+    assert [row["optimizer_step"] for row in log.evals] == [0]
+
+
+def test_two_numbers_of_one_quantity_are_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(NANOGPT_LOG + NANOGPT_LOG.splitlines()[0].replace("6", "8"))
+    with (tmp_path / "log.txt").open("a") as file:
+        file.write("\n")
+    log = opened(NANOGPT, tmp_path, length=1024).read()
+    assert log.observed.tokens_per_optimizer_step is None
+    (problem,) = log.problems
+    assert "is 16384 by log.txt, 18384 by log.txt" in problem
+
+
+def test_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(NANOGPT_LOG)
+    reader = opened(NANOGPT, tmp_path)
+    assert len(reader.read().steps) == 3
+    other = tmp_path / "other"
+    other.write_text("".join(NANOGPT_LOG.splitlines(keepends=True)[:3]))
+    other.replace(path)
+    assert len(reader.read().steps) == 1
+
+
+@pytest.mark.slow
+@given(cuts=st.lists(st.integers(0, len(NANOGPT_LOG)), max_size=8))
+def test_text_that_comes_in_pieces_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("pieces")
+    path = folder / "log.txt"
+    reader = opened(NANOGPT, folder)
+    for cut in sorted(cuts):
+        path.write_text(NANOGPT_LOG[:cut])
+        # A torn line holds a number that is cut off, and must not be read.
+        whole = NANOGPT_LOG[:cut].rpartition("\n")[0]
+        assert len(reader.read().steps) == whole.count("iter ")
+    path.write_text(NANOGPT_LOG)
+    assert repr(reader.read(final=True)) == repr(opened(NANOGPT, folder).read(final=True))
+
+
+@pytest.mark.slow
+@given(cut=st.integers(0, 200))
+def test_a_json_line_that_is_cut_off_is_left_out(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    lines = [
+        json.dumps({"iter": i, "train/loss": 1.25, "val/loss": 1.5, "ms": 1, "seen": 4 * i})
+        for i in (1, 2)
+    ]
+    text = "\n".join(lines)
+    folder = tmp_path_factory.mktemp("cut")
+    (folder / "train.jsonl").write_text(text[: len(lines[0]) + 1 + cut])
+    log = opened(JSONL, folder).read(final=True)
+    assert len(log.steps) == (2 if cut >= len(lines[1]) else 1)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+entries = st.dictionaries(
+    st.sampled_from(["iter", "train/loss", "val/loss", "ms", "seen", "x"]), json_values
+)
+garbage = st.lists(
+    entries.map(lambda entry: json.dumps(entry).encode()) | st.binary(max_size=40), max_size=6
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        (JSONL, "train.jsonl"),
+        (NANOGPT, "log.txt"),
+        ({"kind": "recorder"}, "recorder/rank_0.jsonl"),
+        ({"kind": "trainer_state"}, "trainer_state.json"),
+        ({"kind": "litgpt_csv"}, "logs/csv/version_0/metrics.csv"),
+    ],
+)
+@given(lines=garbage)
+def test_garbage_is_a_log_or_an_error_and_never_a_crash(
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], file: str, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("garbage")
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    reader = opened(config, folder, length=8)
+    for final in (False, True):
+        with contextlib.suppress(BatchscapeError):
+            assert isinstance(reader.read(final=final), Log)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"pattern": "("}, "pattern is no regular expression"),
+        ({"pattern": r"(?P<loss>\S+)"}, r"pattern must have a group \(\?P<optimizer_step>"),
+        ({"pattern": r"(?P<optimizer_step>\d+)"}, "must have a group beside the step"),
+        ({"pattern": r"(?P<optimizer_step>\d+) (?P<los>.)"}, "pattern names los; what can be"),
+        ({"units": {}}, "units must say the unit of step_time_s, one of s, ms, us, min, h"),
+        ({"units": {"step_time_s": "ms", "data_s": "s"}}, "units names data_s"),
+        ({"loss_of": None}, "loss_of must say what the program's loss is a mean over"),
+    ],
+)
+def test_settings_that_cannot_be_right(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValidationError, match=match):
+        ADAPTER.validate_json(json.dumps(NANOGPT | change))
+
+
+@pytest.mark.parametrize(
+    ("columns", "match"),
+    [
+        ({"loss": "l"}, "columns must name the program's key of the optimizer_step"),
+        ({"optimizer_step": "i", "los": "l"}, "columns names los; what can be read: "),
+    ],
+)
+def test_columns_that_cannot_be_right(columns: dict[str, str], match: str) -> None:
+    config = JSONL | {"columns": columns, "units": {}, "loss_of": None}
+    with pytest.raises(ValidationError, match=match):
+        ADAPTER.validate_json(json.dumps(config))
+
+
+def test_what_was_printed_before_this_start_is_not_its_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "printed.txt"
+    path.write_text(NANOGPT_LOG)
+    (tmp_path / "log.txt").write_text("the program's own\n")
+    reader = opened(NANOGPT, tmp_path, printed=path, printed_before=path.stat().st_size)
+    assert reader.read().steps == []
+    with pytest.raises(RecordError, match="matches no line"):
+        reader.read(final=True)
+
+
+@pytest.mark.parametrize("name", ["log.txt", "train.jsonl"])
+def test_every_rank_writing_is_found_after_a_restart(name: str, tmp_path: Path) -> None:
+    config = NANOGPT if name == "log.txt" else JSONL
+    entries = [{"iter": step, "train/loss": 1 / step} for step in (1, 2, 3)]
+    lines = (
+        NANOGPT_LOG.splitlines(keepends=True)
+        if name == "log.txt"
+        else [f"{json.dumps(entry)}\n" for entry in entries]
+    )
+    (tmp_path / name).write_text("".join(lines))
+    reader = opened(config, tmp_path, restarted=True)
+    assert reader.read().steps
+    with (tmp_path / name).open("a") as file:
+        file.write("".join(line for line in lines[-2:] for _ in range(2)))
+    with pytest.raises(RecordError, match=r"comes (twice|after)"):
+        reader.read()
+
+
+@pytest.mark.parametrize("path", ["", "..", "../other/train.jsonl", "/data/train.jsonl"])
+@pytest.mark.parametrize("kind", ["jsonl", "regex", "trainer_state", "litgpt_csv"])
+def test_metrics_of_elsewhere_are_refused(kind: str, path: str) -> None:
+    config = {"jsonl": JSONL, "regex": NANOGPT}.get(kind, {"kind": kind})
+    with pytest.raises(ValidationError, match="below it"):
+        ADAPTER.validate_json(json.dumps({**config, "path": path}))
+
+
+PLACES = {
+    "recorder": ({"kind": "recorder"}, "recorder/rank_0.jsonl"),
+    "jsonl": (JSONL, "train.jsonl"),
+    "printed": (NANOGPT, "log.txt"),
+    "regex": (NANOGPT | {"path": "out.txt"}, "out.txt"),
+    "trainer_state": ({"kind": "trainer_state", "path": "out"}, "out/trainer_state.json"),
+    "litgpt_csv": ({"kind": "litgpt_csv", "path": "out"}, "out/version_0/metrics.csv"),
+}
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [make_pipe, Path.mkdir, make_device])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_no_file_is_refused_and_not_opened(place, make, tmp_path) -> None:
+    config, name = PLACES[place]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
+
+    def blocks(*_: object) -> None:
+        pytest.fail("it waits for the other end of a pipe")
+
+    before = signal.signal(signal.SIGALRM, blocks)
+    signal.alarm(30)
+    try:
+        with pytest.raises(RecordError, match=rf"{path.name} is no regular file: metrics"):
+            opened(config, tmp_path).read(final=True)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

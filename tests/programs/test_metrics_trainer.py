@@ -1,0 +1,288 @@
+"""The state of a Hugging Face `Trainer`, and our callback beside it, of real trainings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from batchscape.config import Metrics
+from batchscape.errors import BatchscapeError, RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import Log, open_reader
+from batchscape.recorder import RUN_DIR_VARIABLE
+
+ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)
+STATE = ADAPTER.validate_json('{"kind": "trainer_state", "path": "out"}')
+RECORDER = ADAPTER.validate_json('{"kind": "recorder"}')
+
+SCRIPT = """
+import json, os, sys, warnings
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from batchscape.transformers_callback import BatchscapeCallback
+
+settings = json.loads(sys.argv[1])
+samples, poison = settings.pop("samples"), settings.pop("poison", False)
+torch.manual_seed(0)
+tokens = torch.randint(0, 64, (samples, 16))
+data = [{"input_ids": row, "labels": row} for row in tokens]
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+    num_attention_heads=2, bos_token_id=None, eos_token_id=None,
+))
+if poison:
+    model.lm_head.weight.data[0] = float("nan")
+arguments = TrainingArguments(
+    output_dir=sys.argv[2], use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
+    **settings,
+)
+trainer = Trainer(
+    model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[BatchscapeCallback()]
+)
+trainer.train()
+trainer.save_state()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # threads of a wrapped model may abort an interpreter that is taken down
+"""
+
+
+def train(run_dir: Path, ranks: int = 1, **settings: Any) -> None:
+    """Run a Trainer, by torchrun where there are several ranks."""
+    script = run_dir / "train.py"
+    script.write_text(SCRIPT)
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    settings = {"logging_steps": 1, "samples": 64, "gradient_accumulation_steps": 2} | settings
+    subprocess.run(
+        [
+            *(sys.executable, *(start if ranks > 1 else ())),
+            *(str(script), json.dumps(settings), str(run_dir / "out")),
+        ],
+        env={**os.environ, RUN_DIR_VARIABLE: str(run_dir), "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+
+
+def read(config: Any, run_dir: Path, *sizes: int, length: int | None = 16) -> Log:
+    return open_reader(config, run_dir, BatchGeometry(1, *sizes), length).read(final=True)
+
+
+@pytest.mark.systems
+def test_two_ranks_of_a_real_trainer(tmp_path: Path) -> None:
+    train(
+        tmp_path,
+        ranks=2,
+        per_device_train_batch_size=4,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        include_num_input_tokens_seen="all",
+    )
+    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    assert len(losses) == 4
+    state = read(STATE, tmp_path, 2, 4, 2)
+    recorded = read(RECORDER, tmp_path, 2, 4, 2)
+    for log in (state, recorded):
+        assert [row["loss"] for row in log.steps] == losses
+        assert [row["samples"] for row in log.steps] == [16, 32, 48, 64]
+        assert [row["tokens"] for row in log.steps] == [256, 512, 768, 1024]
+        assert [row["optimizer_step"] for row in log.evals] == [2, 4]
+        assert log.observed.micro_batch_size == 4
+        assert log.observed.global_batch_size == 16
+        assert log.problems == []
+        assert all(row["gradient_norm"] > 0 for row in log.steps)
+    assert recorded.observed.world_size == 2
+    assert recorded.observed.gradient_accumulation_steps == 2
+    assert state.observed.tokens_per_optimizer_step == 256
+    assert [row["learning_rate"] for row in state.steps] == pytest.approx(
+        [5e-5, 3.75e-5, 2.5e-5, 1.25e-5]
+    )
+    # An evaluation lies before the third step: how long the step took is not in the state.
+    assert ["step_time_s" in row for row in state.steps] == [True, True, False, True]
+    assert all(row["step_time_s"] > 0 for row in recorded.steps)
+
+
+@pytest.mark.systems
+def test_an_epoch_that_ends_within_an_optimizer_step_is_found(tmp_path: Path) -> None:
+    # 5 micro-batches an epoch: the third optimizer step has one of them, and half the samples.
+    train(tmp_path, per_device_train_batch_size=4, samples=20, num_train_epochs=1)
+    (problem,) = read(RECORDER, tmp_path, 1, 4, 2).problems
+    assert "optimizer step 3 took 1 micro-steps instead of 2" in problem
+    # The state alone tells that 20 samples in 3 steps are no whole global batch.
+    assert read(STATE, tmp_path, 1, 4, 2).observed.global_batch_size is None
+
+
+@pytest.mark.systems
+def test_a_last_micro_batch_that_is_not_full_is_found(tmp_path: Path) -> None:
+    train(
+        tmp_path,
+        per_device_train_batch_size=4,
+        samples=18,
+        num_train_epochs=1,
+        gradient_accumulation_steps=1,
+    )
+    (problem,) = read(RECORDER, tmp_path, 1, 4, 1).problems
+    assert "the last micro-batch of an epoch had 2 samples" in problem
+
+
+@pytest.mark.systems
+def test_a_mean_over_several_steps_is_the_loss_of_none(tmp_path: Path) -> None:
+    train(tmp_path, per_device_train_batch_size=4, max_steps=5, logging_steps=2)
+    for config in (STATE, RECORDER):
+        log = read(config, tmp_path, 1, 4, 2)
+        assert log.steps[-1]["optimizer_step"] == 5
+        assert not any("loss" in row for row in log.steps)
+        assert "missing" in log.sources["loss"]
+    steps = read(RECORDER, tmp_path, 1, 4, 2).steps
+    assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4, 5]
+    assert all("step_time_s" in row for row in steps)
+
+
+@pytest.mark.systems
+def test_a_loss_that_is_no_number_is_seen_through_the_filter(tmp_path: Path) -> None:
+    train(tmp_path, per_device_train_batch_size=4, max_steps=2, poison=True)
+    for config in (STATE, RECORDER):
+        log = read(config, tmp_path, 1, 4, 2)
+        assert all(math.isnan(row["loss"]) for row in log.steps)
+
+
+def state(run_dir: Path, *history: dict[str, Any], **fields: Any) -> None:
+    (run_dir / "out").mkdir(exist_ok=True)
+    step = max((entry.get("step", 0) for entry in history), default=0)
+    content = {"global_step": step, "log_history": list(history), "train_batch_size": 4} | fields
+    (run_dir / "out" / "trainer_state.json").write_text(json.dumps(content))
+
+
+def test_the_filter_s_zero_is_no_loss(tmp_path: Path) -> None:
+    # What transformers 5.23 logs for a loss of NaN, as long as logging_nan_inf_filter is on.
+    state(
+        tmp_path,
+        {"step": 1, "loss": 2.0, "grad_norm": 1.0},
+        {"step": 2, "loss": 0.0, "grad_norm": math.nan},
+        {"step": 3, "loss": 1.5, "grad_norm": math.nan},
+    )
+    first, second, third = read(STATE, tmp_path, 1, 4, 2).steps
+    assert first["loss"] == 2.0
+    assert math.isnan(second["loss"])
+    assert "loss" not in third
+
+
+def test_a_checkpoint_is_in_no_time_of_a_step(tmp_path: Path) -> None:
+    """That of step 2 is written before the clock is read again, which is at step 3."""
+    entries = [{"step": n, "loss": 2.0, "train_runtime": float(n)} for n in range(1, 5)]
+    state(tmp_path, *entries, save_steps=2)
+    timed = [row.get("step_time_s") for row in read(STATE, tmp_path, 1, 4, 2).steps]
+    assert timed == [1.0, 1.0, None, None]
+    state(tmp_path, *entries)
+    timed = [row.get("step_time_s") for row in read(STATE, tmp_path, 1, 4, 2).steps]
+    assert timed == [1.0] * 4
+
+
+@pytest.mark.parametrize(("best", "evaluated"), [("out/checkpoint-2", [2]), (None, [2, 4])])
+def test_the_best_model_is_not_that_of_the_last_step(tmp_path: Path, best, evaluated) -> None:
+    end = {"step": 4, "train_loss": 1.0}
+    entries = ({"step": 2, "eval_loss": 1.0}, end, {"step": 4, "eval_loss": 0.5})
+    state(tmp_path, *entries, best_model_checkpoint=best)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["optimizer_step"] for row in log.evals] == evaluated
+
+
+def test_accumulation_that_is_no_whole_number_is_a_problem(tmp_path: Path) -> None:
+    rates = {"train_loss": 1.0, "train_samples_per_second": 90.0, "train_steps_per_second": 5.0}
+    state(tmp_path, {"step": 2, "loss": 2.0}, {"step": 2, **rates})
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "rng_state.pth").touch()
+    log = read(STATE, tmp_path, 1, 4, 4)
+    assert log.observed.world_size == 1
+    assert log.observed.global_batch_size == 18
+    assert log.observed.gradient_accumulation_steps is None
+    (problem,) = log.problems
+    assert "gradient_accumulation_steps is no whole number: global_batch_size 18" in problem
+
+
+def test_rates_too_coarse_for_one_whole_number_tell_nothing(tmp_path: Path) -> None:
+    rates = {"train_loss": 1.0, "train_samples_per_second": 0.3, "train_steps_per_second": 0.005}
+    state(tmp_path, {"step": 2, "loss": 2.0}, {"step": 2, **rates})
+    assert read(STATE, tmp_path, 1, 4, 2).observed.global_batch_size is None
+
+
+def test_the_latest_checkpoint_is_read_where_there_is_no_last_state(tmp_path: Path) -> None:
+    for step in (2, 10):
+        state(tmp_path, {"step": step, "loss": 2.0})
+        folder = tmp_path / "out" / f"checkpoint-{step}"
+        folder.mkdir()
+        (tmp_path / "out" / "trainer_state.json").rename(folder / "trainer_state.json")
+        for rank in range(3):
+            (folder / f"rng_state_{rank}.pth").touch()
+    log = read(STATE, tmp_path, 3, 4, 2)
+    assert log.steps[-1]["optimizer_step"] == 10
+    assert log.observed.world_size == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"log_history": 5}, "log_history should be a list of objects"),
+        ({"log_history": [1]}, "log_history should be a list of objects"),
+        ({"log_history": [{"loss": 1.0}]}, r"log_history\[0\] has no step"),
+        ({"log_history": [{"step": 1, "loss": "x"}]}, "loss should be a number, got 'x'"),
+        (
+            {"log_history": [{"step": 2, "loss": 1.0}, {"step": 1, "loss": 1.0}]},
+            "optimizer step 1 comes after 2",
+        ),
+        ({"global_step": "x"}, "is no state of a Trainer: global_step should be a number"),
+    ],
+)
+def test_states_that_cannot_be_right(tmp_path: Path, fields: dict[str, Any], match: str) -> None:
+    state(tmp_path, **fields)
+    with pytest.raises(RecordError, match=match):
+        read(STATE, tmp_path, 1, 4, 2)
+
+
+def test_a_half_written_state_waits(tmp_path: Path) -> None:
+    state(tmp_path, {"step": 1, "loss": 2.0})
+    path = tmp_path / "out" / "trainer_state.json"
+    path.write_text(path.read_text()[:-5])
+    reader = open_reader(STATE, tmp_path, BatchGeometry(1, 1, 4, 2), None)
+    assert reader.read() == Log()
+    with pytest.raises(RecordError, match="is no state of a Trainer"):
+        reader.read(final=True)
+    path.unlink()
+    with pytest.raises(RecordError, match=r"call trainer\.save_state\(\)"):
+        reader.read(final=True)
+
+
+values = st.none() | st.booleans() | st.integers(-1, 5) | st.floats() | st.text(max_size=3)
+names = ["step", "loss", "eval_loss", "eval_runtime", "grad_norm", "train_runtime", "train_loss"]
+more = ["num_input_tokens_seen", "train_samples_per_second", "train_steps_per_second"]
+
+
+@pytest.mark.slow
+@given(
+    history=st.lists(st.dictionaries(st.sampled_from(names + more), values), max_size=4),
+    fields=st.dictionaries(st.sampled_from(["save_steps", "train_batch_size"]), values),
+)
+def test_garbage_in_a_state_is_a_log_or_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+    history: list[dict[str, Any]],
+    fields: dict[str, Any],
+) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    state(folder, log_history=history, global_step=3, **fields)
+    with contextlib.suppress(BatchscapeError):
+        assert isinstance(read(STATE, folder, 1, 4, 2), Log)

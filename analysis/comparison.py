@@ -79,10 +79,6 @@ QUANTITIES = (
 def compare(cells: Cells) -> pd.DataFrame:
     """Compute the comparison table.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -155,10 +151,6 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 
     Runs are paired by seed and timing repeat; the ratio is the geometric mean over the pairs,
     with the t-interval of the mean logarithm.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------

@@ -89,10 +89,6 @@ class Claim:
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context that has something to say about it.
 
-        Parameters
-        ----------
-        evidence : Evidence
-
         Returns
         -------
         list of Verdict
@@ -187,12 +183,10 @@ def found(
 
     Parameters
     ----------
-    answer : str
     deciding : Contrast
         The one whose size is reported.
     contrasts : sequence of Contrast
         All that were looked at.
-    explanation : str
     definition, ratio, unit, note
         As for `contrasts.effect`.
     """

@@ -272,11 +272,6 @@ CLAIMS: tuple[Claim, ...] = (
 def judge_claims(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
     """Judge every claim in every context.
 
-    Parameters
-    ----------
-    evidence : Evidence
-    claims : sequence of Claim
-
     Returns
     -------
     list of Verdict

@@ -71,7 +71,6 @@ class Context:
 
         Parameters
         ----------
-        table : str
         runs : DataFrame
             Runs of this context.
         columns : sequence of str

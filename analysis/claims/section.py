@@ -26,11 +26,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
 
     Call it inside `paper_style`.
 
-    Parameters
-    ----------
-    evidence : Evidence
-    claims : sequence of Claim
-
     Returns
     -------
     Section or None
@@ -68,10 +63,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
 def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     """Write verdicts as a table.
 
-    Parameters
-    ----------
-    verdicts : sequence of Verdict
-
     Returns
     -------
     DataFrame
@@ -108,10 +99,6 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
 
 def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Choose what a page shows: for each claim the settled contexts, else the one with most runs.
-
-    Parameters
-    ----------
-    verdicts : sequence of Verdict
 
     Returns
     -------

@@ -170,10 +170,6 @@ def one_sided_test(
     level : float
         Coverage of the one-sided interval; the test is at one minus it.
 
-    Returns
-    -------
-    OneSided
-
     Raises
     ------
     AnalysisError

@@ -51,10 +51,6 @@ def samples_section(
         Within which two groups count as equal: nats, or a difference of log steps.
     below : float, optional
         What the final loss of each cell is tested to lie below.
-
-    Returns
-    -------
-    Section
     """
     names = groups or {}
     runs = distinct_trajectories(runs)

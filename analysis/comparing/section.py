@@ -31,7 +31,6 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         One row a run and target, as `steps_to_target` returns it.
 

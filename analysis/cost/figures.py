@@ -25,7 +25,6 @@ def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
 
     Parameters
     ----------
-    model : MemoryModel
     label : str
         Which group of runs it is of, where there are several.
 
@@ -74,13 +73,8 @@ def draw_step_time_model(model: StepTimeModel, label: str = "") -> Figure:
 
     Parameters
     ----------
-    model : StepTimeModel
     label : str
         Which group of runs it is of, where there are several.
-
-    Returns
-    -------
-    Figure
     """
     cells = model.cells.head(_MAX_CELLS).iloc[::-1].reset_index(drop=True)
     scale = time_scale(cells["measured"])

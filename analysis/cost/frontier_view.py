@@ -26,10 +26,6 @@ _MOST_TOLD = 6
 def frontier_section(cells: Cells) -> Section | None:
     """Say which micro-batches fit, and which ran out of memory.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     Section or None

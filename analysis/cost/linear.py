@@ -102,7 +102,6 @@ def fit_linear(
 
     Parameters
     ----------
-    terms : sequence of str
     design : array, shape (cells, terms)
         Finite values.
     measured : sequence of arrays
@@ -111,10 +110,6 @@ def fit_linear(
         Whether errors grow in proportion to the value. Weights are then 1 / fitted^2, iterated.
     repeats : bool
         Whether repeats may give the interval where there are no more cells than terms.
-
-    Returns
-    -------
-    LinearFit
     """
     matrix = np.asarray(design, dtype=float)
     groups = [np.asarray(values, dtype=float) for values in measured]

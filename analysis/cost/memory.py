@@ -70,7 +70,6 @@ class MemoryModel:
 
         Parameters
         ----------
-        devices, micro, accumulation : int
         level : float
             Coverage of the prediction interval.
 

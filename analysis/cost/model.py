@@ -78,10 +78,6 @@ class CostFit:
             Numbers between the possible ones draw a line.
         level : float
             Coverage of the prediction interval.
-
-        Returns
-        -------
-        Estimate
         """
         found = self.fit.predict(self.weights(devices, micro, accumulation))
         return estimate_of(found, self, "predicted from the fitted cost model", None, level)
@@ -105,16 +101,10 @@ def fit_cost(
         As `one_group` returns it.
     figure : str
         Column to fit; rows without it are left out. At least one row must have it.
-    terms : mapping of str to Term
-    unit : str
     relative, repeats : bool
         As `fit_linear` takes them.
     level : float
         Coverage of the intervals.
-
-    Returns
-    -------
-    CostFit
     """
     rows = table[table[figure].notna()]
     groups = rows.groupby(list(FACTORS))
@@ -192,7 +182,6 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
     ----------
     cells : DataFrame
         With the three factors.
-    devices, micro, accumulation : int
 
     Returns
     -------

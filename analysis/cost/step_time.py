@@ -62,13 +62,8 @@ class StepTimeModel:
 
         Parameters
         ----------
-        devices, micro, accumulation : int
         level : float
             Coverage of the prediction interval.
-
-        Returns
-        -------
-        Estimate
         """
         found = self.combine(devices, micro, accumulation)
         definition = "mean of the step time of a cell, predicted from the fitted cost model"

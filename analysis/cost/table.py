@@ -48,10 +48,6 @@ _COSTLY_OF_OPTIMIZER = {"optimizer.name", "optimizer.momentum", "optimizer.neste
 def cost_groups(cells: Cells) -> pd.DataFrame:
     """Number the cells by all that costs memory or time, geometry aside.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -70,10 +66,6 @@ def cost_groups(cells: Cells) -> pd.DataFrame:
 
 def cost_table(cells: Cells) -> pd.DataFrame:
     """Collect the figures that cost models are fitted to.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------

@@ -37,10 +37,6 @@ _TERMS = {
 def cost_section(cells: Cells) -> Section | None:
     """Fit the cost models of every group of comparable runs.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     Section or None

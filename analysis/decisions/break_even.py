@@ -39,7 +39,6 @@ def break_even_batch(
     ----------
     fit : TradeoffFit
         Of steps against the global batch, S = a + b/B^alpha, with intervals at the same level.
-    model : StepTimeModel
     devices : int
         Data-parallel size, which stays.
     micro_batch_size : int, optional

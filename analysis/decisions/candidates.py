@@ -45,11 +45,9 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
 
     Parameters
     ----------
-    evidence : Evidence
     memory_gib : float, optional
         What was given; else what a device of these runs had: a limit, or its own memory; ranks on
         a processor without a limit share its memory.
-    devices : int
     """
     if memory_gib is not None:
         return memory_gib
@@ -64,7 +62,6 @@ def failures_that_count(
 
     Parameters
     ----------
-    evidence : Evidence
     memory_gib : float
         Memory of the device to use; NaN: not known.
     devices : int, optional
@@ -94,7 +91,6 @@ def candidates_of(
 
     Parameters
     ----------
-    evidence : Evidence
     max_devices : int
         Devices that may be used.
     memory_gib : float, optional
@@ -138,12 +134,6 @@ def candidates_of(
 
 def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> int:
     """Find the largest micro-batch whose upper end with `MEMORY_MARGIN` fits, if accumulated.
-
-    Parameters
-    ----------
-    model : MemoryModel
-    devices : int
-    memory_gib : float
 
     Returns
     -------

@@ -122,16 +122,10 @@ def evidence_of(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What its runs were loaded from.
-    target_loss : float, optional
     reaches : DataFrame, optional
         As `steps_to_target` returns it for these runs, where it was computed before.
-
-    Returns
-    -------
-    list of Evidence
     """
     note = None
     if reaches is None or reaches.empty:

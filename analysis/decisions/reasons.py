@@ -37,7 +37,6 @@ def reasons_for(
 
     Parameters
     ----------
-    evidence : Evidence
     candidates : DataFrame
         As `candidates_of` returns it.
     chosen : Series
@@ -63,10 +62,6 @@ def reasons_for(
 
 def known_without_times(evidence: Evidence) -> list[str]:
     """Say what runs tell from which no geometry can be chosen by time.
-
-    Parameters
-    ----------
-    evidence : Evidence
 
     Returns
     -------
@@ -101,10 +96,6 @@ def known_without_times(evidence: Evidence) -> list[str]:
 
 def missing_evidence(evidence: Evidence) -> list[str]:
     """Name what the runs do not identify, and the sweep that would.
-
-    Parameters
-    ----------
-    evidence : Evidence
 
     Returns
     -------

@@ -140,14 +140,8 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
 
     Parameters
     ----------
-    evidence : Evidence
-    needs : Needs
     level : float
         Coverage of the intervals.
-
-    Returns
-    -------
-    Recommendation
 
     Raises
     ------

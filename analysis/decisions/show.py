@@ -81,7 +81,6 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     ----------
     candidates : DataFrame
         As `compare_with` returns it.
-    max_rows : int
 
     Returns
     -------

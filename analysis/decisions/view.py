@@ -33,7 +33,6 @@ def decision_section(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What its runs were loaded from.
     reaches : DataFrame, optional

@@ -26,7 +26,6 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     ranks : DataFrame
         Rows of ranks with `sweep_dir` and `run_id`; `exchanges_every_micro_step` where the runs
         have recorded it.

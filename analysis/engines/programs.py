@@ -24,10 +24,6 @@ _HEADERS = ("ranks", "micro-batch", "accumulation", "global batch")
 def observed_batches(cells: Cells) -> pd.DataFrame:
     """Set what programs were seen to do beside what was planned.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -63,7 +59,6 @@ def observed_view(table: pd.DataFrame, cells: Cells) -> TableView:
     ----------
     table : DataFrame
         As `observed_batches` returns it; not empty.
-    cells : Cells
     """
     labels = geometry_label(cells.table)
     rows, notes = [], []

@@ -33,7 +33,6 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What the cells were found in.
 

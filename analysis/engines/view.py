@@ -24,7 +24,6 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> TableView:
     ----------
     pairs : DataFrame
         As `compare_engines` returns them.
-    cells : Cells
     """
     shown = _shown(cells)
     head = _settings_of_groups(cells, shown)
@@ -69,7 +68,6 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> TableView:
     ----------
     table : DataFrame
         As `engine_costs` returns it.
-    cells : Cells
     """
     shown = _shown(cells)
     memory = memory_scale(table["peak_allocated_gib_mean"])

@@ -36,7 +36,6 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `samples`, `loss`.
 
@@ -122,7 +121,6 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
 
     Parameters
     ----------
-    cells : Cells
     pairs : DataFrame
         As `loss_differences` returns them.
     spread : DataFrame
@@ -204,7 +202,6 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
 
     Parameters
     ----------
-    cells : Cells
     statuses : sequence of str
         Of the runs that take part; where a cell and trajectory have several runs, an earlier
         status is preferred.

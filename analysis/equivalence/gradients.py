@@ -92,7 +92,6 @@ def gradient_errors(
 
     Parameters
     ----------
-    cells : Cells
     read : callable, optional
         Returns the sketch of a run of a sweep folder (`sweep_dir`, `run_id`), None where there is
         none; by default from the run folder.

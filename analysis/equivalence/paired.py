@@ -49,7 +49,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         A row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome` (`reached`,
         `censored`, `diverged`, `pruned`) and `steps_to_target`.
@@ -154,7 +153,6 @@ def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
     ----------
     table : DataFrame
         As `judge_equivalence` returns it.
-    alpha : float
 
     Returns
     -------

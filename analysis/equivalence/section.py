@@ -60,7 +60,6 @@ def equivalence_section(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What the cells were found in.
     reaches : DataFrame, optional
@@ -109,7 +108,6 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame
         `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else there is.
 

@@ -89,10 +89,6 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
     alpha : float
         Level of each of the two tests.
 
-    Returns
-    -------
-    Tost
-
     Raises
     ------
     AnalysisError
@@ -211,7 +207,6 @@ def detectable_margin(n: int, sd: float, alpha: float = ALPHA, power: float = PO
         Pairs, at least 2.
     sd : float
         Standard deviation of a difference.
-    alpha, power : float
 
     Returns
     -------
@@ -249,7 +244,6 @@ def bootstrap_interval(
         Finite.
     level : float
         As 0.9 for two one-sided tests at 0.05.
-    generator : Generator
 
     Returns
     -------

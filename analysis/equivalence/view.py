@@ -32,11 +32,6 @@ def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     ----------
     table : DataFrame
         With `cell` as a column or as its index; a `reference` cell becomes its label.
-    cells : Cells
-
-    Returns
-    -------
-    DataFrame
     """
     rows = table.reset_index() if table.index.name == "cell" else table
     head = cells.table[[*GEOMETRY, *cells.settings]]
@@ -57,7 +52,6 @@ def equivalence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `judge_equivalence` returns it, `with_cells`.
-    cells : Cells
     """
     left, headers = _left(table, cells, [geometry_texts(table), table["reference"]], ["against"])
     columns: list[Iterable[str]] = [*left, table["quantity"].map(QUANTITY_LABELS)]
@@ -108,7 +102,6 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `gradient_error_table` returns it, `with_cells`.
-    cells : Cells
     """
     left, headers = _left(table, cells, [geometry_texts(table)], [], precision=True)
     columns: list[Iterable[str]] = [*left]
@@ -146,7 +139,6 @@ def divergence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `growth_of_differences` returns it, `with_cells`.
-    cells : Cells
     """
     left, headers = _left(table, cells, [geometry_texts(table)], [], precision=True)
     columns: list[Iterable[str]] = [*left]

@@ -52,7 +52,6 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
 
     Parameters
     ----------
-    cells : Cells
     look : mapping
         As `style.looks` returns it.
 

@@ -78,10 +78,6 @@ class Look:
 def looks(cells: Cells) -> Mapping[str, Look]:
     """Give each geometry that ran its look, by label, in table order.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     mapping of str to Look
@@ -106,7 +102,6 @@ def name_group(figure: Figure, label: str) -> None:
 
     Parameters
     ----------
-    figure : Figure
     label : str
         Empty where there is one group, and nothing is written.
     """
@@ -139,8 +134,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     Parameters
     ----------
-    figure : Figure
-    folder : Path
     name : str
         File name without its ending.
 

@@ -54,10 +54,6 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     ----------
     best : DataFrame
         As for `learning_rate_laws`.
-
-    Returns
-    -------
-    Estimate
     """
     known = is_bounded(best)
     used = best[known]
@@ -92,10 +88,6 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
         Longer side of each optimum's own interval, as a logarithm: the exponent's is no narrower
         than follows from them, independent as they are. NaN where it has none: nor has the
         exponent's then.
-
-    Returns
-    -------
-    Estimate
     """
     n = len(log_batch)
     if n < _FEWEST:

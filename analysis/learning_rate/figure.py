@@ -38,13 +38,8 @@ def draw_learning_rates(
         Of one group and target, as `cost_table` returns it.
     best : DataFrame
         Of the same, as `best_learning_rates` returns it.
-    laws : LearningRateLaws
     value : str
         What is minimised.
-
-    Returns
-    -------
-    Figure
     """
     figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)

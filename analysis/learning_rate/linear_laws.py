@@ -202,10 +202,6 @@ def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
         As `find_optima` returns them.
     groups : mapping of int to str
         Labels of the groups.
-
-    Returns
-    -------
-    Section
     """
     best, answer, parts, rows = optima.best, [], [], []
     several = best["group"].nunique() > 1

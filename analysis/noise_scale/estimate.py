@@ -158,7 +158,6 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         As `load` returns them.
 

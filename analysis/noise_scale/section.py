@@ -37,7 +37,6 @@ def noise_scale_section(
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         As `load` returns them.
     estimates : DataFrame

@@ -29,7 +29,6 @@ def noise_scale_table(cells: Cells, estimates: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     estimates : DataFrame
         As `cell_noise_scales` returns it.
 
@@ -50,10 +49,6 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         As `noise_scale_table` returns it.
     cells : Cells
         What it was computed from.
-
-    Returns
-    -------
-    Grid
     """
     settings = cells.shown
     columns = [geometry_texts(table), *(table[name].fillna(MISSING) for name in settings)]
@@ -92,7 +87,6 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
 
     Parameters
     ----------
-    cells : Cells
     curves : DataFrame
         As `noise_scale_curves` returns it.
     look : mapping

@@ -59,12 +59,7 @@ class Analysis:
     """How the table was understood."""
 
     def render(self, console: Console) -> None:
-        """Print answers, warnings and tables.
-
-        Parameters
-        ----------
-        console : rich.console.Console
-        """
+        """Print answers, warnings and tables."""
         for note in self.notes:
             console.print(Text(f"{self.source.name}: {note}"), highlight=False)
         for section in self.sections:
@@ -139,10 +134,6 @@ def analyze(
     claims : bool
         Whether to judge the claims too, as `judge_table` does. The table may then have times or
         memory alone.
-
-    Returns
-    -------
-    Analysis
 
     Raises
     ------

@@ -95,9 +95,6 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
 
     Parameters
     ----------
-    console : rich.console.Console
-    grid : Grid
-    title : str
     max_rows : int
         Rows to show; a line counts the others.
     """
@@ -147,7 +144,6 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
 
     Parameters
     ----------
-    grid : Grid
     max_rows : int
         Rows to keep: those with a bold cell, then the first of the others, in their order.
 
@@ -216,10 +212,6 @@ def fit_widths(wanted: Sequence[int], least: Sequence[int], room: int) -> list[i
         Widths of the columns: as they would be, and as narrow as they can be.
     room : int
         What their sum should not exceed.
-
-    Returns
-    -------
-    list of int
     """
     widths = list(wanted)
     while sum(widths) > room:

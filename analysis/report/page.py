@@ -65,7 +65,6 @@ def page(
 
     Parameters
     ----------
-    cells : Cells
     memory_methods : sequence of str
         Where figures of allocated memory come from, as the ranks recorded it.
     comparison : Grid

@@ -25,7 +25,6 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
 
     Parameters
     ----------
-    section : Section
     figures : bool
         Show its pictures too.
 
@@ -54,8 +53,6 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
 
     Parameters
     ----------
-    console : rich.console.Console
-    section : Section
     tables : bool
         Print its tables too, not only answers and warnings.
     """
@@ -77,7 +74,6 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
 
     Parameters
     ----------
-    sections : sequence of Section
     out : Path
         Folder of the page, with `tables` and `figures` in it.
     figures : bool

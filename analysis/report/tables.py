@@ -59,10 +59,6 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         As `compare` returns it.
     cells : Cells
         What it was computed from.
-
-    Returns
-    -------
-    Grid
     """
     columns: list[Iterable[str]] = [geometry_texts(comparison)]
     columns += [comparison[name].fillna(MISSING) for name in cells.shown]
@@ -114,10 +110,6 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         As `compare_decompositions` returns it.
     cells : Cells
         What it was computed from.
-
-    Returns
-    -------
-    Grid
     """
     settings = [name for name in cells.contexts if name != "precision"]
     precisions = table["precision"].fillna("unknown").unique()
@@ -166,13 +158,7 @@ def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them.
-
-    Parameters
-    ----------
-    path : Path
-    table : DataFrame
-    """
+    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them."""
     texts = table.copy(deep=False)
     texts.columns = pd.Index([outgoing_cell(str(name)) for name in table.columns])
     for index, dtype in enumerate(table.dtypes):
@@ -194,11 +180,8 @@ def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> lis
 
     Parameters
     ----------
-    folder : Path
     name : str
         File name without its ending.
-    table : DataFrame
-    grid : Grid
 
     Returns
     -------

@@ -47,7 +47,6 @@ def find_sections(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What its runs were loaded from.
     targets : sequence of float, optional

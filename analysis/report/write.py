@@ -70,12 +70,7 @@ class Report:
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
-        """Print the comparison, what each section answers, the notes and where the files are.
-
-        Parameters
-        ----------
-        console : rich.console.Console
-        """
+        """Print the comparison, what each section answers, the notes and where the files are."""
         show(console, self.grid, "Comparison")
         for section in self.sections:
             show_section(console, section, tables=False)
@@ -115,10 +110,6 @@ def write_report(
         Held-out losses to reach; by default chosen from what every global batch reached.
     figures : bool
         Draw figures too, which takes most of the time.
-
-    Returns
-    -------
-    Report
 
     Raises
     ------

@@ -43,7 +43,6 @@ def median_with_infinity(
         Values, or lower bounds of those that are not known.
     high : array-like of float, shape (n,), optional
         The same values, or their upper bounds, inf where there is none; by default `low`.
-    unit : str
     level : float
         Least coverage of the interval, which has infinite or zero ends where n is too small.
 

@@ -61,10 +61,6 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
     n : int
         Targets of each group at most.
 
-    Returns
-    -------
-    ChosenTargets
-
     Raises
     ------
     AnalysisError

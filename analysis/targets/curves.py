@@ -130,10 +130,6 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     in where they ran. A setting of optimizer, schedule, budget or evaluation that follows from
     the global batch (and learning rate), as one that is scaled with it, makes no group of its own.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -178,10 +174,6 @@ def default_window(runs: pd.DataFrame, rows: pd.DataFrame) -> float:
         With `global_batch_size`.
     rows : DataFrame
         With `samples`.
-
-    Returns
-    -------
-    float
     """
     return float(max(4 * runs["global_batch_size"].max(), rows["samples"].max() / 50))
 

@@ -121,10 +121,6 @@ def read_table(
         What a loss of NaN stands for; needed where the table cannot tell (see above), and decides
         where it can.
 
-    Returns
-    -------
-    ForeignTable
-
     Raises
     ------
     AnalysisError
@@ -150,10 +146,6 @@ def as_table(
         steps to target: reaches.
     group, columns, minimise, nan
         As for `read_table`.
-
-    Returns
-    -------
-    ForeignTable
 
     Raises
     ------

@@ -128,10 +128,6 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
         As `reaches_table` returns it.
     groups : mapping of int to str, optional
         Labels of the groups; shown where there is more than one.
-
-    Returns
-    -------
-    Grid
     """
     names = groups or {}
     columns: list[list[str]] = []

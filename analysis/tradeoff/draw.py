@@ -32,10 +32,6 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 def draw_tradeoff(fit: TradeoffFit) -> Figure | None:
     """Draw one fit: steps and samples over batch size, residuals, and steps against samples.
 
-    Parameters
-    ----------
-    fit : TradeoffFit
-
     Returns
     -------
     Figure or None

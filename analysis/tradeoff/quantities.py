@@ -74,12 +74,6 @@ class Fitted:
 def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
     """Fit a form to the means over seeds.
 
-    Parameters
-    ----------
-    found : Measurements
-    form : str
-    level : float
-
     Returns
     -------
     Fitted or str
@@ -199,7 +193,6 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
 
     Parameters
     ----------
-    fit : Fitted
     quantity : callable
         Gives that logarithm for parameters (p, c, log q) of the curve, shape (3,).
 

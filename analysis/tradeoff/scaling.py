@@ -45,10 +45,6 @@ def scaling_law(
         Coverage of the intervals, by Student's t with n - 2 degrees of freedom. They hold the
         scatter about the law, whatever its cause, and so need not know that of each point.
 
-    Returns
-    -------
-    ScalingLaw
-
     Raises
     ------
     AnalysisError

@@ -46,10 +46,6 @@ class GroupFits:
 def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
     """Make all tables.
 
-    Parameters
-    ----------
-    found : sequence of GroupFits
-
     Returns
     -------
     list of TableView

@@ -108,7 +108,6 @@ def noise_scale_sentence(
 
     Parameters
     ----------
-    critical : Estimate
     noise_scales : DataFrame
         `estimate` in samples; a row a batch size, or a cell with `global_batch_size`, over the
         cells of which the mean is taken first.

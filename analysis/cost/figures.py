@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.style import COLUMN_IN, name_group

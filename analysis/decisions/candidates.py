@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.evidence import Evidence
 from batchscape.analysis.decisions.to_target import (

@@ -12,7 +12,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
-from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table, is_sharded
 from batchscape.analysis.estimates import Estimate

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times
-from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     LARGEST_SEARCHED,

@@ -13,8 +13,8 @@ from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
-from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines
+from batchscape.analysis.report.topic import Section
 
 __all__ = ["FIGURES", "page"]
 

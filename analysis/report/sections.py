@@ -13,8 +13,8 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.macros import write_macros
-from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.tables import write_table
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 
 __all__ = ["section_lines", "show_section", "write_sections"]
@@ -34,7 +34,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
         Paths are relative to the folder of the page.
     """
     lines = [f"## {escape_markdown(section.title)}"]
-    lines += [escape_markdown(sentence) for sentence in section.answer]
+    lines += [escape_markdown(sentence) for sentence in (*section.answer, *section.settle)]
     lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
     for view in section.tables:
         # One table needs no title beside the section's.
@@ -57,7 +57,7 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
         Print its tables too, not only answers and warnings.
     """
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
-    for sentence in section.answer:
+    for sentence in (*section.answer, *section.settle):
         # A command is copied in one piece: the terminal breaks its line, not we.
         console.print(Text(sentence), highlight=False, soft_wrap=COMMAND in sentence)
     for warning in section.warnings:

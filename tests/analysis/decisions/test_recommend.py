@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.figures import draw_step_time_model
-from batchscape.analysis.cost.view import cost_section
+from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Evidence, gather
@@ -18,7 +18,7 @@ from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid
-from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main

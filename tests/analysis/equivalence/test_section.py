@@ -14,7 +14,7 @@ from scipy import stats
 
 from batchscape.analysis import compare_decompositions, find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
-from batchscape.analysis.equivalence.section import equivalence_section, hardest_common_target
+from batchscape.analysis.equivalence.topic import equivalence_section, hardest_common_target
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex

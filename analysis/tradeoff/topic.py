@@ -11,8 +11,8 @@ import pandas as pd
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section
-from batchscape.analysis.tradeoff.draw import draw_critical_batches, draw_tradeoff
+from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.tables import GroupFits, tradeoff_tables

@@ -17,12 +17,12 @@ from batchscape.analysis.engines.figures import (
 )
 from batchscape.analysis.engines.losses import EngineLosses, compare_engines
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order
-from batchscape.analysis.engines.programs import observed_batches, observed_view
-from batchscape.analysis.engines.view import costs_view, losses_view
+from batchscape.analysis.engines.programs import observed_batches
+from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
 from batchscape.analysis.equivalence.paired import MARGINS
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.record.tables import Tables
 
 __all__ = ["engines_section"]

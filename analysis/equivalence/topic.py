@@ -11,6 +11,12 @@ from scipy.stats import t
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
+from batchscape.analysis.equivalence.figures import (
+    MOST_PANELS,
+    MOST_ROWS,
+    draw_divergence,
+    draw_equivalence,
+)
 from batchscape.analysis.equivalence.gradients import (
     gradient_error_table,
     gradient_errors,
@@ -23,24 +29,18 @@ from batchscape.analysis.equivalence.paired import (
     judge_equivalence,
     paired_differences,
 )
-from batchscape.analysis.equivalence.pictures import (
-    MOST_PANELS,
-    MOST_ROWS,
-    draw_divergence,
-    draw_equivalence,
-)
-from batchscape.analysis.equivalence.tost import ALPHA, POWER
-from batchscape.analysis.equivalence.view import (
+from batchscape.analysis.equivalence.tables import (
     divergence_grid,
     equivalence_grid,
     gradient_grid,
     with_cells,
 )
+from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section, TableView
 from batchscape.analysis.report.tables import decomposition_grid
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.record.tables import Tables
 
 __all__ = ["equivalence_section", "hardest_common_target"]

@@ -15,7 +15,7 @@ from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 

@@ -56,7 +56,8 @@ def frontier_section(cells: Cells) -> Section | None:
 
 def _told(row: pd.Series[Any]) -> str:
     if not row["identified"]:
-        return f"{_where(row)}: the largest micro-batch that fits is {_first_note(row)}."
+        why = row["note"].partition(";")[0]
+        return f"{_where(row)}: the largest micro-batch that fits is {why}."
     text = (
         f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
         f"{row['first_out']:.0f} the first that ran out of memory"
@@ -76,10 +77,6 @@ def _where(row: pd.Series[Any]) -> str:
     devices = int(row["data_parallel_size"])
     text = f"On {devices} {'device' if devices == 1 else 'devices'}"
     return f"{text}, {row['group_label']}" if row["group_label"] else text
-
-
-def _first_note(row: pd.Series[Any]) -> str:
-    return str(row["note"]).partition(";")[0]
 
 
 def _grid(table: pd.DataFrame) -> Grid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import pandas as pd
@@ -53,7 +54,12 @@ def cost_section(cells: Cells) -> Section | None:
         label = str(own["group_label"].iloc[0])
         suffix = f"_{number}" if label else ""
         shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
-        memory, times = _memory(own, shards), _times(own)
+        memory: MemoryModel | None = None
+        times: StepTimeModel | None = None
+        with suppress(AnalysisError):
+            memory = fit_memory(own, is_sharded=shards)
+        with suppress(AnalysisError):
+            times = fit_step_time(own)
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
@@ -71,20 +77,6 @@ def cost_section(cells: Cells) -> Section | None:
         tables.append(_scaling(efficiency))
         answer += _scaling_answer(efficiency)
     return Section("What a step costs", answer, tables, pictures, (), headlines)
-
-
-def _memory(table: pd.DataFrame, shards: bool) -> MemoryModel | None:
-    try:
-        return fit_memory(table, is_sharded=shards)
-    except AnalysisError:
-        return None
-
-
-def _times(table: pd.DataFrame) -> StepTimeModel | None:
-    try:
-        return fit_step_time(table)
-    except AnalysisError:
-        return None
 
 
 def _named(estimates: dict[str, Estimate], prefix: str, suffix: str) -> dict[str, Estimate]:

@@ -82,10 +82,14 @@ def break_even_batch(
     if growth == "accumulation":
         if micro_batch_size is None:
             return unknown("growth by accumulation needs a micro-batch")
-        fixed, one = _split(model, devices, micro_batch_size)
-        per_sample = _scaled(one, 1 / (devices * micro_batch_size))
+        # What is done once, and what each micro-step adds.
+        fixed, added = _line(model, (devices, micro_batch_size, 0), (devices, micro_batch_size, 1))
+        samples = devices * micro_batch_size
     else:
-        fixed, per_sample = _intercept(model, devices)
+        # What a step without accumulation takes anyway, and what a sample on each device adds.
+        fixed, added = _line(model, (devices, 0, 1), (devices, 1, 1))
+        samples = devices
+    per_sample = _scaled(added, 1 / samples)
     if not (fixed.value > 0 and per_sample.value > 0):
         return unknown("the cells do not tell what of a step's time grows with the batch")
     ratio = math.log(fixed.value / per_sample.value)
@@ -130,17 +134,6 @@ def _log_cheapest(theta: Floats, ratio: float) -> float:
     while slope(start - room) > 0 or slope(start + room) < 0:
         room *= 2
     return critical + float(optimize.brentq(slope, start - room, start + room, xtol=1e-12))
-
-
-def _split(model: StepTimeModel, devices: int, micro: int) -> tuple[Combination, Combination]:
-    """Split a step into what is done once and what each micro-step adds."""
-    return _line(model, (devices, micro, 0), (devices, micro, 1))
-
-
-def _intercept(model: StepTimeModel, devices: int) -> tuple[Combination, Combination]:
-    """Split a step without accumulation into what is fixed and what a sample of B adds."""
-    fixed, added = _line(model, (devices, 0, 1), (devices, 1, 1))
-    return fixed, _scaled(added, 1 / devices)
 
 
 def _line(

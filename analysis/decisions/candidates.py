@@ -12,7 +12,7 @@ from scipy import stats
 
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.to_target import (
     pareto_front,
     step_times,
@@ -40,7 +40,7 @@ LARGEST_SEARCHED = 2**20
 Geometry = tuple[int, int, int]
 
 
-def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int) -> float:
+def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:
     """Return the memory of one of so many devices; NaN where it is not known.
 
     Parameters
@@ -56,7 +56,7 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
 
 
 def failures_that_count(
-    evidence: Evidence, memory_gib: float, devices: int | None = None
+    evidence: Basis, memory_gib: float, devices: int | None = None
 ) -> list[Geometry]:
     """Return what ran out of memory, but for what a device of more memory may well hold.
 
@@ -83,7 +83,7 @@ def failures_that_count(
 
 
 def candidates_of(
-    evidence: Evidence, max_devices: int, memory_gib: float | None = None
+    evidence: Basis, max_devices: int, memory_gib: float | None = None
 ) -> pd.DataFrame:
     """List the cuts of every global batch whose steps to the target are known.
 
@@ -221,7 +221,7 @@ def _steps_apart(
     return float(apart.mean()), float(apart.var(ddof=1)) / n if n > 1 else math.nan, n - 1.0
 
 
-def _steps(evidence: Evidence) -> pd.DataFrame:
+def _steps(evidence: Basis) -> pd.DataFrame:
     if evidence.reaches is not None:
         by = FACTORS if evidence.is_program else ("global_batch_size",)
         return steps_by_batch(evidence.reaches, by)
@@ -258,7 +258,7 @@ def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int
 
 
 def _memory(
-    evidence: Evidence, model: MemoryModel | None, geometry: Geometry, limit: float
+    evidence: Basis, model: MemoryModel | None, geometry: Geometry, limit: float
 ) -> tuple[float, str, str, bool]:
     devices, micro, accumulation = geometry
     failed = any(

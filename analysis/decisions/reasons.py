@@ -16,7 +16,7 @@ from batchscape.analysis.decisions.candidates import (
     failures_that_count,
     largest_micro_batch,
 )
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.numbers import significant
 from batchscape.record.instants import duration_text
 
@@ -27,7 +27,7 @@ _SEEDS = range(3)
 
 
 def reasons_for(
-    evidence: Evidence,
+    evidence: Basis,
     candidates: pd.DataFrame,
     chosen: pd.Series[Any],
     memory_gib: float,
@@ -60,7 +60,7 @@ def reasons_for(
     ]
 
 
-def known_without_times(evidence: Evidence) -> list[str]:
+def known_without_times(evidence: Basis) -> list[str]:
     """Say what runs tell from which no geometry can be chosen by time.
 
     Returns
@@ -94,7 +94,7 @@ def known_without_times(evidence: Evidence) -> list[str]:
     return known
 
 
-def missing_evidence(evidence: Evidence) -> list[str]:
+def missing_evidence(evidence: Basis) -> list[str]:
     """Name what the runs do not identify, and the sweep that would.
 
     Returns
@@ -130,7 +130,7 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     return found
 
 
-def measured_again(evidence: Evidence) -> str:
+def measured_again(evidence: Basis) -> str:
     """Say why completed runs have no time that counts, and which command measures them again."""
     runs = evidence.runs
     completed = runs[runs["status"].eq("completed")] if len(runs) else runs
@@ -154,13 +154,13 @@ def _settle(what: str, sweep: str) -> str:
     )
 
 
-def _is_tuned(evidence: Evidence) -> bool:
+def _is_tuned(evidence: Basis) -> bool:
     reaches = evidence.reaches
     return reaches is not None and bool(reaches.get("tuned", pd.Series([False])).all())
 
 
 def _micro_batch(
-    evidence: Evidence, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
+    evidence: Basis, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
 ) -> str:
     micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
     text = f"Micro-batch {micro}"
@@ -187,7 +187,7 @@ def _micro_batch(
     return f"{text} {_largest(evidence, evidence.memory, devices, memory_gib)}".rstrip()
 
 
-def _largest(evidence: Evidence, model: MemoryModel, devices: int, memory_gib: float) -> str:
+def _largest(evidence: Basis, model: MemoryModel, devices: int, memory_gib: float) -> str:
     """Say which micro-batch is the largest that fits, where the memory model tells."""
     if not _memory_grows(model):
         sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
@@ -217,7 +217,7 @@ def _memory_grows(model: MemoryModel) -> bool:
     return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
 
 
-def _memory_source(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _memory_source(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if chosen["memory_source"] != "predicted" or evidence.memory is None:
         return str(chosen["memory_source"])
     found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
@@ -282,7 +282,7 @@ def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
     return candidates[own & (candidates["source"] == "measured") & candidates["fits"]]
 
 
-def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
     batch, rate = int(chosen["global_batch_size"]), float(chosen["learning_rate"])
     if math.isnan(rate):
         rule = "linear" if evidence.optimizer == "sgd" else "sqrt"
@@ -305,7 +305,7 @@ def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     )
 
 
-def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if evidence.reaches is None or not chosen["n_seeds"]:
         if math.isnan(chosen["time_s"]):
             return "Time: not identified."

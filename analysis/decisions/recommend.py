@@ -18,7 +18,7 @@ from batchscape.analysis.decisions.candidates import (
     memory_of_device,
 )
 from batchscape.analysis.decisions.config_files import config_values
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.reasons import (
     known_without_times,
     measured_again,
@@ -129,7 +129,7 @@ class Recommendation:
         }
 
 
-def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Recommendation:
+def recommend(evidence: Basis, needs: Needs, *, level: float = LEVEL) -> Recommendation:
     """Choose the geometry to use.
 
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
@@ -174,7 +174,7 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
 
 
 def _pool(
-    rows: pd.DataFrame, evidence: Evidence, needs: Needs, devices: int, measured: int
+    rows: pd.DataFrame, evidence: Basis, needs: Needs, devices: int, measured: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Choose the rows to decide among: what was measured where anything was.
 
@@ -201,7 +201,7 @@ def _pool(
     return timed, warnings
 
 
-def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
+def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
     """Say where the memory that was given decides less than it seems to."""
     if needs.memory_gib is None:
         return []
@@ -221,7 +221,7 @@ def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
 
 
 def _unnamed(
-    evidence: Evidence, needs: Needs, rows: pd.DataFrame, warnings: list[str]
+    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str]
 ) -> Recommendation:
     """Say why no geometry can be named, and what is known without one."""
     again = measured_again(evidence)
@@ -253,7 +253,7 @@ def _unnamed(
     )
 
 
-def _nothing_fits(rows: pd.DataFrame, evidence: Evidence, needs: Needs) -> str:
+def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
     way_out = "use a device with more memory, or engine.activation_checkpointing"
     known = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
     if rows.empty:

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import t
 
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.estimates import half_widths
 from batchscape.errors import AnalysisError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
@@ -156,8 +155,8 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"precision": groups["precision"].first()})
     for name in ("relative_error", "relative_difference"):
         group = errors[name].astype(float).groupby(errors["cell"])
-        n, sd = group.count(), group.std()
-        half = sd / n**0.5 * t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
+        n = group.count()
+        half = half_widths(group.std(), n)
         table[name] = group.mean()
         # Not below zero, where a distance ends.
         table[f"{name}_low"] = (table[name] - half).clip(lower=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.equivalence.tost import ALPHA, Tost, bootstrap_interval, tost
+from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
 from batchscape.analysis.multiplicity import holm
 from batchscape.errors import AnalysisError
 
@@ -236,7 +237,9 @@ def _judged(
     used = given
     if used is None:
         used = distinct[0] if distinct else _default_margin(quantity)
-    row = _figures(tost(differences, used, alpha))
+    found = asdict(tost(differences, used, alpha))
+    renamed = {"mean": "mean_difference", "sd": "sd_difference"}
+    row = {renamed.get(name, name): value for name, value in found.items()}
     ends = (math.nan, math.nan)
     if generator is not None:
         ends = bootstrap_interval(differences, 1 - 2 * alpha, generator)
@@ -257,23 +260,6 @@ def _judged(
 
 def _joined(names: NDArray[Any]) -> str:
     return " ".join(name for name in names if isinstance(name, str))
-
-
-def _figures(found: Tost) -> dict[str, object]:
-    return {
-        "n": found.n,
-        "mean_difference": found.mean,
-        "sd_difference": found.sd,
-        "low": found.low,
-        "high": found.high,
-        "margin": found.margin,
-        "verdict": found.verdict,
-        "reason": found.reason,
-        "p_equivalent": found.p_equivalent,
-        "p_different": found.p_different,
-        "smallest_margin": found.smallest_margin,
-        "detectable_margin": found.detectable_margin,
-    }
 
 
 def _default_margin(quantity: str) -> float:

@@ -130,7 +130,8 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
 
 def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> list[TableView]:
     everything = with_cells(judged, cells)
-    shown = with_cells(judged[judged["quantity"].isin(_shown_quantities(judged))], cells)
+    quantities = [_primary(judged), "log_steps_to_target"]
+    shown = with_cells(judged[judged["quantity"].isin(quantities)], cells)
     grid = equivalence_grid(shown, cells)
     title = "Equivalence of final losses, by two one-sided tests"
     views = [TableView("equivalence", title, everything, grid)]
@@ -267,13 +268,6 @@ def _warnings(judged: pd.DataFrame) -> Iterator[str]:
     if conflicts.any():
         reason = judged.loc[conflicts, "reason"].iloc[0]
         yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
-    unstated = ~judged["margin_stated"].astype(bool) & ~conflicts
-    if unstated.any():
-        yield (
-            "The margin was not fixed in the config of every run before launch (the runs are older "
-            "than the setting measure.equivalence_margin): the default was used, and a verdict "
-            "with it is exploratory."
-        )
     own = judged[judged["quantity"] == _primary(judged)]
     unknown = own[own["verdict"].eq("not identified") & ~conflicts.reindex(own.index)]
     if len(unknown):
@@ -320,10 +314,6 @@ def _primary(judged: pd.DataFrame) -> str:
     """Return the quantity that decides: the held-out loss, or without any the training loss."""
     known = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
     return "final_eval_loss" if known.any() else "final_loss"
-
-
-def _shown_quantities(judged: pd.DataFrame) -> set[str]:
-    return {_primary(judged), "log_steps_to_target"}
 
 
 def _margin_of(judged: pd.DataFrame) -> float:

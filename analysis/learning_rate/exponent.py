@@ -92,9 +92,9 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
     n = len(log_batch)
     if n < _FEWEST:
         batches = "global batch has" if n == 1 else "global batches have"
-        return _nothing(
-            n, f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
-        )
+        why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
+        nan, note = math.nan, f"{NOT_IDENTIFIED}: {why}"
+        return Estimate(nan, nan, nan, n, "", "none", _DEFINITION, note)
     centred = log_batch - log_batch.mean()
     slope = float(centred @ log_rate / (centred @ centred))
     residuals = log_rate - log_rate.mean() - slope * centred
@@ -108,11 +108,6 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
-def _nothing(n: int, reason: str) -> Estimate:
-    nan, note = math.nan, f"{NOT_IDENTIFIED}: {reason}"
-    return Estimate(nan, nan, nan, n, "", "none", _DEFINITION, note)
-
-
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
     """Tell which optima have no end on a side."""
     none = {"low": 0.0, "high": math.inf}[side]
@@ -124,11 +119,6 @@ def left_out_reason(row: pd.Series[Any]) -> str:
     note = row.get("note")
     text = note if isinstance(note, str) else "no optimum"
     if pd.notna(row["learning_rate"]):
-        text = f"no rate is worse beyond the noise {_open_sides(row)} the best one"
+        sides = ["below"] * (row.get("low") == 0) + ["above"] * (row.get("high") == math.inf)
+        text = f"no rate is worse beyond the noise {' or '.join(sides)} the best one"
     return f"{row['global_batch_size']:g}: {text}"
-
-
-def _open_sides(row: pd.Series[Any]) -> str:
-    below = "below" if row.get("low") == 0 else ""
-    above = "above" if row.get("high") == math.inf else ""
-    return " or ".join(side for side in (below, above) if side)

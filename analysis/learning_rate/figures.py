@@ -35,7 +35,7 @@ def draw_learning_rates(
     Parameters
     ----------
     costs : DataFrame
-        Of one group and target, as `cost_table` returns it.
+        Of one group and target, as `costs_by_rate` returns it.
     best : DataFrame
         Of the same, as `best_learning_rates` returns it.
     value : str

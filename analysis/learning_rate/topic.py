@@ -16,7 +16,7 @@ from batchscape.analysis.learning_rate.figures import draw_learning_rates
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.analysis.learning_rate.linear_laws import linear_laws, noise_batch
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
-from batchscape.analysis.learning_rate.table import cost_table
+from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -101,7 +101,7 @@ def _section(
             _laws_grid(shown, [labels[group] for group in shown["group"]]),
         ),
     ]
-    costs = cost_table(table, value)
+    costs = costs_by_rate(table, value)
     pictures = []
     for group, law in laws.items():
         own, rows = best[best["group"] == group], costs[costs["group"] == group]

@@ -22,8 +22,12 @@ from batchscape.analysis.learning_rate.choice import (
 )
 from batchscape.analysis.learning_rate.topic import learning_rate_section, linear_laws_section
 from batchscape.analysis.report.grids import escape_markdown
-from batchscape.analysis.report.place import check_place
-from batchscape.analysis.report.sections import section_lines, show_section, write_sections
+from batchscape.analysis.report.sections import (
+    check_place,
+    section_lines,
+    show_section,
+    write_sections,
+)
 from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.choice import choose_targets

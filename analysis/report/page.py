@@ -86,7 +86,9 @@ def page(
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     lines = [f"# {escape_markdown(' and '.join(names))}", *_questions(names), _overview(cells)]
     lines += _in_short(sections)
-    lines += ["## Comparison", to_markdown(shorten(comparison)), _files("comparison")]
+    files = ", ".join(f"[{end}](tables/comparison.{end})" for end in ("csv", "md", "tex"))
+    lines += ["## Comparison", to_markdown(shorten(comparison))]
+    lines.append(f"Files: {files}. Run by run: [runs.csv](tables/runs.csv).")
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:
@@ -188,8 +190,3 @@ def _environment(runs: pd.DataFrame) -> str:
     if not rows:
         return "No run has recorded its environment."
     return to_markdown(Grid(headers=["what", "found"], rows=rows, n_left=2))
-
-
-def _files(name: str) -> str:
-    links = ", ".join(f"[{end}](tables/{name}.{end})" for end in ("csv", "md", "tex"))
-    return f"Files: {links}. Run by run: [runs.csv](tables/runs.csv)."

@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import CONFIDENCE, DISTURBED
-from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.comparison import DISTURBED
+from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
     MISSING,
     TIMES,
@@ -73,7 +73,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     right: list[Column] = [("n", _counts(comparison))]
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
-        f"means ± half-widths of their {CONFIDENCE:.0%} t-intervals over the completed runs only: "
+        f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
         "over n runs for memory and times, over seeds for losses; (n=...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
         rule_of_bold(comparison, cells),

@@ -28,8 +28,12 @@ from batchscape.analysis.figures.style import looks, write_figure
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
-from batchscape.analysis.report.place import ENDINGS, check_place
-from batchscape.analysis.report.sections import show_section, write_sections
+from batchscape.analysis.report.sections import (
+    ENDINGS,
+    check_place,
+    show_section,
+    write_sections,
+)
 from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
 from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.report.topics import find_sections

@@ -181,7 +181,9 @@ def as_table(
     elif "run" in table:
         found["run_id"] = table["run"].reset_index(drop=True).astype(str)
     _refuse_mixed_units(found, "curves" if has_loss else "reaches")
-    notes += _grouped(labels) + _unused(table, found, group)
+    if len(labels) > 1:
+        notes.append(f"{len(labels)} groups, never pooled: {_some(labels.values())}")
+    notes += _unused(table, found, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
     has_progress = bool({"optimizer_step", "samples"} & set(found))
@@ -327,12 +329,6 @@ def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], 
     joined = [", ".join(row) for row in texts.itertuples(index=False)]
     codes, found = pd.factorize(np.array(joined, dtype=object))
     return {number: str(label) for number, label in enumerate(found)}, codes.astype(np.int64)
-
-
-def _grouped(labels: Mapping[int, str]) -> list[str]:
-    return (
-        [f"{len(labels)} groups, never pooled: {_some(labels.values())}"] if len(labels) > 1 else []
-    )
 
 
 def _some(texts: Iterable[str], most: int = 6) -> str:

@@ -113,12 +113,6 @@ class TradeoffFit:
     """AICc of all forms on the same means, indexed by form."""
     lack_of_fit_p: float
     """Probability of residuals as large as these from seeds alone; NaN for one seed."""
-    trust: str
-    """Why this form and not the other."""
-    identified: bool
-    """Whether the critical batch size is."""
-    why: str | None
-    """Why it is not."""
     warnings: tuple[str, ...]
     parameters: tuple[float, float, float]
     """a, critical batch size and alpha of the fitted curve, identified or not; NaN where nothing
@@ -135,6 +129,21 @@ class TradeoffFit:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""
         found = self if self.form == form else self.fit_other()
         return None if found.fitted is None else found
+
+    @property
+    def trust(self) -> str:
+        """Why this form and not the other."""
+        return _TRUST[self.form]
+
+    @property
+    def identified(self) -> bool:
+        """Whether the critical batch size is."""
+        return self.critical_batch_size.is_identified
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not."""
+        return None if self.identified else self.critical_batch_size.note
 
     @property
     def misfit(self) -> str | None:
@@ -245,7 +254,6 @@ def _fit(
     fit = fit_means(found, form, level)
     if isinstance(fit, str):
         return _nothing_fitted(found, form, fit, other)
-    critical = critical_batch_size(fit)
     parameters = _n_parameters(form)
     p = lack_of_fit(fit.data, fit.theta, found, parameters)
     a, c, q = fit.theta[0]
@@ -255,16 +263,13 @@ def _fit(
         s_min=_noted(least_steps(fit), misfit),
         e_min=_noted(least_samples(fit), misfit),
         exponent=_noted(exponent(fit), misfit),
-        critical_batch_size=_noted(critical, misfit),
+        critical_batch_size=_noted(critical_batch_size(fit), misfit),
         overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
         batches=residuals(fit.data, fit.theta, found, fit.noise, parameters),
         excluded=found.excluded,
         leave_one_out=fit.leave_one_out,
         forms=fit.forms,
         lack_of_fit_p=p,
-        identified=critical.is_identified,
-        why=None if critical.is_identified else critical.note,
-        trust=_TRUST[form],
         warnings=found.warnings,
         parameters=(math.exp(a), math.exp(c), math.exp(q)),
         n_seeds=found.n_seeds,
@@ -293,9 +298,6 @@ def _nothing_fitted(
         leave_one_out=pd.DataFrame(),
         forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),
         lack_of_fit_p=math.nan,
-        trust=_TRUST[form],
-        identified=False,
-        why=none["critical_batch_size"].note,
         warnings=found.warnings,
         parameters=(math.nan, math.nan, math.nan),
         n_seeds=found.n_seeds,

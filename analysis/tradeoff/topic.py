@@ -82,7 +82,9 @@ def tradeoff_section(
         except AnalysisError as error:
             loud.append(f"{label}: {error}" if label else str(error))
             continue
-        found.append(GroupFits(group, label, fits, _main_target(fits)))
+        # Chosen without looking at the estimates, which would favour some of them.
+        main = max(fits, key=lambda target: (len(fits[target].batches), -target))
+        found.append(GroupFits(group, label, fits, main))
     if not parts:
         return None
     if not found:
@@ -141,11 +143,6 @@ def _fits(
     )
 
 
-def _main_target(fits: dict[float, TradeoffFit]) -> float:
-    """Choose without looking at the estimates, which would favour some of them."""
-    return max(fits, key=lambda target: (len(fits[target].batches), -target))
-
-
 def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -> list[str]:
     fit = group.fit
     critical, largest = fit.critical_batch_size, fit.overhead_batch_size
@@ -172,7 +169,7 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
     answer = [first, *_by_form(fit)]
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
-        answer.append(f"{_upper(what)}: {largest.text()} samples.")
+        answer.append(f"{what[:1].upper()}{what[1:]}: {largest.text()} samples.")
     if fit.s_min.is_identified or fit.e_min.is_identified:
         samples = f"; fewest samples: {fit.e_min.text()}" if fit.form == "two_term" else ""
         answer.append(f"Fewest optimizer steps: {fit.s_min.text()}{samples}.")
@@ -226,10 +223,6 @@ def _behind(fit: TradeoffFit, level: float) -> str:
     if note:
         return f"{sizes}; {note}"
     return f"{level * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list[Picture]:

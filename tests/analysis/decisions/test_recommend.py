@@ -13,7 +13,7 @@ from batchscape.analysis.cost.figures import draw_step_time_model
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
-from batchscape.analysis.decisions.evidence import Evidence, gather
+from batchscape.analysis.decisions.evidence import Basis, gather
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -67,7 +67,7 @@ def evidence(cells=CELLS, steps=None, noise=0.002, **changes):
         ]
     )
     given = {"label": "", "table": pd.DataFrame(rows), "reaches": reaches, "optimizer": "adamw"}
-    return Evidence(**given | changes)
+    return Basis(**given | changes)
 
 
 def test_the_fastest_measured_geometry_is_chosen():

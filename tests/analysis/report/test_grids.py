@@ -17,8 +17,8 @@ from batchscape.analysis.report.grids import (
     show,
     to_markdown,
 )
-from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.sections import show_section
+from batchscape.analysis.report.topic import Section
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹²'
 GRID = Grid(

@@ -15,9 +15,9 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report import topics
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curves_of
-from batchscape.analysis.targets.topic import targets_section
-from batchscape.analysis.targets.summary import reaches_grid, reaches_table
+from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.tidy import distinct_trajectories
+from batchscape.analysis.targets.topic import reaches_grid, targets_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import load
 

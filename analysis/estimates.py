@@ -49,6 +49,14 @@ class Estimate:
     note: str | None = None
     """Why it is not identified, or what weakens it."""
 
+    @classmethod
+    def unknown(
+        cls, why: str, n: int, definition: str, *, unit: str = "", method: str = "none"
+    ) -> Estimate:
+        """Return an estimate of what is not identified, for a reason."""
+        note = f"{NOT_IDENTIFIED}: {why}"
+        return cls(math.nan, math.nan, math.nan, n, unit, method, definition, note)
+
     @property
     def is_identified(self) -> bool:
         """Whether there is a finite value."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
@@ -255,9 +255,7 @@ def pooled_spread(
     definition = f"standard deviation of {value} over runs that differ in their seed alone"
     note = f"{lost} runs without a finite value are left out" if lost else None
     if not freedom:
-        missing = math.nan
-        why = f"{NOT_IDENTIFIED}: no cell has two runs with a finite value"
-        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
+        return Estimate.unknown("no cell has two runs with a finite value", 0, definition)
     squares = float((found["var"] * (found["count"] - 1)).sum())
     low, high = (
         math.sqrt(squares / float(stats.chi2.ppf(share, freedom)))
@@ -300,9 +298,7 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     definition = "share of runs that diverged"
     lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
     if not n:
-        missing = math.nan
-        why = f"{NOT_IDENTIFIED}: {lost}"
-        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
+        return Estimate.unknown(lost, 0, definition)
     ends = stats.binomtest(count, n).proportion_ci(level, method="exact")
     return Estimate(
         value=count / n,
@@ -380,8 +376,7 @@ def _open(values: NDArray[np.float64], definition: str) -> Estimate:
     """Return an estimate without an interval, and why it has none."""
     missing, n, infinite = math.nan, len(values), int(np.isinf(values).sum())
     if infinite:
-        why = f"{NOT_IDENTIFIED}: {infinite} of {n} runs have no finite value"
-        return Estimate(missing, missing, missing, n, "", "none", definition, why)
+        return Estimate.unknown(f"{infinite} of {n} runs have no finite value", n, definition)
     mean = float(values.mean())
     why = f"{n} {'run' if n == 1 else 'runs'}; an interval needs 2"
     return Estimate(mean, missing, missing, n, "", "none", definition, why)

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
@@ -70,10 +70,7 @@ def break_even_batch(
     method = "linear propagation from the fit of steps and from both times, t quantiles"
 
     def unknown(reason: str) -> Estimate:
-        note = f"{NOT_IDENTIFIED}: {reason}"
-        return Estimate(
-            math.nan, math.nan, math.nan, fit.n_seeds, "samples", method, definition, note
-        )
+        return Estimate.unknown(reason, fit.n_seeds, definition, unit="samples", method=method)
 
     if fit.fitted is None or not fit.identified:
         return unknown("the critical batch is not identified")

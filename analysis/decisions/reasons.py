@@ -20,7 +20,13 @@ from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.numbers import significant
 from batchscape.record.instants import duration_text
 
-__all__ = ["known_without_times", "measured_again", "missing_evidence", "reasons_for"]
+__all__ = [
+    "cut_text",
+    "known_without_times",
+    "measured_again",
+    "missing_evidence",
+    "reasons_for",
+]
 
 _SEEDS = range(3)
 """The least from which a spread is told."""
@@ -235,14 +241,14 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         best, ratio = _fastest(fewer, chosen)
         return (
             f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-            f"{int(best['data_parallel_size'])} ({_cut(best)}), an efficiency of "
+            f"{int(best['data_parallel_size'])} ({cut_text(best)}), an efficiency of "
             f"{ratio * best['data_parallel_size'] / devices:.0%}."
         )
     more = others[others["data_parallel_size"] > devices]
     if len(more):
         best, ratio = _fastest(more, chosen)
         return (
-            f"{text}: the best measured cut of this batch on more devices, {_cut(best)}, takes "
+            f"{text}: the best measured cut of this batch on more devices, {cut_text(best)}, takes "
             f"{ratio:.3g} times as long."
         )
     return f"{text}: cuts of this batch were timed on no other number of devices."
@@ -273,7 +279,7 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         on = "one device" if devices == 1 else f"{devices} devices"
         return f"{text}; on {on}, no cut with less accumulation that fits was timed."
     best, ratio = _fastest(others, chosen)
-    return f"{text}; with less of it, {_cut(best)} takes {ratio:.3g} times as long."
+    return f"{text}; with less of it, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
 def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
@@ -326,7 +332,8 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     )
 
 
-def _cut(row: pd.Series[Any]) -> str:
+def cut_text(row: pd.Series[Any]) -> str:
+    """Write the geometry of a candidate."""
     return " x ".join(str(int(row[name])) for name in FACTORS)
 
 

@@ -20,6 +20,7 @@ from batchscape.analysis.decisions.candidates import (
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.reasons import (
+    cut_text,
     known_without_times,
     measured_again,
     missing_evidence,
@@ -328,7 +329,7 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
         lines = [_best_rival(others), _worst_rival(others)]
     unknown = compared[measured & compared["times_slower_low"].isna()]
     if len(others) and len(unknown):
-        cuts = ", ".join(_cut(row) for _, row in unknown.head(3).iterrows())
+        cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
         lines.append(
             f"Without an interval, and so not among these: {cuts}"
             f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
@@ -338,8 +339,8 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     ]
     for _, row in front.sort_values("times_dearer").head(1).iterrows():
         lines.append(
-            f"Cheapest: {_cut(row)} ({row['source']}) takes {row['times_dearer']:.3g} times the "
-            f"device-hours and {row['times_slower']:.3g} times the time."
+            f"Cheapest: {cut_text(row)} ({row['source']}) takes {row['times_dearer']:.3g} times "
+            f"the device-hours and {row['times_slower']:.3g} times the time."
         )
     return lines
 
@@ -359,7 +360,7 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
         return ""
     if len(alike) == len(rivals) > 1:
         return f"; these runs do not tell its time from any of the {len(rivals)} others measured"
-    cuts = [_cut(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
+    cuts = [cut_text(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
     if len(alike) > _MOST_NAMED:
         cuts.append(f"{len(alike) - _MOST_NAMED} more")
     return f"; these runs do not tell its time from that of {_joined(cuts)}"
@@ -371,7 +372,7 @@ def _no_rival(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
     timed = others["source"].eq("measured")
     if timed.any():
         return "no other geometry that fits and has a valid time reached the target"
-    cuts = [_cut(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
+    cuts = [cut_text(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
     if not cuts:
         return "no other geometry that fits was measured"
     if len(cuts) > _MOST_NAMED:
@@ -391,8 +392,8 @@ def _best_rival(others: pd.DataFrame) -> str:
         return "No other measured geometry is faster, even at the end of its interval (95 %, each)."
     return (
         f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
-        f"{_cut(rival)} at the end of its 95 % interval (that it is the faster one has a one-sided "
-        f"confidence of {rival['probability_faster']:.2g}). Each rival is compared on its own, and "
+        f"{cut_text(rival)} at the end of its 95 % interval (that it is the faster one has a "
+        f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on its own, and "
         "that this one was chosen as the fastest is not corrected for."
     )
 
@@ -401,13 +402,9 @@ def _worst_rival(others: pd.DataFrame) -> str:
     worst = others.sort_values("times_slower").iloc[-1]
     ends = f"[{worst['times_slower_low']:.3g}, {worst['times_slower_high']:.3g}]"
     return (
-        f"The slowest measured, {_cut(worst)}, takes {worst['times_slower']:.3g} times as long "
+        f"The slowest measured, {cut_text(worst)}, takes {worst['times_slower']:.3g} times as long "
         f"{ends} and {worst['times_dearer']:.3g} times the device-hours."
     )
-
-
-def _cut(row: pd.Series[Any]) -> str:
-    return " x ".join(str(int(row[name])) for name in FACTORS)
 
 
 def _plain(value: object) -> object:

@@ -162,19 +162,15 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     least = means.groupby(keys, dropna=False)["cost"].transform("min")
     # Equal but for the rounding of a mean; two infinite costs are no tie.
     tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
-    said = [
-        f"B = {own['global_batch_size'].iloc[0]:g}: {_all(own['learning_rate'])}"
-        for _, own in tied.groupby(keys, dropna=False)
-        if len(own) > 1
-    ]
+    said = []
+    for _, own in tied.groupby(keys, dropna=False):
+        *others, last = [significant(rate, 3) for rate in own["learning_rate"]]
+        if others:
+            batch = own["global_batch_size"].iloc[0]
+            said.append(f"B = {batch:g}: {', '.join(others)} and {last}")
     if not said:
         return None
     return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"
-
-
-def _all(rates: pd.Series[float]) -> str:
-    *others, last = [significant(rate, 3) for rate in rates]
-    return f"{', '.join(others)} and {last}"
 
 
 def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:

@@ -36,7 +36,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 
 __all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason", "power_law"]
 
@@ -93,8 +93,7 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
     if n < _FEWEST:
         batches = "global batch has" if n == 1 else "global batches have"
         why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
-        nan, note = math.nan, f"{NOT_IDENTIFIED}: {why}"
-        return Estimate(nan, nan, nan, n, "", "none", _DEFINITION, note)
+        return Estimate.unknown(why, n, _DEFINITION)
     centred = log_batch - log_batch.mean()
     slope = float(centred @ log_rate / (centred @ centred))
     residuals = log_rate - log_rate.mean() - slope * centred

@@ -156,8 +156,8 @@ def noise_batch(
     n, missing = len(batch), math.nan
     definition = f"B_noise of the {law} law, by least squares on the {scale} scale"
     if n < 3:
-        why = f"{NOT_IDENTIFIED}: {n} global batches have a bounded optimum, 3 needed"
-        return Estimate(missing, missing, missing, n, "samples", "none", definition, why)
+        why = f"{n} global batches have a bounded optimum, 3 needed"
+        return Estimate.unknown(why, n, definition, unit="samples")
     squares, grid = _squares(law, batch, rate, scale), _grid(batch)
     value = _least(squares, grid)
     least = float(squares(np.array([value]))[0])

@@ -77,7 +77,6 @@ from batchscape.analysis.tradeoff.quantities import (
     largest_batch,
     least_samples,
     least_steps,
-    no_estimate,
     seeds_text,
 )
 from batchscape.errors import AnalysisError
@@ -284,7 +283,9 @@ def _nothing_fitted(
 ) -> TradeoffFit:
     unit = {"s_min": "optimizer steps", "exponent": ""}
     none = {
-        name: no_estimate(found, why, unit.get(name, "samples"), f"{name} of {FORMULAS[form]}")
+        name: Estimate.unknown(
+            why, found.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
+        )
         for name in ("s_min", "e_min", "exponent", "critical_batch_size", "overhead_batch_size")
     }
     steps = np.exp(np.nanmean(found.log_steps, axis=1)) if len(found.batches) else found.batches

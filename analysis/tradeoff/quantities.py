@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from batchscape.analysis.estimates import FEWEST, Estimate
+from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
@@ -32,8 +32,6 @@ __all__ = [
 
 LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
 """Batch sizes that a form is fitted to at least."""
-
-_NOTHING = "not identified: "
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,8 @@ def least_samples(fit: Fitted) -> Estimate:
     """Return the fewest samples."""
     definition = "b of S = a + b/B: fewest samples to target, far below the critical batch size"
     if fit.form == "free_exponent":
-        note = _NOTHING + "with a free exponent samples to target have no least value above zero"
-        return _none(fit.found, "samples", definition, note)
+        why = "with a free exponent samples to target have no least value above zero"
+        return Estimate.unknown(why, fit.found.n_seeds, definition, unit="samples")
     log_value = float(fit.theta[0, 0]) + fit.log_critical
     estimate = _estimate(fit, "e_min", log_value, "samples", definition)
     beyond = _beyond(fit, smaller=True)
@@ -147,8 +145,8 @@ def exponent(fit: Fitted) -> Estimate:
     """Return the exponent of the batch size."""
     definition = f"alpha of {FORMULAS[fit.form]}"
     if fit.form == "two_term":
-        estimate = _none(fit.found, "", "alpha, 1 in S = a + b/B by definition", None)
-        return replace(estimate, value=1.0)
+        definition = "alpha, 1 in S = a + b/B by definition"
+        return Estimate(1.0, math.nan, math.nan, fit.found.n_seeds, "", "none", definition)
     estimate = _estimate(fit, "exponent", float(fit.theta[0, 2]), "", definition)
     beyond = _beyond(fit, smaller=True, larger=True)
     return estimate if beyond is None else _weakened(estimate, beyond)
@@ -214,11 +212,6 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
     return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
 
 
-def no_estimate(found: Measurements, why: str, unit: str, definition: str) -> Estimate:
-    """Return an estimate of what could not be fitted at all."""
-    return _none(found, unit, definition, _NOTHING + why)
-
-
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
     low, high = (math.exp(log_value + end) for end in fit.ends[quantity])
     n = fit.found.n_seeds
@@ -231,16 +224,11 @@ def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definitio
     return estimate
 
 
-def _none(found: Measurements, unit: str, definition: str, note: str | None) -> Estimate:
-    nan = math.nan
-    return Estimate(nan, nan, nan, found.n_seeds, unit, "none", definition, note)
-
-
 def _weakened(estimate: Estimate, reason: str) -> Estimate:
     """Keep the bounds of an estimate, without its value."""
     if not estimate.is_identified:
         return estimate
-    return replace(estimate, value=math.nan, note=_NOTHING + reason)
+    return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
 
 
 def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str | None:

@@ -393,8 +393,8 @@ def _best_rival(others: pd.DataFrame) -> str:
     return (
         f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
         f"{cut_text(rival)} at the end of its 95 % interval (that it is the faster one has a "
-        f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on its own, and "
-        "that this one was chosen as the fastest is not corrected for."
+        f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on "
+        "its own, and that this one was chosen as the fastest is not corrected for."
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.numbers import TIMES
 
@@ -74,7 +74,6 @@ def scaling_efficiency(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataF
     return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
 
 
-Geometry = tuple[int, int, int]
 Pair = tuple[Geometry, Geometry, str, str]
 
 

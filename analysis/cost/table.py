@@ -16,6 +16,7 @@ __all__ = [
     "FACTORS",
     "MEMORY_PHASES",
     "TIME_PARTS",
+    "Geometry",
     "cost_groups",
     "cost_table",
     "is_sharded",
@@ -24,6 +25,9 @@ __all__ = [
 
 FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 """Columns that every cost table needs: positive integers."""
+
+Geometry = tuple[int, int, int]
+"""Devices, micro-batch and accumulation."""
 
 MEMORY_PHASES = {
     "allocated_after_model_gib": "after the model",

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from batchscape.analysis.cost.memory_model import MemoryModel
-from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.to_target import (
     pareto_front,
@@ -36,8 +36,6 @@ libraries take."""
 
 LARGEST_SEARCHED = 2**20
 """Micro-batches beyond it are not searched."""
-
-Geometry = tuple[int, int, int]
 
 
 def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:

@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
 
 _Floats = NDArray[np.float64]
-Geometry = tuple[int, int, int]
-"""Devices, micro-batch and accumulation."""
 
 
 def steps_by_batch(

@@ -19,13 +19,13 @@ from batchscape.errors import AnalysisError
 
 __all__ = [
     "MARGINS",
-    "QUANTITIES",
+    "MARGIN_SETTINGS",
     "family_verdicts",
     "judge_equivalence",
     "paired_differences",
 ]
 
-QUANTITIES = {
+MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
     "final_loss": "measure.equivalence_margin",
     "log_steps_to_target": "measure.equivalence_margin_steps",
@@ -212,7 +212,7 @@ def _with_identity(
     target: float | pd.Series[float],
     value: pd.Series[float],
 ) -> pd.DataFrame:
-    setting = QUANTITIES[quantity]
+    setting = MARGIN_SETTINGS[quantity]
     stated = cells.runs.get(setting, pd.Series(math.nan, index=cells.runs.index))
     return members[["cell", "reference", "trajectory_id", "sweep_dir", "run_id"]].assign(
         quantity=quantity,
@@ -263,10 +263,10 @@ def _joined(names: NDArray[Any]) -> str:
 
 
 def _default_margin(quantity: str) -> float:
-    if quantity not in QUANTITIES:
+    if quantity not in MARGIN_SETTINGS:
         msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
         raise AnalysisError(msg)
-    return MARGINS[QUANTITIES[quantity]]
+    return MARGINS[MARGIN_SETTINGS[quantity]]
 
 
 def _conflict(margins: Sequence[float]) -> str:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.targets.columns import recognise, refuse_rows
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.curves import PROGRESS
-from batchscape.analysis.targets.ends import cut, final_losses
+from batchscape.analysis.targets.ends import cut, last_losses
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
@@ -450,7 +450,7 @@ def _runs(table: pd.DataFrame, found: pd.DataFrame) -> tuple[pd.DataFrame, list[
 
 def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, list[str]]:
     """Take the last loss of each run; infinite where it diverged."""
-    finals = final_losses(curves).drop(columns="settled_loss")
+    finals = last_losses(curves).drop(columns="settled_loss")
     finals = finals.rename(columns={"final_loss": "final_eval_loss"})
     if has_progress:
         last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)

@@ -20,6 +20,8 @@ from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
@@ -289,6 +291,13 @@ def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
     tables = load(sweep.path)
     section = decision_section(find_cells(tables.runs), tables)
     assert "not identified: no valid step time" in section.answer[0]
+    # What would settle it stands on the page too, behind the answer.
+    assert any(
+        text.endswith("batchscape sweep sweeps=vary_global_batch") for text in section.settle
+    )
+    assert section_lines(section)[1:] == [
+        escape_markdown(text) for text in (*section.answer, *section.settle)
+    ] + [f"**{escape_markdown(text)}**" for text in section.warnings]
     assert section.tables == []
     assert section.headlines == {}
 

@@ -82,7 +82,6 @@ def compare_samples(
     *,
     reference: object = None,
     margin: float | None = None,
-    level: float = LEVEL,
 ) -> tuple[TwoSamples, ...]:
     """Compare the mean of a column between groups of independent runs.
 
@@ -98,8 +97,6 @@ def compare_samples(
         Value of `by` that the others are compared with; the first in the table if not given.
     margin : float, optional
         In the unit of the value, fixed before it was seen: adds two one-sided tests.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -138,7 +135,7 @@ def compare_samples(
         raise AnalysisError(msg)
     base = samples.pop(first)
     compared = [
-        _two_samples((str(first), base), (str(name), own), value, margin, level)
+        _two_samples((str(first), base), (str(name), own), value, margin)
         for name, own in samples.items()
     ]
     adjusted = holm([found.p_different for found in compared])
@@ -153,7 +150,6 @@ def one_sided_test(
     constant: float,
     *,
     alternative: Literal["less", "greater"] = "less",
-    level: float = LEVEL,
 ) -> OneSided:
     """Test whether the mean of a column lies below, or above, a constant.
 
@@ -167,8 +163,6 @@ def one_sided_test(
         In the unit of the value, fixed before it was seen: a published figure, say.
     alternative : {"less", "greater"}
         What is to be shown of the mean.
-    level : float
-        Coverage of the one-sided interval; the test is at one minus it.
 
     Raises
     ------
@@ -194,7 +188,7 @@ def one_sided_test(
             _open(values, definition), constant, alternative, math.nan, "not identified"
         )
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    reach = float(stats.t.ppf(level, n - 1)) * error
+    reach = float(stats.t.ppf(LEVEL, n - 1)) * error
     is_less = alternative == "less"
     bound = mean + reach if is_less else mean - reach
     low, high = (-math.inf, bound) if is_less else (bound, math.inf)
@@ -207,7 +201,7 @@ def one_sided_test(
 
 
 def pooled_spread(
-    table: pd.DataFrame, value: str, *, cells: Sequence[str] | None = None, level: float = LEVEL
+    table: pd.DataFrame, value: str, *, cells: Sequence[str] | None = None
 ) -> Estimate:
     """Estimate the spread over seeds that the runs of all cells share.
 
@@ -221,8 +215,6 @@ def pooled_spread(
     cells : sequence of str, optional
         Columns that tell cells apart; of `group`, `target_loss`, `global_batch_size` and
         `learning_rate` those that there are if not given.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -259,14 +251,14 @@ def pooled_spread(
     squares = float((found["var"] * (found["count"] - 1)).sum())
     low, high = (
         math.sqrt(squares / float(stats.chi2.ppf(share, freedom)))
-        for share in ((1 + level) / 2, (1 - level) / 2)
+        for share in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
     )
     method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
     value_ = math.sqrt(squares / freedom)
     return Estimate(value_, low, high, int(found["count"].sum()), "", method, definition, note)
 
 
-def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
+def divergence_rate(table: pd.DataFrame) -> Estimate:
     """Estimate the share of runs that diverge.
 
     Parameters
@@ -275,14 +267,12 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
         With `outcome`, `status`, or `final_eval_loss`: a run diverged where one of them says so,
         the loss by being infinite. A run of which none is there is left out, and counted in the
         note. Of a run with several targets one row counts, of its lowest.
-    level : float
-        Least coverage of the interval.
 
     Returns
     -------
     Estimate
         With the interval of Clopper and Pearson, which holds the share at least as often as
-        `level` says, at any number of runs; not identified where nothing tells of any run.
+        `LEVEL` says, at any number of runs; not identified where nothing tells of any run.
 
     Raises
     ------
@@ -299,7 +289,7 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
     if not n:
         return Estimate.unknown(lost, 0, definition)
-    ends = stats.binomtest(count, n).proportion_ci(level, method="exact")
+    ends = stats.binomtest(count, n).proportion_ci(LEVEL, method="exact")
     return Estimate(
         value=count / n,
         low=float(ends.low),
@@ -312,7 +302,7 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     )
 
 
-def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+def divergence_rates(table: pd.DataFrame) -> pd.DataFrame:
     """Estimate the share of runs that diverge, cell by cell.
 
     Parameters
@@ -320,8 +310,6 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     table : DataFrame
         As for `divergence_rate`; cells are told apart by `group`, `global_batch_size` and
         `learning_rate`, as far as it has them.
-    level : float
-        Least coverage of the intervals.
 
     Returns
     -------
@@ -337,7 +325,7 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     names = [name for name in _CELL if name in table and name != "target_loss"]
     rows = []
     for key, own in runs.groupby(names, dropna=False) if names else [((), runs)]:
-        found = divergence_rate(own, level=level)
+        found = divergence_rate(own)
         count = round(found.value * found.n) if found.n else 0
         numbers = {"n": found.n, "diverged": count, "rate": found.value}
         ends = {"low": found.low, "high": found.high}
@@ -350,7 +338,6 @@ def _two_samples(
     other: tuple[str, NDArray[np.float64]],
     value: str,
     margin: float | None,
-    level: float,
 ) -> TwoSamples:
     (first, base), (second, own) = reference, other
     equivalence = None if margin is None else tost_unpaired(own, base, margin)
@@ -365,7 +352,7 @@ def _two_samples(
             estimate = replace(estimate, value=difference, note=counts)
     else:
         mean, error, freedom = welch(own, base)
-        half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+        half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
         p = 2 * float(stats.t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
         method = f"Welch's t with {freedom:.3g} degrees of freedom"
         estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)

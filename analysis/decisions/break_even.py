@@ -31,14 +31,13 @@ def break_even_batch(
     devices: int,
     micro_batch_size: int | None = None,
     growth: Growth = "accumulation",
-    level: float = LEVEL,
 ) -> Estimate:
     """Find the global batch of least time to target, and so of least device-hours.
 
     Parameters
     ----------
     fit : TradeoffFit
-        Of steps against the global batch, S = a + b/B^alpha, with intervals at the same level.
+        Of steps against the global batch, S = a + b/B^alpha.
     devices : int
         Data-parallel size, which stays.
     micro_batch_size : int, optional
@@ -46,8 +45,6 @@ def break_even_batch(
     growth : {"accumulation", "micro"}
         What grows with the global batch: accumulation at this micro-batch, or the micro-batch
         without accumulation.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -98,7 +95,7 @@ def break_even_batch(
         2 * _STEP
     )
     for part in (fixed, per_sample):
-        quantile = stats.t.ppf(0.5 + level / 2, part.degrees) if part.degrees > 0 else math.nan
+        quantile = stats.t.ppf(0.5 + LEVEL / 2, part.degrees) if part.degrees > 0 else math.nan
         reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
     reach = math.hypot(*reaches)
     return Estimate(

@@ -19,6 +19,7 @@ from batchscape.analysis.decisions.to_target import (
     steps_by_batch,
     time_to_target,
 )
+from batchscape.analysis.estimates import LEVEL
 
 __all__ = [
     "LARGEST_SEARCHED",
@@ -150,7 +151,7 @@ def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> 
     return low
 
 
-def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float) -> pd.DataFrame:
+def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
     """Compare every candidate with one of them.
 
     Parameters
@@ -159,8 +160,6 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
         As `candidates_of` returns it.
     chosen : Series
         One of its rows.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -187,7 +186,7 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     units = of_times + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = own & paired["degrees"].eq(math.inf)
-    half = (stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
+    half = (stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
     # The end of an interval of two seeds may be beyond all numbers: infinite.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)

@@ -26,7 +26,6 @@ from batchscape.analysis.decisions.reasons import (
     missing_evidence,
     reasons_for,
 )
-from batchscape.analysis.estimates import LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["Needs", "Recommendation", "recommend"]
@@ -130,7 +129,7 @@ class Recommendation:
         }
 
 
-def recommend(evidence: Basis, needs: Needs, *, level: float = LEVEL) -> Recommendation:
+def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     """Choose the geometry to use.
 
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
@@ -138,11 +137,6 @@ def recommend(evidence: Basis, needs: Needs, *, level: float = LEVEL) -> Recomme
     data do not tell apart, the largest micro-batch is taken. Predicted geometries are chosen only
     where no measured one fits, and those beyond the measured range last. Where no geometry that
     fits has a time, none is named: samples alone would always favour the smallest global batch.
-
-    Parameters
-    ----------
-    level : float
-        Coverage of the intervals.
 
     Raises
     ------
@@ -157,8 +151,8 @@ def recommend(evidence: Basis, needs: Needs, *, level: float = LEVEL) -> Recomme
     if pool.empty:
         return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
-    chosen = _by_recipe(pool, best, needs.deadline_s, level)
-    compared = compare_with(rows, chosen, level).drop(columns="steps_log_of")
+    chosen = _by_recipe(pool, best, needs.deadline_s)
+    compared = compare_with(rows, chosen).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
     memory = memory_of_device(evidence, needs.memory_gib, int(chosen["data_parallel_size"]))
     return Recommendation(
@@ -302,11 +296,11 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
 
 
 def _by_recipe(
-    pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None, level: float
+    pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None
 ) -> pd.Series[Any]:
     """Prefer the larger micro-batch where nothing tells it from the best."""
     same = ["global_batch_size", "data_parallel_size", "source"]
-    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, level)
+    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best)
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.

@@ -49,7 +49,7 @@ _EXPONENTS = (-3.0, 3.0)
 _POINTS = 801
 
 
-def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+def linear_laws(best: pd.DataFrame) -> pd.DataFrame:
     """Fit the laws of `learning_rate_laws` by least squares of the learning rates themselves.
 
     Parameters
@@ -57,8 +57,6 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
     best : DataFrame
         One row a global batch: `global_batch_size` and `learning_rate`; where there are any, `low`
         and `high`. As for `learning_rate_laws`, and the same optima count.
-    level : float
-        Coverage of the intervals of the noise batch.
 
     Returns
     -------
@@ -97,7 +95,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
             row["exponent"] = second
         elif scales:
             second = _least(squares, _grid(batch))
-            found = noise_batch(best, law, scale="linear", level=level)
+            found = noise_batch(best, law, scale="linear")
             names = ("noise_scale", "noise_scale_low", "noise_scale_high")
             row |= zip(names, (found.value, found.low, found.high), strict=True)
         logs, centred = LAWS[law](batch, second), batch - batch.mean()
@@ -113,9 +111,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
     return table.assign(delta_aicc=deltas(table, exponent_of(best)))
 
 
-def noise_batch(
-    best: pd.DataFrame, law: str = "saturating", *, scale: _Scale = "log", level: float = LEVEL
-) -> Estimate:
+def noise_batch(best: pd.DataFrame, law: str = "saturating", *, scale: _Scale = "log") -> Estimate:
     """Estimate the noise batch of a law of the learning rate, with its interval.
 
     Parameters
@@ -126,8 +122,6 @@ def noise_batch(
         eps_max / (1 + B_noise/B), or 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)).
     scale : {"log", "linear"}
         What is fitted: log learning rates, or learning rates.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -161,7 +155,7 @@ def noise_batch(
     squares, grid = _squares(law, batch, rate, scale), _grid(batch)
     value = _least(squares, grid)
     least = float(squares(np.array([value]))[0])
-    limit = least * (1 + float(stats.f.ppf(level, 1, n - 2)) / (n - 2))
+    limit = least * (1 + float(stats.f.ppf(LEVEL, 1, n - 2)) / (n - 2))
 
     def excess(point: float) -> float:
         return float(squares(np.array([point]))[0]) - limit

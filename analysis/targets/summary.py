@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.targets.censoring import median_with_infinity
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
@@ -60,15 +60,13 @@ def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
     return reaches
 
 
-def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
+def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
     """Sum up how the runs of each global batch stand to each target.
 
     Parameters
     ----------
     reaches : DataFrame
         As `steps_to_target` or `read_table` returns it. Of runs of one trajectory one counts.
-    level : float
-        Coverage of the intervals of medians.
 
     Returns
     -------
@@ -91,7 +89,7 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
         counts = cell["outcome"].value_counts()
         row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
         for name in TO_TARGET:
-            row |= _figures(cell, name, level)
+            row |= _figures(cell, name)
         if "crossing" in cell:
             row["crossing"] = cell["crossing"].iloc[0]
         if "interpolation_error" in cell:
@@ -103,14 +101,14 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
     return table.sort_values(list(dict.fromkeys(order)), ascending=falling, ignore_index=True)
 
 
-def _figures(cell: pd.DataFrame, name: str, level: float) -> dict[str, float]:
+def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
     """Median and geometric mean of one of the columns of what it took."""
     values = cell[name].astype(float)
     ends: dict[str, float] = {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
     reached = cell["outcome"].eq("reached")
     if values[reached].notna().all():
         low, high = _bounds(cell, name, values)
-        found: Estimate = median_with_infinity(low, high, level=level)
+        found: Estimate = median_with_infinity(low, high)
         ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     logs = np.log(values.where(values > 0).to_numpy())
     ends[f"{name}_geometric_mean"] = float(np.exp(logs.mean()))

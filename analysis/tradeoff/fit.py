@@ -175,7 +175,7 @@ class TradeoffFit:
             if fit.noise is not None:
                 n = _n_parameters(self.form)
                 error, degrees = band(fit.data, fit.noise, fit.theta, np.log(sizes), n)
-                reach = (stats.t.ppf((1 + fit.level) / 2, degrees) * error)[0]
+                reach = (stats.t.ppf((1 + LEVEL) / 2, degrees) * error)[0]
         logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
         curves = {name: np.exp(values) for name, values in logs.items()}
         return pd.DataFrame({"global_batch_size": sizes, **curves})
@@ -187,7 +187,6 @@ def fit_tradeoff(
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    level: float = LEVEL,
 ) -> TradeoffFit:
     """Fit steps to one target against the global batch size.
 
@@ -203,8 +202,6 @@ def fit_tradeoff(
         Fraction of samples above those at the reference that is accepted.
     reference_batch_size : float, optional
         In samples; the smallest one of the fit if not given.
-    level : float
-        Coverage of intervals.
 
     Returns
     -------
@@ -214,14 +211,14 @@ def fit_tradeoff(
     Raises
     ------
     AnalysisError
-        If the table, form, overhead, reference or level is not usable.
+        If the table, form, overhead or reference is not usable.
 
     Notes
     -----
     Sources: McCandlish et al. 2018, arXiv:1812.06162, section 2.3; Zhang et al. 2024,
     arXiv:2410.21676, for the overhead (there 20 % above batch size 256).
     """
-    _check_settings(form, overhead, reference_batch_size, level)
+    _check_settings(form, overhead, reference_batch_size)
     found = measure(reaches)
     enough = len(found.batches) >= LEAST_BATCHES["free_exponent"]
     chosen: Form = form or ("free_exponent" if enough else "two_term")
@@ -230,11 +227,11 @@ def fit_tradeoff(
 
     @cache
     def own() -> TradeoffFit:
-        return _fit(found, chosen, other, overhead=overhead, reference=reference, level=level)
+        return _fit(found, chosen, other, overhead=overhead, reference=reference)
 
     @cache
     def other() -> TradeoffFit:
-        return _fit(found, rest, own, overhead=overhead, reference=reference, level=level)
+        return _fit(found, rest, own, overhead=overhead, reference=reference)
 
     fit = own()
     return replace(fit, warnings=(*fit.warnings, *_doubts(fit)))
@@ -247,10 +244,9 @@ def _fit(
     *,
     overhead: float,
     reference: float,
-    level: float,
 ) -> TradeoffFit:
     """Fit one form."""
-    fit = fit_means(found, form, level)
+    fit = fit_means(found, form)
     if isinstance(fit, str):
         return _nothing_fitted(found, form, fit, other)
     parameters = _n_parameters(form)
@@ -364,9 +360,7 @@ def _n_parameters(form: Form) -> int:
     return 2 if form == "two_term" else 3
 
 
-def _check_settings(
-    form: str | None, overhead: float, reference: float | None, level: float
-) -> None:
+def _check_settings(form: str | None, overhead: float, reference: float | None) -> None:
     if form is not None and form not in FORMULAS:
         msg = f"form must be one of {', '.join(FORMULAS)}, got {form!r}"
         raise AnalysisError(msg)
@@ -377,7 +371,4 @@ def _check_settings(
         raise AnalysisError(msg)
     if reference is not None and not (math.isfinite(reference) and reference > 0):
         msg = f"reference_batch_size counts samples and must be above zero, got {reference}"
-        raise AnalysisError(msg)
-    if not 0 < level < 1:
-        msg = f"level is the coverage of intervals, between 0 and 1, got {level}"
         raise AnalysisError(msg)

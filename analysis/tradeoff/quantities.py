@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
@@ -40,7 +40,6 @@ class Fitted:
 
     found: Measurements
     form: Form
-    level: float
     data: Data
     noise: Noise | None
     theta: Floats
@@ -69,7 +68,7 @@ class Fitted:
         )
 
 
-def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
+def fit_means(found: Measurements, form: Form) -> Fitted | str:
     """Fit a form to the means over seeds.
 
     Returns
@@ -90,12 +89,11 @@ def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
     ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
     if noise is not None:
         for name, path in PATHS[form].items():
-            low, high = intervals(data, noise, theta, path, level)
+            low, high = intervals(data, noise, theta, path, LEVEL)
             ends[name] = float(low[0]), float(high[0])
     return Fitted(
         found,
         form,
-        level,
         data,
         noise,
         theta,
@@ -197,8 +195,8 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
     Returns
     -------
     float
-        Half of the interval at the level of the fit, by linear propagation of the errors of cell
-        means; NaN for fewer than three seeds.
+        Half of the interval, by linear propagation of the errors of cell means; NaN for fewer
+        than three seeds.
     """
     if fit.noise is None:
         return math.nan
@@ -209,7 +207,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
     variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
+    return float(stats.t.ppf((1 + LEVEL) / 2, degrees[0]) * math.sqrt(variance[0]))
 
 
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:

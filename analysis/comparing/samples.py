@@ -11,7 +11,6 @@ of a share: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -200,10 +199,11 @@ def one_sided_test(
     return OneSided(estimate, constant, alternative, p, "shown" if shown else "not shown")
 
 
-def pooled_spread(
-    table: pd.DataFrame, value: str, *, cells: Sequence[str] | None = None
-) -> Estimate:
+def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     """Estimate the spread over seeds that the runs of all cells share.
+
+    Cells are told apart by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as far as
+    the table has them.
 
     Parameters
     ----------
@@ -212,9 +212,6 @@ def pooled_spread(
     value : str
         Column that spreads; runs whose value is infinite or missing are left out, and counted in
         the note.
-    cells : sequence of str, optional
-        Columns that tell cells apart; of `group`, `target_loss`, `global_batch_size` and
-        `learning_rate` those that there are if not given.
 
     Returns
     -------
@@ -233,7 +230,7 @@ def pooled_spread(
     chi-square with their sum, and takes cells to spread alike. Source: NIST/SEMATECH e-Handbook of
     Statistical Methods, section 1.3.5.8.
     """
-    names = [n for n in _CELL if n in table] if cells is None else list(cells)
+    names = [name for name in _CELL if name in table]
     refuse_missing(table, [value, *names], "a pooled spread")
     numbers = numbers_of(table, value)
     known = table[names].assign(value=numbers)[np.isfinite(numbers)]

@@ -9,7 +9,6 @@ with a relative standard deviation of about 3 % for the ratio of two norms of 10
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,16 +83,8 @@ def relative_distance(sketch: Sketch, reference: Sketch) -> float:
     return distance / norm if known else math.nan
 
 
-def gradient_errors(
-    cells: Cells, read: Callable[[str, str], Sketch | None] | None = None
-) -> pd.DataFrame:
+def gradient_errors(cells: Cells) -> pd.DataFrame:
     """Compute the errors of the first gradient of every run that has something to compare with.
-
-    Parameters
-    ----------
-    read : callable, optional
-        Returns the sketch of a run of a sweep folder (`sweep_dir`, `run_id`), None where there is
-        none; by default from the run folder.
 
     Returns
     -------
@@ -111,7 +102,10 @@ def gradient_errors(
     wanted = members["start"].isin(exact["start"])
     wanted |= members["trajectory_id"].duplicated(keep=False)
     members = members[wanted].sort_values("cell", kind="stable")
-    sketches = _read(members, read or _from_folder)
+    found = map(_from_folder, members["sweep_dir"], members["run_id"])
+    sketches = {
+        row: sketch for row, sketch in zip(members.index, found, strict=True) if sketch is not None
+    }
     members = members[members.index.isin(sketches)]
     by_start, by_trajectory = _first(members, "start", "float64"), _first(members, "trajectory_id")
     rows = []
@@ -177,12 +171,6 @@ def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
     keys += [plain_texts(runs[name]) for name in ("init_seed", "data_seed") if name in runs]
     rows = zip(runs["global_batch_size"].astype(str), *keys, strict=True)
     return pd.Series(["\n".join(row) for row in rows], index=runs.index, dtype=str)
-
-
-def _read(members: pd.DataFrame, read: Callable[[str, str], Sketch | None]) -> dict[object, Sketch]:
-    columns = (members[name].astype(str).tolist() for name in ("sweep_dir", "run_id"))
-    sketches = zip(members.index, map(read, *columns), strict=True)
-    return {row: sketch for row, sketch in sketches if sketch is not None}
 
 
 def _from_folder(sweep_dir: str, run_id: str) -> Sketch | None:

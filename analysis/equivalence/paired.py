@@ -88,7 +88,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 def judge_equivalence(
     pairs: pd.DataFrame,
     margin: float | None = None,
-    alpha: float = ALPHA,
     generator: np.random.Generator | None = None,
 ) -> pd.DataFrame:
     """Test every decomposition for equivalence with its reference.
@@ -101,8 +100,6 @@ def judge_equivalence(
     margin : float, optional
         By default the one that the runs state. Where they state several there is no verdict: a
         margin is fixed before the first run.
-    alpha : float
-        Level of each one-sided test.
     generator : Generator, optional
         For the bootstrap interval that stands beside; without one, there is none.
 
@@ -111,7 +108,7 @@ def judge_equivalence(
     DataFrame
         A row for each cell, quantity and target: `cell`, `reference`, `quantity`, `target_loss`,
         `n` (pairs), `n_without` (pairs without a difference), `mean_difference`, `sd_difference`,
-        `low`, `high` ((1 - 2 alpha) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
+        `low`, `high` ((1 - 2 `ALPHA`) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
         `margin_stated` (in the config of every run), `verdict`, `reason`, `p_equivalent`,
         `p_different`, `smallest_margin`, `detectable_margin`, `seed_sd` (between the values of
         the reference), `n_seeds`, `run_ids` and `reference_run_ids`.
@@ -139,12 +136,12 @@ def judge_equivalence(
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
         own = {name: values[begin:end] for name, values in (numbers | texts).items()}
-        judged = _judged(own, str(head["quantity"]), margin, alpha, generator)
+        judged = _judged(own, str(head["quantity"]), margin, generator)
         rows.append(dict(zip(keys, head.values(), strict=True)) | judged)
     return pd.DataFrame(rows)
 
 
-def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
+def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
     """Join the verdicts on all decompositions of one global batch.
 
     All are equivalent if each of them is, at the same level: no correction is needed
@@ -167,7 +164,7 @@ def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
         corrected = holm(group["p_different"].tolist())
         p_different = min((p for p in corrected if not math.isnan(p)), default=math.nan)
         equivalent = group["verdict"].eq("equivalent")
-        different = group["verdict"].eq("different").any() and p_different <= alpha
+        different = group["verdict"].eq("different").any() and p_different <= ALPHA
         verdict = "different" if different else "not identified"
         rows.append(
             dict(zip(("reference", "quantity", "target_loss"), key, strict=True))
@@ -226,7 +223,6 @@ def _judged(
     own: Mapping[str, NDArray[Any]],
     quantity: str,
     given: float | None,
-    alpha: float,
     generator: np.random.Generator | None,
 ) -> dict[str, object]:
     """Judge the pairs of one cell; its columns are arrays, since cells are many."""
@@ -237,12 +233,12 @@ def _judged(
     used = given
     if used is None:
         used = distinct[0] if distinct else _default_margin(quantity)
-    found = asdict(tost(differences, used, alpha))
+    found = asdict(tost(differences, used))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     row = {renamed.get(name, name): value for name, value in found.items()}
     ends = (math.nan, math.nan)
     if generator is not None:
-        ends = bootstrap_interval(differences, 1 - 2 * alpha, generator)
+        ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
     row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
     if given is None and len(distinct) > 1:

@@ -52,7 +52,6 @@ def equivalence_section(
     cells: Cells,
     tables: Tables,
     reaches: pd.DataFrame | None = None,
-    generator: np.random.Generator | None = None,
     *,
     figures: bool = True,
 ) -> Section | None:
@@ -64,8 +63,6 @@ def equivalence_section(
         What the cells were found in.
     reaches : DataFrame, optional
         Steps to one or more targets, a row a run and target; see `paired_differences`.
-    generator : Generator, optional
-        For the bootstrap; by default a seeded one.
     figures : bool
         Draw figures too.
 
@@ -75,10 +72,9 @@ def equivalence_section(
         None where no trajectory was trained by two decompositions, and no gradient can be held
         against one in float64.
     """
-    generator = np.random.default_rng(0) if generator is None else generator
     reaches = None if reaches is None else hardest_common_target(cells, reaches)
     pairs = paired_differences(cells, reaches)
-    judged = judge_equivalence(pairs, generator=generator)
+    judged = judge_equivalence(pairs, generator=np.random.default_rng(0))
     errors = gradient_errors(cells)
     if judged.empty and errors.empty:
         return None

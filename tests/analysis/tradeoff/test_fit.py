@@ -85,7 +85,7 @@ def test_overhead_interval_is_that_of_the_ratio_moved():
 def test_band_is_students_t_over_seeds_of_refits(form):
     """Each mean is moved a little and scipy fits anew; seeds then add up, and t has n - 1 degrees.
 
-    A band of another level than 95 %, or one that takes seeds for independent at each batch size, is seen.
+    A band of another level, or one that takes seeds for independent at each batch size, is seen.
     """
     table = sweep(5, sd=0.1, correlation=0.6, seed=3)
     logs = np.log(table.pivot_table(index="global_batch_size", columns="seed")["steps_to_target"])

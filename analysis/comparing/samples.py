@@ -202,8 +202,8 @@ def one_sided_test(
 def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     """Estimate the spread over seeds that the runs of all cells share.
 
-    Cells are told apart by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as far as
-    the table has them.
+    Cells are told apart by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as far
+    as the table has them.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from batchscape.analysis.comparing.samples import (
 )
 from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.comparison import QUANTITIES, compare, throughput_ratios, valid_figures
-from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import cost_table

@@ -61,7 +61,6 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     figures : DataFrame
         As `comparison.valid_figures` returns it: rows are completed runs, indexed as `cells.runs`.
 

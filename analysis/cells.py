@@ -147,10 +147,6 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     runs : DataFrame
         One row a run, as `load` returns it.
 
-    Returns
-    -------
-    Cells
-
     Raises
     ------
     RecordError

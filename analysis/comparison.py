@@ -6,15 +6,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from pandas.api.typing import SeriesGroupBy
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
-from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.estimates import half_widths
 
 __all__ = [
-    "CONFIDENCE",
     "DISTURBED",
     "QUANTITIES",
     "Quantity",
@@ -26,9 +25,6 @@ __all__ = [
 DISTURBED = "disturbed_processor_time_s"
 """What is shown where no time counts: `processor_time_s` of runs whose machine was not free. It is
 no time, and in no ratio, test or claim."""
-
-CONFIDENCE = 0.95
-"""Confidence level of every interval."""
 
 
 class Quantity(NamedTuple):
@@ -79,10 +75,6 @@ QUANTITIES = (
 def compare(cells: Cells) -> pd.DataFrame:
     """Compute the comparison table.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -120,7 +112,6 @@ def compare(cells: Cells) -> pd.DataFrame:
         cells.table[cells.settings],
         head.drop(columns="status"),
         _spreads(cells.runs),
-        _disturbed(cells.runs),
         throughput_ratios(cells),
         mark_best(cells, valid_figures(cells.runs)),
         tail,
@@ -156,10 +147,6 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     Runs are paired by seed and timing repeat; the ratio is the geometric mean over the pairs,
     with the t-interval of the mean logarithm.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -179,7 +166,7 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     paired = pairs.merge(base[[*keys, "log"]], on=keys, suffixes=("", "_reference"))
     groups = paired.assign(log=paired["log"] - paired["log_reference"]).groupby("cell")
     mean, n, reference = groups["log"].mean(), groups["log"].count(), groups["reference"].first()
-    half = _half_width(groups["log"].std(), n).where(mean.index != reference)
+    half = half_widths(groups["log"].std(), n).where(mean.index != reference)
     return pd.DataFrame(
         {
             "throughput_ratio": np.exp(mean),
@@ -191,46 +178,26 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     )
 
 
-def _half_width(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
-    """Half-width of the t-interval of a mean; missing where there are too few values."""
-    degrees = (n - 1).where(n >= FEWEST)
-    quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, degrees)
-    return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
-
-
 def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     figures = valid_figures(runs)
     repeated = figures.groupby("cell")
     trained = figures.groupby(["cell", "trajectory_id"]).mean().groupby("cell")
     columns: dict[str, pd.Series[Any]] = {}
     for name, kind in QUANTITIES:
-        group = (trained if kind == "loss" else repeated)[name]
-        sd, n = group.std(), group.count()
-        columns[f"{name}_mean"] = group.mean()
-        columns[f"{name}_sd"] = sd
-        columns[f"{name}_ci95"] = _half_width(sd, n)
-        columns[f"{name}_n"] = n
+        columns |= _spread(name, (trained if kind == "loss" else repeated)[name])
+    # Processor time stands where no time counts; it is in no other table.
+    own = untimed_cells(runs)
+    hints = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
+    columns |= _spread(DISTURBED, hints["processor_time_s"].groupby(own["cell"]))
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
-    counts = [f"{quantity.name}_n" for quantity in QUANTITIES]
+    counts = [name for name in table if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 
 
-def _disturbed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Give the processor time of a step where no time counts; it is in no other table."""
-    own = untimed_cells(runs)
-    figures = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
-    group = figures["processor_time_s"].groupby(own["cell"])
+def _spread(name: str, group: SeriesGroupBy[float, int]) -> dict[str, pd.Series[Any]]:
     sd, n = group.std(), group.count()
-    table = pd.DataFrame(
-        {
-            f"{DISTURBED}_mean": group.mean(),
-            f"{DISTURBED}_sd": sd,
-            f"{DISTURBED}_ci95": _half_width(sd, n),
-            f"{DISTURBED}_n": n,
-        }
-    ).reindex(sorted(runs["cell"].unique()))
-    count = f"{DISTURBED}_n"
-    return table.astype({count: "Int64"}).fillna({count: 0})
+    parts = {"mean": group.mean(), "sd": sd, "ci95": half_widths(sd, n), "n": n}
+    return {f"{name}_{part}": column for part, column in parts.items()}
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:

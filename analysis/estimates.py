@@ -10,9 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import pandas as pd
+from scipy import stats
+
 from batchscape.analysis.numbers import significant
 
-__all__ = ["FEWEST", "LEVEL", "NOT_IDENTIFIED", "Estimate", "interval_text"]
+__all__ = ["FEWEST", "LEVEL", "NOT_IDENTIFIED", "Estimate", "half_widths", "interval_text"]
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
@@ -45,6 +49,14 @@ class Estimate:
     note: str | None = None
     """Why it is not identified, or what weakens it."""
 
+    @classmethod
+    def unknown(
+        cls, why: str, n: int, definition: str, *, unit: str = "", method: str = "none"
+    ) -> Estimate:
+        """Return an estimate of what is not identified, for a reason."""
+        note = f"{NOT_IDENTIFIED}: {why}"
+        return cls(math.nan, math.nan, math.nan, n, unit, method, definition, note)
+
     @property
     def is_identified(self) -> bool:
         """Whether there is a finite value."""
@@ -68,6 +80,18 @@ class Estimate:
             least = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
             return NOT_IDENTIFIED + least
         return interval_text(self.value, self.low, self.high, self.n, digits)
+
+
+def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
+    """Return half-widths of the t-intervals of means; missing below `FEWEST` values.
+
+    Parameters
+    ----------
+    sd, n : Series, shape (means,)
+        Standard deviation of the values behind each mean, and their number.
+    """
+    quantile = stats.t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
+    return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
 
 
 def interval_text(value: float, low: float, high: float, n: int, digits: int = 3) -> str:

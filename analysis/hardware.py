@@ -40,10 +40,11 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     note = pd.Series(notes, index=runs.index, dtype=object)
     launched = _column(runs, "launch.world_size").notna()
     ended = ~runs["status"].isin(["rejected", "pending"])
+    asked = _column(runs, "engine.precision")
     where = {
         "hardware": _hardware(runs),
         "device_type": _column(runs, "device_type"),
-        "precision": _precision(runs),
+        "precision": _column(runs, "precision").fillna(asked.where(asked != "auto")),
     }
     return runs.drop(columns=[f"launch.{name}" for name in VERDICT], errors="ignore").assign(
         timing_valid=note.isna(),
@@ -63,11 +64,6 @@ def _known(runs: pd.DataFrame, names: Sequence[str], drop: str = "") -> Iterator
     for values in zip(*(_column(runs, name) for name in names), strict=True):
         named = zip(names, values, strict=True)
         yield {name.removeprefix(drop): value for name, value in named if pd.notna(value)}
-
-
-def _precision(runs: pd.DataFrame) -> pd.Series[Any]:
-    asked = _column(runs, "engine.precision")
-    return _column(runs, "precision").fillna(asked.where(asked != "auto"))
 
 
 def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:

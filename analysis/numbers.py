@@ -42,11 +42,6 @@ def time_scale(values_s: Iterable[float]) -> Scale:
 def significant(value: float | None, digits: int = 4) -> str:
     """Write a number with `digits` significant digits.
 
-    Parameters
-    ----------
-    value : float or None
-    digits : int
-
     Returns
     -------
     str

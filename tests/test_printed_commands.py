@@ -66,7 +66,11 @@ def commands_in(text: str) -> list[str]:
 
 
 def printed(report: Report, *others: str) -> str:
-    told = [line for section in report.sections for line in (*section.answer, *section.warnings)]
+    told = [
+        line
+        for section in report.sections
+        for line in (*section.answer, *section.settle, *section.warnings)
+    ]
     notes = [
         note
         for section in report.sections

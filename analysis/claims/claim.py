@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,10 +87,6 @@ class Claim:
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context that has something to say about it.
-
-        Parameters
-        ----------
-        evidence : Evidence
 
         Returns
         -------
@@ -187,12 +182,10 @@ def found(
 
     Parameters
     ----------
-    answer : str
     deciding : Contrast
         The one whose size is reported.
     contrasts : sequence of Contrast
         All that were looked at.
-    explanation : str
     definition, ratio, unit, note
         As for `contrasts.effect`.
     """
@@ -222,9 +215,7 @@ def nothing(
     contrasts : sequence of Contrast
         Differences that were found, without an interval.
     """
-    missing = math.nan
-    note = f"not identified: {reason}"
-    estimate = Estimate(missing, missing, missing, 0, "", "none", definition, note)
+    estimate = Estimate.unknown(reason, 0, definition)
     ids = tuple(sorted(set(run_ids)))
     return Finding(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))
 

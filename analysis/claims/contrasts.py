@@ -161,8 +161,6 @@ def all_above(
 
     Parameters
     ----------
-    contrasts : sequence of Contrast
-    threshold : float
     ways : int
         How many such sets there are, one of which is enough to support: each has a share of the
         level.
@@ -247,7 +245,6 @@ def effect(
 
     Parameters
     ----------
-    contrast : Contrast
     definition : str
         What the number is; the contrast's own name follows it.
     ratio : bool

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.memory import (
-    accumulation_costs_memory,
-    memory_follows_micro,
-    rank0_costs_memory,
-)
 from batchscape.analysis.claims.optimum import (
     large_batch_less_variance,
     learning_rate_grows_with_batch,
+)
+from batchscape.analysis.claims.peak_memory import (
+    accumulation_costs_memory,
+    memory_follows_micro,
+    rank0_costs_memory,
 )
 from batchscape.analysis.claims.practice import accumulation_4_or_8, musev_224
 from batchscape.analysis.claims.speed import (
@@ -271,11 +271,6 @@ CLAIMS: tuple[Claim, ...] = (
 
 def judge_claims(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
     """Judge every claim in every context.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    claims : sequence of Claim
 
     Returns
     -------

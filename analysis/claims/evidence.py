@@ -13,7 +13,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.equivalence.paired import MARGINS, QUANTITIES
+from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
 from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
@@ -23,7 +23,7 @@ View = Literal["cost", "training", "reaching"]
 """Memory and times do not depend on learning rate, schedule, budget or evaluation; a loss does;
 when a target is reached does not depend on the budget."""
 
-_MARGIN = QUANTITIES["final_eval_loss"]
+_MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _RATE = "optimizer.learning_rate"
 _CADENCE = "evaluation.every_samples"
 _NO_COST = ("budget.", "evaluation.", "schedule.", "scaling.")
@@ -71,7 +71,6 @@ class Context:
 
         Parameters
         ----------
-        table : str
         runs : DataFrame
             Runs of this context.
         columns : sequence of str

@@ -41,7 +41,6 @@ def follows(
 
     Parameters
     ----------
-    figure : Followed
     margin : float
         Of log ratios.
     definition : str

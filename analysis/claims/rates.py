@@ -57,10 +57,6 @@ def best_rates(runs: pd.DataFrame, value: pd.Series[float]) -> Chosen:
         With `global_batch_size` and `learning_rate`.
     value : Series
         What is to be low, aligned with `runs`; infinite where a run never gets there.
-
-    Returns
-    -------
-    Chosen
     """
     table = runs[[_BATCH, "learning_rate"]].assign(value=value.to_numpy(dtype=float))
     table = table.dropna(subset=["value"])

@@ -52,7 +52,7 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
     )
     if measured is None:
         cut = []
-        measured = _at_one_place(reaches)
+        measured = _most_batches(reaches.assign(value=_log_or_bound(reaches)), _PLACE)
         if measured is None:
             return _by_samples_alone(reaches, definition)
         definition = f"ratio of the samples to a loss of {target:.4g}, at one micro-batch"
@@ -136,10 +136,11 @@ def _alike(
     decision = all_within(contrasts, context.margin)
     if decision is None:
         return undecided(contrasts, definition)
+    also = f" {left_out}." if left_out else ""
     answer, alone = _unless_one_diverged(decision.answer, context, within)
     explanation = (
         f"Farthest of {len(contrasts)}: {said(decision.deciding, 'difference')}; alike means that "
-        f"every 90 % interval lies within {context.margin:g} nats.{more}{_also(left_out)}{alone}"
+        f"every 90 % interval lies within {context.margin:g} nats.{more}{also}{alone}"
     )
     return found(
         answer,
@@ -178,11 +179,6 @@ def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
     if rows["value"].isna().any():
         return None
     return _most_batches(rows, ["data_parallel_size"])
-
-
-def _at_one_place(reaches: pd.DataFrame) -> pd.DataFrame | None:
-    """Return samples to the target at the micro-batch and devices that most batches share."""
-    return _most_batches(reaches.assign(value=_log_or_bound(reaches)), _PLACE)
 
 
 def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
@@ -271,10 +267,6 @@ def _losses(context: Context) -> tuple[pd.DataFrame, str]:
 
 def _depends_on_cut(runs: pd.DataFrame) -> pd.Series[bool]:
     return runs["not_invariant"].map(lambda why: isinstance(why, str) and why != "").astype(bool)
-
-
-def _also(left_out: str) -> str:
-    return f" {left_out}." if left_out else ""
 
 
 def _cuts(figures: pd.DataFrame, fixed: list[str]) -> list[Contrast]:

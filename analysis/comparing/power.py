@@ -81,7 +81,6 @@ def detectable_effects(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         One row a run and target with `sweep_dir`, `run_id`, `target_loss`, `outcome` and
         `steps_to_target`; the lowest target that every completed run reached counts.

@@ -11,7 +11,6 @@ of a share: Clopper and Pearson 1934, doi:10.1093/biomet/26.4.404.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
@@ -82,7 +81,6 @@ def compare_samples(
     *,
     reference: object = None,
     margin: float | None = None,
-    level: float = LEVEL,
 ) -> tuple[TwoSamples, ...]:
     """Compare the mean of a column between groups of independent runs.
 
@@ -98,8 +96,6 @@ def compare_samples(
         Value of `by` that the others are compared with; the first in the table if not given.
     margin : float, optional
         In the unit of the value, fixed before it was seen: adds two one-sided tests.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -138,7 +134,7 @@ def compare_samples(
         raise AnalysisError(msg)
     base = samples.pop(first)
     compared = [
-        _two_samples((str(first), base), (str(name), own), value, margin, level)
+        _two_samples((str(first), base), (str(name), own), value, margin)
         for name, own in samples.items()
     ]
     adjusted = holm([found.p_different for found in compared])
@@ -153,7 +149,6 @@ def one_sided_test(
     constant: float,
     *,
     alternative: Literal["less", "greater"] = "less",
-    level: float = LEVEL,
 ) -> OneSided:
     """Test whether the mean of a column lies below, or above, a constant.
 
@@ -167,12 +162,6 @@ def one_sided_test(
         In the unit of the value, fixed before it was seen: a published figure, say.
     alternative : {"less", "greater"}
         What is to be shown of the mean.
-    level : float
-        Coverage of the one-sided interval; the test is at one minus it.
-
-    Returns
-    -------
-    OneSided
 
     Raises
     ------
@@ -198,7 +187,7 @@ def one_sided_test(
             _open(values, definition), constant, alternative, math.nan, "not identified"
         )
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    reach = float(stats.t.ppf(level, n - 1)) * error
+    reach = float(stats.t.ppf(LEVEL, n - 1)) * error
     is_less = alternative == "less"
     bound = mean + reach if is_less else mean - reach
     low, high = (-math.inf, bound) if is_less else (bound, math.inf)
@@ -210,10 +199,11 @@ def one_sided_test(
     return OneSided(estimate, constant, alternative, p, "shown" if shown else "not shown")
 
 
-def pooled_spread(
-    table: pd.DataFrame, value: str, *, cells: Sequence[str] | None = None, level: float = LEVEL
-) -> Estimate:
+def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     """Estimate the spread over seeds that the runs of all cells share.
+
+    Cells are told apart by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as far
+    as the table has them.
 
     Parameters
     ----------
@@ -222,11 +212,6 @@ def pooled_spread(
     value : str
         Column that spreads; runs whose value is infinite or missing are left out, and counted in
         the note.
-    cells : sequence of str, optional
-        Columns that tell cells apart; of `group`, `target_loss`, `global_batch_size` and
-        `learning_rate` those that there are if not given.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -245,7 +230,7 @@ def pooled_spread(
     chi-square with their sum, and takes cells to spread alike. Source: NIST/SEMATECH e-Handbook of
     Statistical Methods, section 1.3.5.8.
     """
-    names = [n for n in _CELL if n in table] if cells is None else list(cells)
+    names = [name for name in _CELL if name in table]
     refuse_missing(table, [value, *names], "a pooled spread")
     numbers = numbers_of(table, value)
     known = table[names].assign(value=numbers)[np.isfinite(numbers)]
@@ -259,20 +244,18 @@ def pooled_spread(
     definition = f"standard deviation of {value} over runs that differ in their seed alone"
     note = f"{lost} runs without a finite value are left out" if lost else None
     if not freedom:
-        missing = math.nan
-        why = f"{NOT_IDENTIFIED}: no cell has two runs with a finite value"
-        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
+        return Estimate.unknown("no cell has two runs with a finite value", 0, definition)
     squares = float((found["var"] * (found["count"] - 1)).sum())
     low, high = (
         math.sqrt(squares / float(stats.chi2.ppf(share, freedom)))
-        for share in ((1 + level) / 2, (1 - level) / 2)
+        for share in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
     )
     method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
     value_ = math.sqrt(squares / freedom)
     return Estimate(value_, low, high, int(found["count"].sum()), "", method, definition, note)
 
 
-def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
+def divergence_rate(table: pd.DataFrame) -> Estimate:
     """Estimate the share of runs that diverge.
 
     Parameters
@@ -281,14 +264,12 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
         With `outcome`, `status`, or `final_eval_loss`: a run diverged where one of them says so,
         the loss by being infinite. A run of which none is there is left out, and counted in the
         note. Of a run with several targets one row counts, of its lowest.
-    level : float
-        Least coverage of the interval.
 
     Returns
     -------
     Estimate
         With the interval of Clopper and Pearson, which holds the share at least as often as
-        `level` says, at any number of runs; not identified where nothing tells of any run.
+        `LEVEL` says, at any number of runs; not identified where nothing tells of any run.
 
     Raises
     ------
@@ -304,10 +285,8 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     definition = "share of runs that diverged"
     lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
     if not n:
-        missing = math.nan
-        why = f"{NOT_IDENTIFIED}: {lost}"
-        return Estimate(missing, missing, missing, 0, "", "none", definition, why)
-    ends = stats.binomtest(count, n).proportion_ci(level, method="exact")
+        return Estimate.unknown(lost, 0, definition)
+    ends = stats.binomtest(count, n).proportion_ci(LEVEL, method="exact")
     return Estimate(
         value=count / n,
         low=float(ends.low),
@@ -320,7 +299,7 @@ def divergence_rate(table: pd.DataFrame, *, level: float = LEVEL) -> Estimate:
     )
 
 
-def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+def divergence_rates(table: pd.DataFrame) -> pd.DataFrame:
     """Estimate the share of runs that diverge, cell by cell.
 
     Parameters
@@ -328,8 +307,6 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     table : DataFrame
         As for `divergence_rate`; cells are told apart by `group`, `global_batch_size` and
         `learning_rate`, as far as it has them.
-    level : float
-        Least coverage of the intervals.
 
     Returns
     -------
@@ -345,7 +322,7 @@ def divergence_rates(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFra
     names = [name for name in _CELL if name in table and name != "target_loss"]
     rows = []
     for key, own in runs.groupby(names, dropna=False) if names else [((), runs)]:
-        found = divergence_rate(own, level=level)
+        found = divergence_rate(own)
         count = round(found.value * found.n) if found.n else 0
         numbers = {"n": found.n, "diverged": count, "rate": found.value}
         ends = {"low": found.low, "high": found.high}
@@ -358,7 +335,6 @@ def _two_samples(
     other: tuple[str, NDArray[np.float64]],
     value: str,
     margin: float | None,
-    level: float,
 ) -> TwoSamples:
     (first, base), (second, own) = reference, other
     equivalence = None if margin is None else tost_unpaired(own, base, margin)
@@ -373,7 +349,7 @@ def _two_samples(
             estimate = replace(estimate, value=difference, note=counts)
     else:
         mean, error, freedom = welch(own, base)
-        half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+        half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
         p = 2 * float(stats.t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
         method = f"Welch's t with {freedom:.3g} degrees of freedom"
         estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)
@@ -384,8 +360,7 @@ def _open(values: NDArray[np.float64], definition: str) -> Estimate:
     """Return an estimate without an interval, and why it has none."""
     missing, n, infinite = math.nan, len(values), int(np.isinf(values).sum())
     if infinite:
-        why = f"{NOT_IDENTIFIED}: {infinite} of {n} runs have no finite value"
-        return Estimate(missing, missing, missing, n, "", "none", definition, why)
+        return Estimate.unknown(f"{infinite} of {n} runs have no finite value", n, definition)
     mean = float(values.mean())
     why = f"{n} {'run' if n == 1 else 'runs'}; an interval needs 2"
     return Estimate(mean, missing, missing, n, "", "none", definition, why)

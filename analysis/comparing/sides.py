@@ -44,10 +44,6 @@ class Sides:
 def find_axis(cells: Cells) -> tuple[str, ...]:
     """Return what tells sweep folders apart: machine, engine, model, and so on.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     tuple of str
@@ -74,7 +70,6 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         One row a run and target, with `sweep_dir`, `run_id`, `target_loss`, `outcome` and
         `steps_to_target`. Pairs are compared at the lowest target that both sides reached in

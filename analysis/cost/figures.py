@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import MEMORY_PHASES
-from batchscape.analysis.figures.style import COLUMN_IN, name_group
+from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group
 from batchscape.analysis.numbers import TIMES, memory_scale, time_scale
 
 __all__ = ["draw_memory_model", "draw_step_time_model"]
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
 _MAX_CELLS = 24
 
@@ -25,7 +24,6 @@ def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
 
     Parameters
     ----------
-    model : MemoryModel
     label : str
         Which group of runs it is of, where there are several.
 
@@ -44,7 +42,7 @@ def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
     axes = figure.subplots()
     grid = np.linspace(micros[0], micros[-1], 60)
     for index, (name, phase) in enumerate(shown.items()):
-        style: dict[str, Any] = {"color": _COLOURS[index % 7]}
+        style: dict[str, Any] = {"color": PALETTE[index % 7]}
         cells = phase.cells
         plain = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
         for rows, fill in ((cells[plain], style["color"]), (cells[~plain], "white")):
@@ -74,19 +72,14 @@ def draw_step_time_model(model: StepTimeModel, label: str = "") -> Figure:
 
     Parameters
     ----------
-    model : StepTimeModel
     label : str
         Which group of runs it is of, where there are several.
-
-    Returns
-    -------
-    Figure
     """
     cells = model.cells.head(_MAX_CELLS).iloc[::-1].reset_index(drop=True)
     scale = time_scale(cells["measured"])
     figure = Figure((COLUMN_IN, 1.15 + 0.21 * len(cells)), layout="constrained")
     axes = figure.subplots()
-    for name, marker, colour in (("measured", "o", _COLOURS[0]), ("fitted", "|", _COLOURS[1])):
+    for name, marker, colour in (("measured", "o", PALETTE[0]), ("fitted", "|", PALETTE[1])):
         size, width = (4, 1.0) if marker == "o" else (7, 2.0)
         axes.plot(
             cells[name] * scale.factor,
@@ -105,7 +98,7 @@ def draw_step_time_model(model: StepTimeModel, label: str = "") -> Figure:
         linestyle="none",
         marker="x",
         markersize=4,
-        color=_COLOURS[2],
+        color=PALETTE[2],
         clip_on=False,
         label="from the other cells",
     )

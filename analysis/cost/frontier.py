@@ -26,10 +26,6 @@ _SETTING = ["group", "group_label", "data_parallel_size"]
 def frontier_rows(cells: Cells) -> pd.DataFrame:
     """Collect what every run says of memory.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame

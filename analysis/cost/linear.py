@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from batchscape.analysis.estimates import LEVEL
+
 __all__ = ["Combination", "Floats", "LinearFit", "fit_linear"]
 
 _RANK_TOLERANCE = 1e-9
@@ -30,11 +32,11 @@ class Combination:
     degrees: float
     """Degrees of freedom of the variance."""
 
-    def interval(self, level: float) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float]:
         """Give the two ends of the t-interval; NaN where there is none."""
         if not (math.isfinite(self.variance) and self.degrees > 0):
             return math.nan, math.nan
-        half = float(stats.t.ppf(0.5 + level / 2, self.degrees)) * math.sqrt(self.variance)
+        half = float(stats.t.ppf(0.5 + LEVEL / 2, self.degrees)) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 
 
@@ -102,7 +104,6 @@ def fit_linear(
 
     Parameters
     ----------
-    terms : sequence of str
     design : array, shape (cells, terms)
         Finite values.
     measured : sequence of arrays
@@ -111,10 +112,6 @@ def fit_linear(
         Whether errors grow in proportion to the value. Weights are then 1 / fitted^2, iterated.
     repeats : bool
         Whether repeats may give the interval where there are no more cells than terms.
-
-    Returns
-    -------
-    LinearFit
     """
     matrix = np.asarray(design, dtype=float)
     groups = [np.asarray(values, dtype=float) for values in measured]

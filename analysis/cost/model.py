@@ -12,7 +12,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.linear import Combination, Floats, LinearFit, fit_linear
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 
 __all__ = ["CostFit", "Cuts", "Term", "Terms", "fit_cost", "outside", "runs_of"]
 
@@ -67,24 +67,16 @@ class CostFit:
         cut = Cuts(*(np.array(float(value)) for value in (devices, micro, accumulation)))
         return [float(term.weight(cut)) for term in self.terms.values()]
 
-    def at(
-        self, devices: float, micro: float, accumulation: float, level: float = LEVEL
-    ) -> Estimate:
+    def at(self, devices: float, micro: float, accumulation: float) -> Estimate:
         """Predict the figure for a geometry that was not measured.
 
         Parameters
         ----------
         devices, micro, accumulation : float
             Numbers between the possible ones draw a line.
-        level : float
-            Coverage of the prediction interval.
-
-        Returns
-        -------
-        Estimate
         """
         found = self.fit.predict(self.weights(devices, micro, accumulation))
-        return estimate_of(found, self, "predicted from the fitted cost model", None, level)
+        return estimate_of(found, self, "predicted from the fitted cost model", None)
 
 
 def fit_cost(
@@ -95,7 +87,6 @@ def fit_cost(
     unit: str,
     relative: bool,
     repeats: bool,
-    level: float = LEVEL,
 ) -> CostFit:
     """Fit one figure of a checked table.
 
@@ -105,16 +96,8 @@ def fit_cost(
         As `one_group` returns it.
     figure : str
         Column to fit; rows without it are left out. At least one row must have it.
-    terms : mapping of str to Term
-    unit : str
     relative, repeats : bool
         As `fit_linear` takes them.
-    level : float
-        Coverage of the intervals.
-
-    Returns
-    -------
-    CostFit
     """
     rows = table[table[figure].notna()]
     groups = rows.groupby(list(FACTORS))
@@ -139,7 +122,7 @@ def fit_cost(
     for name, term in terms.items():
         why = _why_not(term, cells)
         model.estimates[name] = estimate_of(
-            fit.term(name), model, term.definition, why, level, may_save=term.may_save
+            fit.term(name), model, term.definition, why, may_save=term.may_save
         )
     return model
 
@@ -149,7 +132,6 @@ def estimate_of(
     model: CostFit,
     definition: str,
     why: str | None,
-    level: float,
     *,
     may_save: bool = False,
 ) -> Estimate:
@@ -162,7 +144,7 @@ def estimate_of(
     if not math.isfinite(found.value):
         reason = why or "the measured cells do not determine it"
         return estimate(math.nan, math.nan, math.nan, f"{NOT_IDENTIFIED}: {reason}")
-    low, high = found.interval(level)
+    low, high = found.interval()
     note = None
     if math.isnan(low):
         note = "no interval: no more cells than terms"
@@ -192,7 +174,6 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
     ----------
     cells : DataFrame
         With the three factors.
-    devices, micro, accumulation : int
 
     Returns
     -------

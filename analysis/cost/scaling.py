@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.numbers import TIMES
 
@@ -24,7 +24,7 @@ _DEFINITIONS = {
 }
 
 
-def scaling_efficiency(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     """Compare step times on several devices with those on the fewest measured.
 
     Weak scaling gives each device the same work (equal micro-batch and accumulation); strong
@@ -37,8 +37,6 @@ def scaling_efficiency(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataF
         One row a run of one machine, model and setting: `data_parallel_size`,
         `micro_batch_size`, `gradient_accumulation_steps`, `step_time_s` (NaN where the machine was
         not free), and optionally `seed`, `timing_repeat`, `run_id`.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -67,14 +65,13 @@ def scaling_efficiency(table: pd.DataFrame, *, level: float = LEVEL) -> pd.DataF
         **{name: rows[name].astype(int) for name in FACTORS},
         log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
     )
-    found = [_compare(rows, keys, pair, level) for pair in _pairs(rows)]
+    found = [_compare(rows, keys, pair) for pair in _pairs(rows)]
     columns = ["kind", "held", "devices", "geometry", "reference", "efficiency", "low", "high"]
     columns += ["n", "speedup", "estimate", "run_ids"]
     table = pd.DataFrame([row for row in found if row["n"]], columns=columns)
     return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
 
 
-Geometry = tuple[int, int, int]
 Pair = tuple[Geometry, Geometry, str, str]
 
 
@@ -99,7 +96,6 @@ def _compare(
     rows: pd.DataFrame,
     keys: list[str],
     pair: Pair,
-    level: float,
 ) -> dict[str, object]:
     cell, base, kind, held = pair
     names = list(FACTORS)
@@ -112,7 +108,7 @@ def _compare(
     n, mean = len(logs), float(logs.mean()) if len(logs) else math.nan
     half = math.nan
     if n > 1:
-        half = float(stats.t.ppf(0.5 + level / 2, n - 1) * logs.std() / math.sqrt(n))
+        half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1) * logs.std() / math.sqrt(n))
     value, low, high = (math.exp(end) for end in (mean, mean - half, mean + half))
     estimate = Estimate(
         value,

@@ -11,7 +11,7 @@ import pandas as pd
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost, outside
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
 
 __all__ = ["StepTimeModel", "fit_step_time"]
@@ -57,27 +57,16 @@ class StepTimeModel:
     """One row a measured geometry: the three factors, `n`, `measured`, `fitted`, `residual`,
     `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""
 
-    def at(self, devices: int, micro: int, accumulation: int, level: float = LEVEL) -> Estimate:
-        """Predict the step time of a geometry that was not measured, in seconds.
-
-        Parameters
-        ----------
-        devices, micro, accumulation : int
-        level : float
-            Coverage of the prediction interval.
-
-        Returns
-        -------
-        Estimate
-        """
+    def at(self, devices: int, micro: int, accumulation: int) -> Estimate:
+        """Predict the step time of a geometry that was not measured, in seconds."""
         found = self.combine(devices, micro, accumulation)
         definition = "mean of the step time of a cell, predicted from the fitted cost model"
-        estimate = estimate_of(found, self.parts[0], definition, None, level)
+        estimate = estimate_of(found, self.parts[0], definition, None)
         if not (estimate.is_identified and estimate.value > 0):
             return estimate
         # Errors are relative, so the interval is of the logarithm and stays above zero.
         spread = replace(found, value=0.0, variance=found.variance / found.value**2)
-        low, high = (found.value * math.exp(end) for end in spread.interval(level))
+        low, high = (found.value * math.exp(end) for end in spread.interval())
         return replace(estimate, low=low, high=high)
 
     def combine(self, devices: int, micro: int, accumulation: int) -> Combination:
@@ -94,7 +83,7 @@ class StepTimeModel:
         return outside(self.cells, devices, micro, accumulation)
 
 
-def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel:
+def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
     """Fit step time = A (alpha + beta M) + exchange(D) + optimizer.
 
     Where exchange and update were measured apart, each part is fitted to its own figures; else
@@ -108,8 +97,6 @@ def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel
         `micro_batch_size` (M), `gradient_accumulation_steps` (A), `step_time_s`, and optionally
         `exchange_s` (what backward did not hide) and `optimizer_s`. NaN where the machine was not
         free.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -138,7 +125,7 @@ def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel
     if (rows["step_time_s"] <= 0).any():
         msg = "step_time_s must be above zero; leave a cell empty where there is no time"
         raise AnalysisError(msg)
-    parts = _parts(rows, level)
+    parts = _parts(rows)
     estimates = {name: found for part in parts for name, found in part.estimates.items()}
     if "exchange_s" not in estimates:
         (term,) = _EXCHANGE.values()
@@ -147,16 +134,13 @@ def fit_step_time(table: pd.DataFrame, *, level: float = LEVEL) -> StepTimeModel
             parts[0],
             term.definition,
             "the cells with valid times are all of one device",
-            level,
         )
     return StepTimeModel(parts, estimates, _sum_of_cells(parts, rows))
 
 
-def _parts(rows: pd.DataFrame, level: float) -> list[CostFit]:
+def _parts(rows: pd.DataFrame) -> list[CostFit]:
     def fit(figures: pd.DataFrame, terms: dict[str, Term]) -> CostFit:
-        return fit_cost(
-            figures, "figure", terms, unit="s", relative=True, repeats=True, level=level
-        )
+        return fit_cost(figures, "figure", terms, unit="s", relative=True, repeats=True)
 
     parallel = rows["data_parallel_size"] > 1
     apart = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)

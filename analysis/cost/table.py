@@ -16,6 +16,7 @@ __all__ = [
     "FACTORS",
     "MEMORY_PHASES",
     "TIME_PARTS",
+    "Geometry",
     "cost_groups",
     "cost_table",
     "is_sharded",
@@ -24,6 +25,9 @@ __all__ = [
 
 FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 """Columns that every cost table needs: positive integers."""
+
+Geometry = tuple[int, int, int]
+"""Devices, micro-batch and accumulation."""
 
 MEMORY_PHASES = {
     "allocated_after_model_gib": "after the model",
@@ -48,10 +52,6 @@ _COSTLY_OF_OPTIMIZER = {"optimizer.name", "optimizer.momentum", "optimizer.neste
 def cost_groups(cells: Cells) -> pd.DataFrame:
     """Number the cells by all that costs memory or time, geometry aside.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     DataFrame
@@ -70,10 +70,6 @@ def cost_groups(cells: Cells) -> pd.DataFrame:
 
 def cost_table(cells: Cells) -> pd.DataFrame:
     """Collect the figures that cost models are fitted to.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
@@ -31,15 +31,13 @@ def break_even_batch(
     devices: int,
     micro_batch_size: int | None = None,
     growth: Growth = "accumulation",
-    level: float = LEVEL,
 ) -> Estimate:
     """Find the global batch of least time to target, and so of least device-hours.
 
     Parameters
     ----------
     fit : TradeoffFit
-        Of steps against the global batch, S = a + b/B^alpha, with intervals at the same level.
-    model : StepTimeModel
+        Of steps against the global batch, S = a + b/B^alpha.
     devices : int
         Data-parallel size, which stays.
     micro_batch_size : int, optional
@@ -47,8 +45,6 @@ def break_even_batch(
     growth : {"accumulation", "micro"}
         What grows with the global batch: accumulation at this micro-batch, or the micro-batch
         without accumulation.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -71,10 +67,7 @@ def break_even_batch(
     method = "linear propagation from the fit of steps and from both times, t quantiles"
 
     def unknown(reason: str) -> Estimate:
-        note = f"{NOT_IDENTIFIED}: {reason}"
-        return Estimate(
-            math.nan, math.nan, math.nan, fit.n_seeds, "samples", method, definition, note
-        )
+        return Estimate.unknown(reason, fit.n_seeds, definition, unit="samples", method=method)
 
     if fit.fitted is None or not fit.identified:
         return unknown("the critical batch is not identified")
@@ -83,10 +76,14 @@ def break_even_batch(
     if growth == "accumulation":
         if micro_batch_size is None:
             return unknown("growth by accumulation needs a micro-batch")
-        fixed, one = _split(model, devices, micro_batch_size)
-        per_sample = _scaled(one, 1 / (devices * micro_batch_size))
+        # What is done once, and what each micro-step adds.
+        fixed, added = _line(model, (devices, micro_batch_size, 0), (devices, micro_batch_size, 1))
+        samples = devices * micro_batch_size
     else:
-        fixed, per_sample = _intercept(model, devices)
+        # What a step without accumulation takes anyway, and what a sample on each device adds.
+        fixed, added = _line(model, (devices, 0, 1), (devices, 1, 1))
+        samples = devices
+    per_sample = _scaled(added, 1 / samples)
     if not (fixed.value > 0 and per_sample.value > 0):
         return unknown("the cells do not tell what of a step's time grows with the batch")
     ratio = math.log(fixed.value / per_sample.value)
@@ -98,7 +95,7 @@ def break_even_batch(
         2 * _STEP
     )
     for part in (fixed, per_sample):
-        quantile = stats.t.ppf(0.5 + level / 2, part.degrees) if part.degrees > 0 else math.nan
+        quantile = stats.t.ppf(0.5 + LEVEL / 2, part.degrees) if part.degrees > 0 else math.nan
         reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
     reach = math.hypot(*reaches)
     return Estimate(
@@ -131,17 +128,6 @@ def _log_cheapest(theta: Floats, ratio: float) -> float:
     while slope(start - room) > 0 or slope(start + room) < 0:
         room *= 2
     return critical + float(optimize.brentq(slope, start - room, start + room, xtol=1e-12))
-
-
-def _split(model: StepTimeModel, devices: int, micro: int) -> tuple[Combination, Combination]:
-    """Split a step into what is done once and what each micro-step adds."""
-    return _line(model, (devices, micro, 0), (devices, micro, 1))
-
-
-def _intercept(model: StepTimeModel, devices: int) -> tuple[Combination, Combination]:
-    """Split a step without accumulation into what is fixed and what a sample of B adds."""
-    fixed, added = _line(model, (devices, 0, 1), (devices, 1, 1))
-    return fixed, _scaled(added, 1 / devices)
 
 
 def _line(

@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from batchscape.analysis.cost.memory import MemoryModel
-from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.cost.memory_model import MemoryModel
+from batchscape.analysis.cost.table import FACTORS, Geometry
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.to_target import (
     pareto_front,
     step_times,
     steps_by_batch,
     time_to_target,
 )
+from batchscape.analysis.estimates import LEVEL
 
 __all__ = [
     "LARGEST_SEARCHED",
@@ -37,19 +38,15 @@ libraries take."""
 LARGEST_SEARCHED = 2**20
 """Micro-batches beyond it are not searched."""
 
-Geometry = tuple[int, int, int]
 
-
-def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int) -> float:
+def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:
     """Return the memory of one of so many devices; NaN where it is not known.
 
     Parameters
     ----------
-    evidence : Evidence
     memory_gib : float, optional
         What was given; else what a device of these runs had: a limit, or its own memory; ranks on
         a processor without a limit share its memory.
-    devices : int
     """
     if memory_gib is not None:
         return memory_gib
@@ -58,13 +55,12 @@ def memory_of_device(evidence: Evidence, memory_gib: float | None, devices: int)
 
 
 def failures_that_count(
-    evidence: Evidence, memory_gib: float, devices: int | None = None
+    evidence: Basis, memory_gib: float, devices: int | None = None
 ) -> list[Geometry]:
     """Return what ran out of memory, but for what a device of more memory may well hold.
 
     Parameters
     ----------
-    evidence : Evidence
     memory_gib : float
         Memory of the device to use; NaN: not known.
     devices : int, optional
@@ -86,7 +82,7 @@ def failures_that_count(
 
 
 def candidates_of(
-    evidence: Evidence, max_devices: int, memory_gib: float | None = None
+    evidence: Basis, max_devices: int, memory_gib: float | None = None
 ) -> pd.DataFrame:
     """List the cuts of every global batch whose steps to the target are known.
 
@@ -94,7 +90,6 @@ def candidates_of(
 
     Parameters
     ----------
-    evidence : Evidence
     max_devices : int
         Devices that may be used.
     memory_gib : float, optional
@@ -139,12 +134,6 @@ def candidates_of(
 def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> int:
     """Find the largest micro-batch whose upper end with `MEMORY_MARGIN` fits, if accumulated.
 
-    Parameters
-    ----------
-    model : MemoryModel
-    devices : int
-    memory_gib : float
-
     Returns
     -------
     int
@@ -162,7 +151,7 @@ def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> 
     return low
 
 
-def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float) -> pd.DataFrame:
+def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
     """Compare every candidate with one of them.
 
     Parameters
@@ -171,8 +160,6 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
         As `candidates_of` returns it.
     chosen : Series
         One of its rows.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -199,7 +186,7 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], level: float)
     units = of_times + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = own & paired["degrees"].eq(math.inf)
-    half = (stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
+    half = (stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
     # The end of an interval of two seeds may be beyond all numbers: infinite.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
@@ -231,7 +218,7 @@ def _steps_apart(
     return float(apart.mean()), float(apart.var(ddof=1)) / n if n > 1 else math.nan, n - 1.0
 
 
-def _steps(evidence: Evidence) -> pd.DataFrame:
+def _steps(evidence: Basis) -> pd.DataFrame:
     if evidence.reaches is not None:
         by = FACTORS if evidence.is_program else ("global_batch_size",)
         return steps_by_batch(evidence.reaches, by)
@@ -268,7 +255,7 @@ def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int
 
 
 def _memory(
-    evidence: Evidence, model: MemoryModel | None, geometry: Geometry, limit: float
+    evidence: Basis, model: MemoryModel | None, geometry: Geometry, limit: float
 ) -> tuple[float, str, str, bool]:
     devices, micro, accumulation = geometry
     failed = any(

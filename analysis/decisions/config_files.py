@@ -10,10 +10,6 @@ def config_values(
 ) -> dict[str, dict[str, int]]:
     """Write one geometry in the keys of each system; all devices in one machine.
 
-    Parameters
-    ----------
-    devices, micro_batch_size, gradient_accumulation_steps : int
-
     Returns
     -------
     dict

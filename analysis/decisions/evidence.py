@@ -12,7 +12,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
-from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table, is_sharded
 from batchscape.analysis.estimates import Estimate
@@ -23,11 +23,11 @@ from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
 
-__all__ = ["Evidence", "evidence_of", "gather", "more_than_tensors"]
+__all__ = ["Basis", "evidence_of", "gather", "more_than_tensors"]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Basis:
     """All that a decision needs."""
 
     label: str
@@ -80,7 +80,7 @@ class Evidence:
             return None
 
 
-def gather(dirs: list[Path], target_loss: float | None = None) -> list[Evidence]:
+def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
     """Load sweeps, and sort their runs by model, machine and settings.
 
     Parameters
@@ -92,7 +92,7 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Evidence]
 
     Returns
     -------
-    list of Evidence
+    list of Basis
         One for each group of runs that may be compared; those without a completed run are left out.
 
     Raises
@@ -117,21 +117,15 @@ def evidence_of(
     tables: Tables,
     target_loss: float | None = None,
     reaches: pd.DataFrame | None = None,
-) -> list[Evidence]:
+) -> list[Basis]:
     """Sort runs by model, machine and settings.
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What its runs were loaded from.
-    target_loss : float, optional
     reaches : DataFrame, optional
         As `steps_to_target` returns it for these runs, where it was computed before.
-
-    Returns
-    -------
-    list of Evidence
     """
     note = None
     if reaches is None or reaches.empty:
@@ -201,7 +195,7 @@ def _evidence(
     reaches: pd.DataFrame | None,
     runs: pd.DataFrame,
     warnings: list[str],
-) -> Evidence:
+) -> Basis:
     tradeoff = None
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
@@ -228,7 +222,7 @@ def _evidence(
     memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
     names = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
     hardware = runs["hardware"].dropna().unique()
-    return Evidence(
+    return Basis(
         label=label,
         table=table,
         reaches=reaches if reaches is not None and len(reaches) else None,

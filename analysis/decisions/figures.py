@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator, StrMethodFormatter
 
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.figures.style import COLUMN_IN, name_group
+from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["draw_pareto"]
 
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MAX_LABELS = 8
 _NARROW = 5
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
@@ -62,7 +61,7 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
             fmt="o",
             markersize=4,
             elinewidth=0.7,
-            color=_PALETTE[index % len(_PALETTE)],
+            color=PALETTE[index % len(PALETTE)],
             label=f"{devices:g} device" + ("s" if devices > 1 else ""),
         )
     front = rows[rows["on_front"]].sort_values("time_s")

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times
-from batchscape.analysis.cost.memory import MemoryModel
+from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     LARGEST_SEARCHED,
@@ -16,18 +16,24 @@ from batchscape.analysis.decisions.candidates import (
     failures_that_count,
     largest_micro_batch,
 )
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.numbers import significant
 from batchscape.record.instants import duration_text
 
-__all__ = ["known_without_times", "measured_again", "missing_evidence", "reasons_for"]
+__all__ = [
+    "cut_text",
+    "known_without_times",
+    "measured_again",
+    "missing_evidence",
+    "reasons_for",
+]
 
 _SEEDS = range(3)
 """The least from which a spread is told."""
 
 
 def reasons_for(
-    evidence: Evidence,
+    evidence: Basis,
     candidates: pd.DataFrame,
     chosen: pd.Series[Any],
     memory_gib: float,
@@ -37,7 +43,6 @@ def reasons_for(
 
     Parameters
     ----------
-    evidence : Evidence
     candidates : DataFrame
         As `candidates_of` returns it.
     chosen : Series
@@ -61,12 +66,8 @@ def reasons_for(
     ]
 
 
-def known_without_times(evidence: Evidence) -> list[str]:
+def known_without_times(evidence: Basis) -> list[str]:
     """Say what runs tell from which no geometry can be chosen by time.
-
-    Parameters
-    ----------
-    evidence : Evidence
 
     Returns
     -------
@@ -99,12 +100,8 @@ def known_without_times(evidence: Evidence) -> list[str]:
     return known
 
 
-def missing_evidence(evidence: Evidence) -> list[str]:
+def missing_evidence(evidence: Basis) -> list[str]:
     """Name what the runs do not identify, and the sweep that would.
-
-    Parameters
-    ----------
-    evidence : Evidence
 
     Returns
     -------
@@ -139,7 +136,7 @@ def missing_evidence(evidence: Evidence) -> list[str]:
     return found
 
 
-def measured_again(evidence: Evidence) -> str:
+def measured_again(evidence: Basis) -> str:
     """Say why completed runs have no time that counts, and which command measures them again."""
     runs = evidence.runs
     completed = runs[runs["status"].eq("completed")] if len(runs) else runs
@@ -163,13 +160,13 @@ def _settle(what: str, sweep: str) -> str:
     )
 
 
-def _is_tuned(evidence: Evidence) -> bool:
+def _is_tuned(evidence: Basis) -> bool:
     reaches = evidence.reaches
     return reaches is not None and bool(reaches.get("tuned", pd.Series([False])).all())
 
 
 def _micro_batch(
-    evidence: Evidence, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
+    evidence: Basis, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
 ) -> str:
     micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
     text = f"Micro-batch {micro}"
@@ -196,7 +193,7 @@ def _micro_batch(
     return f"{text} {_largest(evidence, evidence.memory, devices, memory_gib)}".rstrip()
 
 
-def _largest(evidence: Evidence, model: MemoryModel, devices: int, memory_gib: float) -> str:
+def _largest(evidence: Basis, model: MemoryModel, devices: int, memory_gib: float) -> str:
     """Say which micro-batch is the largest that fits, where the memory model tells."""
     if not _memory_grows(model):
         sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
@@ -226,7 +223,7 @@ def _memory_grows(model: MemoryModel) -> bool:
     return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
 
 
-def _memory_source(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _memory_source(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if chosen["memory_source"] != "predicted" or evidence.memory is None:
         return str(chosen["memory_source"])
     found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
@@ -244,14 +241,14 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         best, ratio = _fastest(fewer, chosen)
         return (
             f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-            f"{int(best['data_parallel_size'])} ({_cut(best)}), an efficiency of "
+            f"{int(best['data_parallel_size'])} ({cut_text(best)}), an efficiency of "
             f"{ratio * best['data_parallel_size'] / devices:.0%}."
         )
     more = others[others["data_parallel_size"] > devices]
     if len(more):
         best, ratio = _fastest(more, chosen)
         return (
-            f"{text}: the best measured cut of this batch on more devices, {_cut(best)}, takes "
+            f"{text}: the best measured cut of this batch on more devices, {cut_text(best)}, takes "
             f"{ratio:.3g} times as long."
         )
     return f"{text}: cuts of this batch were timed on no other number of devices."
@@ -282,7 +279,7 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         on = "one device" if devices == 1 else f"{devices} devices"
         return f"{text}; on {on}, no cut with less accumulation that fits was timed."
     best, ratio = _fastest(others, chosen)
-    return f"{text}; with less of it, {_cut(best)} takes {ratio:.3g} times as long."
+    return f"{text}; with less of it, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
 def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
@@ -291,7 +288,7 @@ def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
     return candidates[own & (candidates["source"] == "measured") & candidates["fits"]]
 
 
-def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
     batch, rate = int(chosen["global_batch_size"]), float(chosen["learning_rate"])
     if math.isnan(rate):
         rule = "linear" if evidence.optimizer == "sgd" else "sqrt"
@@ -314,7 +311,7 @@ def _learning_rate(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     )
 
 
-def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
+def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if evidence.reaches is None or not chosen["n_seeds"]:
         if math.isnan(chosen["time_s"]):
             return "Time: not identified."
@@ -335,7 +332,8 @@ def _time(evidence: Evidence, chosen: pd.Series[Any]) -> str:
     )
 
 
-def _cut(row: pd.Series[Any]) -> str:
+def cut_text(row: pd.Series[Any]) -> str:
+    """Write the geometry of a candidate."""
     return " x ".join(str(int(row[name])) for name in FACTORS)
 
 

@@ -18,14 +18,14 @@ from batchscape.analysis.decisions.candidates import (
     memory_of_device,
 )
 from batchscape.analysis.decisions.config_files import config_values
-from batchscape.analysis.decisions.evidence import Evidence
+from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.reasons import (
+    cut_text,
     known_without_times,
     measured_again,
     missing_evidence,
     reasons_for,
 )
-from batchscape.analysis.estimates import LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["Needs", "Recommendation", "recommend"]
@@ -129,7 +129,7 @@ class Recommendation:
         }
 
 
-def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Recommendation:
+def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     """Choose the geometry to use.
 
     Among cells that were measured and fit, the fastest to the target; with a deadline, the
@@ -137,17 +137,6 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     data do not tell apart, the largest micro-batch is taken. Predicted geometries are chosen only
     where no measured one fits, and those beyond the measured range last. Where no geometry that
     fits has a time, none is named: samples alone would always favour the smallest global batch.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    needs : Needs
-    level : float
-        Coverage of the intervals.
-
-    Returns
-    -------
-    Recommendation
 
     Raises
     ------
@@ -162,8 +151,8 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
     if pool.empty:
         return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
-    chosen = _by_recipe(pool, best, needs.deadline_s, level)
-    compared = compare_with(rows, chosen, level).drop(columns="steps_log_of")
+    chosen = _by_recipe(pool, best, needs.deadline_s)
+    compared = compare_with(rows, chosen).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
     memory = memory_of_device(evidence, needs.memory_gib, int(chosen["data_parallel_size"]))
     return Recommendation(
@@ -180,7 +169,7 @@ def recommend(evidence: Evidence, needs: Needs, *, level: float = LEVEL) -> Reco
 
 
 def _pool(
-    rows: pd.DataFrame, evidence: Evidence, needs: Needs, devices: int, measured: int
+    rows: pd.DataFrame, evidence: Basis, needs: Needs, devices: int, measured: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Choose the rows to decide among: what was measured where anything was.
 
@@ -207,7 +196,7 @@ def _pool(
     return timed, warnings
 
 
-def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
+def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
     """Say where the memory that was given decides less than it seems to."""
     if needs.memory_gib is None:
         return []
@@ -227,7 +216,7 @@ def _on_memory(evidence: Evidence, needs: Needs) -> list[str]:
 
 
 def _unnamed(
-    evidence: Evidence, needs: Needs, rows: pd.DataFrame, warnings: list[str]
+    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str]
 ) -> Recommendation:
     """Say why no geometry can be named, and what is known without one."""
     again = measured_again(evidence)
@@ -259,7 +248,7 @@ def _unnamed(
     )
 
 
-def _nothing_fits(rows: pd.DataFrame, evidence: Evidence, needs: Needs) -> str:
+def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
     way_out = "use a device with more memory, or engine.activation_checkpointing"
     known = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
     if rows.empty:
@@ -307,11 +296,11 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
 
 
 def _by_recipe(
-    pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None, level: float
+    pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None
 ) -> pd.Series[Any]:
     """Prefer the larger micro-batch where nothing tells it from the best."""
     same = ["global_batch_size", "data_parallel_size", "source"]
-    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, level)
+    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best)
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
@@ -334,7 +323,7 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
         lines = [_best_rival(others), _worst_rival(others)]
     unknown = compared[measured & compared["times_slower_low"].isna()]
     if len(others) and len(unknown):
-        cuts = ", ".join(_cut(row) for _, row in unknown.head(3).iterrows())
+        cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
         lines.append(
             f"Without an interval, and so not among these: {cuts}"
             f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
@@ -344,8 +333,8 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     ]
     for _, row in front.sort_values("times_dearer").head(1).iterrows():
         lines.append(
-            f"Cheapest: {_cut(row)} ({row['source']}) takes {row['times_dearer']:.3g} times the "
-            f"device-hours and {row['times_slower']:.3g} times the time."
+            f"Cheapest: {cut_text(row)} ({row['source']}) takes {row['times_dearer']:.3g} times "
+            f"the device-hours and {row['times_slower']:.3g} times the time."
         )
     return lines
 
@@ -365,7 +354,7 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
         return ""
     if len(alike) == len(rivals) > 1:
         return f"; these runs do not tell its time from any of the {len(rivals)} others measured"
-    cuts = [_cut(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
+    cuts = [cut_text(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
     if len(alike) > _MOST_NAMED:
         cuts.append(f"{len(alike) - _MOST_NAMED} more")
     return f"; these runs do not tell its time from that of {_joined(cuts)}"
@@ -377,7 +366,7 @@ def _no_rival(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
     timed = others["source"].eq("measured")
     if timed.any():
         return "no other geometry that fits and has a valid time reached the target"
-    cuts = [_cut(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
+    cuts = [cut_text(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
     if not cuts:
         return "no other geometry that fits was measured"
     if len(cuts) > _MOST_NAMED:
@@ -397,9 +386,9 @@ def _best_rival(others: pd.DataFrame) -> str:
         return "No other measured geometry is faster, even at the end of its interval (95 %, each)."
     return (
         f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
-        f"{_cut(rival)} at the end of its 95 % interval (that it is the faster one has a one-sided "
-        f"confidence of {rival['probability_faster']:.2g}). Each rival is compared on its own, and "
-        "that this one was chosen as the fastest is not corrected for."
+        f"{cut_text(rival)} at the end of its 95 % interval (that it is the faster one has a "
+        f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on "
+        "its own, and that this one was chosen as the fastest is not corrected for."
     )
 
 
@@ -407,13 +396,9 @@ def _worst_rival(others: pd.DataFrame) -> str:
     worst = others.sort_values("times_slower").iloc[-1]
     ends = f"[{worst['times_slower_low']:.3g}, {worst['times_slower_high']:.3g}]"
     return (
-        f"The slowest measured, {_cut(worst)}, takes {worst['times_slower']:.3g} times as long "
+        f"The slowest measured, {cut_text(worst)}, takes {worst['times_slower']:.3g} times as long "
         f"{ends} and {worst['times_dearer']:.3g} times the device-hours."
     )
-
-
-def _cut(row: pd.Series[Any]) -> str:
-    return " x ".join(str(int(row[name])) for name in FACTORS)
 
 
 def _plain(value: object) -> object:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -13,8 +14,8 @@ from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.numbers import MISSING, TIMES, significant
-from batchscape.analysis.report.grids import Grid, show
+from batchscape.analysis.numbers import TIMES, significant
+from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
 from batchscape.outgoing import outgoing_json
 from batchscape.record.instants import duration_text
 
@@ -81,7 +82,6 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     ----------
     candidates : DataFrame
         As `compare_with` returns it.
-    max_rows : int
 
     Returns
     -------
@@ -93,43 +93,20 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     known = near if len(near) else known
     order = known.assign(guess=known["source"] != "measured")
     order = order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
-    rows = []
-    for _, row in order.iterrows():
-        devices, micro, accumulation = (int(row[name]) for name in FACTORS)
-        cut = TIMES.join(map(str, (devices, micro, accumulation)))
-        rows.append(
-            [
-                f"{cut} = {int(row['global_batch_size'])}",
-                "beyond the range" if row["beyond"] else str(row["source"]),
-                f"{int(row['n_reached'])} of {int(row['n_seeds'])}",
-                _interval(
-                    row["time_s"], row["time_low_s"], row["time_high_s"], row["has_interval"]
-                ),
-                significant(row["device_hours"], 3),
-                _ratio(
-                    row["times_slower"],
-                    row["times_slower_low"],
-                    row["times_slower_high"],
-                    row["times_slower_n"],
-                ),
-                significant(row["probability_faster"], 2),
-                "yes" if row["on_front"] else "",
-            ]
-        )
-    return Grid(
-        headers=[
-            f"devices {TIMES} micro {TIMES} accumulation = global",
-            "step time",
-            "seeds",
-            "time to target",
-            "device-hours",
-            "times slower",
-            "P(faster)",
-            "front",
+    records = order.to_dict("records")
+    return columns_grid(
+        [
+            (GEOMETRY_HEADER, map(_geometry, records)),
+            ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
         ],
-        rows=rows,
-        short_first="geometry",
-        n_left=2,
+        [
+            ("seeds", [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]),
+            ("time to target", map(_time, records)),
+            ("device-hours", [significant(hours, 3) for hours in order["device_hours"]]),
+            ("times slower", map(_ratio, records)),
+            ("P(faster)", [significant(p, 2) for p in order["probability_faster"]]),
+            ("front", order["on_front"].map({True: "yes", False: ""})),
+        ],
         notes=[
             "Time to target: optimizer steps of the global batch (of the cut, where a program of "
             "others trained; geometric mean over seeds) times "
@@ -140,15 +117,19 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     )
 
 
-def _interval(value: float, low: float, high: float, is_shown: bool) -> str:
-    if not is_shown:
-        return duration_text(value)
-    return f"{duration_text(value)} [{duration_text(low)}, {duration_text(high)}]"
+def _geometry(row: Mapping[Hashable, Any]) -> str:
+    cut = TIMES.join(str(int(row[name])) for name in FACTORS)
+    return f"{cut} = {int(row['global_batch_size'])}"
 
 
-def _ratio(value: float, low: float, high: float, n: float) -> str:
-    if math.isnan(value):
-        return MISSING
-    if math.isnan(low) or math.isnan(high) or n < FEWEST:
-        return significant(value, 3)
-    return f"{significant(value, 3)} [{significant(low, 3)}, {significant(high, 3)}]"
+def _time(row: Mapping[Hashable, Any]) -> str:
+    value, low, high = (duration_text(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
+    return f"{value} [{low}, {high}]" if row["has_interval"] else value
+
+
+def _ratio(row: Mapping[Hashable, Any]) -> str:
+    value, low, high = (row[f"times_slower{end}"] for end in ("", "_low", "_high"))
+    text = significant(value, 3)
+    if math.isnan(low) or math.isnan(high) or row["times_slower_n"] < FEWEST:
+        return text
+    return f"{text} [{significant(low, 3)}, {significant(high, 3)}]"

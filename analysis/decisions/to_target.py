@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.cost.table import FACTORS, one_group
+from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.errors import AnalysisError
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
 
 _Floats = NDArray[np.float64]
-Geometry = tuple[int, int, int]
-"""Devices, micro-batch and accumulation."""
 
 
 def steps_by_batch(
@@ -111,9 +109,7 @@ def step_times(
     return pd.DataFrame(rows)
 
 
-def time_to_target(
-    steps: pd.DataFrame, times: pd.DataFrame, *, level: float = LEVEL
-) -> pd.DataFrame:
+def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     """Multiply steps to a target by the time of a step.
 
     Any decomposition of a global batch takes that batch's optimizer steps, unless steps are given
@@ -126,8 +122,6 @@ def time_to_target(
         As `steps_by_batch` returns it.
     times : DataFrame
         As `step_times` returns it.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -150,7 +144,7 @@ def time_to_target(
     degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
-    half = stats.t.ppf(0.5 + level / 2, degrees) * np.sqrt(variance)
+    half = stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)
     every = rows["n_reached"] == rows["n_seeds"]
     bound = rows["least_steps"] * rows["step_time_s"]
     rows["time_s"] = rows["steps"] * rows["step_time_s"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from scipy import stats
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import CONFIDENCE, valid_figures
+from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
-from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.estimates import half_widths
 
 __all__ = ["FIGURES", "engine_costs", "exchanges"]
 
@@ -26,7 +24,6 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     ranks : DataFrame
         Rows of ranks with `sweep_dir` and `run_id`; `exchanges_every_micro_step` where the runs
         have recorded it.
@@ -50,9 +47,8 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, pd.Series[Any]] = {"n": groups.size()}
     for name in FIGURES:
         n = groups[name].count()
-        quantile = stats.t.ppf(0.5 + CONFIDENCE / 2, (n - 1).where(n >= FEWEST))
         columns[f"{name}_mean"] = groups[name].mean()
-        columns[f"{name}_ci95"] = groups[name].std() * quantile / np.sqrt(n)
+        columns[f"{name}_ci95"] = half_widths(groups[name].std(), n)
         columns[f"{name}_n"] = n
     runs = cells.runs.loc[figures.index]
     moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])

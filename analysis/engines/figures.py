@@ -43,10 +43,8 @@ def draw_engine_losses(
 
     Parameters
     ----------
-    cells : Cells
     curves : DataFrame
         Mean training loss of each cell, as `mean_curves` returns it.
-    losses : EngineLosses
     engines : sequence of str
         In the order of the legend; the first is the one that others are held against.
 

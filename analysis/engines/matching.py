@@ -17,10 +17,6 @@ _NOT_OF_THE_LOSS = ("engine.", "loader.", "measure.", "observed.")
 def engines_of(cells: Cells) -> pd.Series[str]:
     """Name the engine of each cell, and such settings of its own as vary.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     Series
@@ -55,10 +51,6 @@ def shared_settings(cells: Cells) -> list[str]:
 
 def counterparts(cells: Cells) -> pd.DataFrame:
     """Group the cells that must train alike although their engines differ.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------

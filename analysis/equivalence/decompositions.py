@@ -36,7 +36,6 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `samples`, `loss`.
 
@@ -122,7 +121,6 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
 
     Parameters
     ----------
-    cells : Cells
     pairs : DataFrame
         As `loss_differences` returns them.
     spread : DataFrame
@@ -152,7 +150,8 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
     table["n_seeds"] = reference.map(spread.groupby("reference")["n"].max())
     table["rms_over_seed_sd"] = table["rms_difference"] / table["seed_sd"]
     first = cells.runs.drop_duplicates("cell").set_index("cell")
-    table["note"] = _notes(first).reindex(table.index)
+    why = first.reindex(index=table.index, columns=["not_invariant"])["not_invariant"]
+    table["note"] = why.map("not decomposition-invariant: {}".format, na_action="ignore")
     head = cells.table.loc[table.index, list(GEOMETRY)]
     head["reference"] = reference.map(reference_labels(cells))
     settings = cells.table.loc[table.index, cells.settings]
@@ -204,7 +203,6 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
 
     Parameters
     ----------
-    cells : Cells
     statuses : sequence of str
         Of the runs that take part; where a cell and trajectory have several runs, an earlier
         status is preferred.
@@ -230,8 +228,3 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     members["family"] = family[members["cell"].to_numpy()]
     members["reference"] = members.groupby("family")["cell"].transform("min")
     return members.drop(columns="family")
-
-
-def _notes(first: pd.DataFrame) -> pd.Series[str]:
-    why = first.reindex(columns=["not_invariant"])["not_invariant"]
-    return why.map(lambda text: f"not decomposition-invariant: {text}", na_action="ignore")

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import t
 
-from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.estimates import half_widths
 from batchscape.errors import AnalysisError
 
 __all__ = ["growth_of_differences"]
@@ -111,7 +110,7 @@ def _growth(slopes: pd.Series[float]) -> pd.DataFrame:
     """Average the slopes of each cell, with their interval."""
     groups = slopes.dropna().groupby("cell")
     mean, n = groups.mean(), groups.count()
-    half = groups.std() / n**0.5 * t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
+    half = half_widths(groups.std(), n)
     return pd.DataFrame(
         {"growth_rate": mean, "growth_low": mean - half, "growth_high": mean + half}
     )

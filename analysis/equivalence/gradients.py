@@ -9,17 +9,15 @@ with a relative standard deviation of about 3 % for the ratio of two norms of 10
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.stats import t
 
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.estimates import half_widths
 from batchscape.errors import AnalysisError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
@@ -85,17 +83,8 @@ def relative_distance(sketch: Sketch, reference: Sketch) -> float:
     return distance / norm if known else math.nan
 
 
-def gradient_errors(
-    cells: Cells, read: Callable[[str, str], Sketch | None] | None = None
-) -> pd.DataFrame:
+def gradient_errors(cells: Cells) -> pd.DataFrame:
     """Compute the errors of the first gradient of every run that has something to compare with.
-
-    Parameters
-    ----------
-    cells : Cells
-    read : callable, optional
-        Returns the sketch of a run of a sweep folder (`sweep_dir`, `run_id`), None where there is
-        none; by default from the run folder.
 
     Returns
     -------
@@ -113,7 +102,10 @@ def gradient_errors(
     wanted = members["start"].isin(exact["start"])
     wanted |= members["trajectory_id"].duplicated(keep=False)
     members = members[wanted].sort_values("cell", kind="stable")
-    sketches = _read(members, read or _from_folder)
+    found = map(_from_folder, members["sweep_dir"], members["run_id"])
+    sketches = {
+        row: sketch for row, sketch in zip(members.index, found, strict=True) if sketch is not None
+    }
     members = members[members.index.isin(sketches)]
     by_start, by_trajectory = _first(members, "start", "float64"), _first(members, "trajectory_id")
     rows = []
@@ -157,8 +149,8 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"precision": groups["precision"].first()})
     for name in ("relative_error", "relative_difference"):
         group = errors[name].astype(float).groupby(errors["cell"])
-        n, sd = group.count(), group.std()
-        half = sd / n**0.5 * t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
+        n = group.count()
+        half = half_widths(group.std(), n)
         table[name] = group.mean()
         # Not below zero, where a distance ends.
         table[f"{name}_low"] = (table[name] - half).clip(lower=0)
@@ -179,12 +171,6 @@ def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
     keys += [plain_texts(runs[name]) for name in ("init_seed", "data_seed") if name in runs]
     rows = zip(runs["global_batch_size"].astype(str), *keys, strict=True)
     return pd.Series(["\n".join(row) for row in rows], index=runs.index, dtype=str)
-
-
-def _read(members: pd.DataFrame, read: Callable[[str, str], Sketch | None]) -> dict[object, Sketch]:
-    columns = (members[name].astype(str).tolist() for name in ("sweep_dir", "run_id"))
-    sketches = zip(members.index, map(read, *columns), strict=True)
-    return {row: sketch for row, sketch in sketches if sketch is not None}
 
 
 def _from_folder(sweep_dir: str, run_id: str) -> Sketch | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,19 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.equivalence.tost import ALPHA, Tost, bootstrap_interval, tost
+from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
 from batchscape.analysis.multiplicity import holm
 from batchscape.errors import AnalysisError
 
 __all__ = [
     "MARGINS",
-    "QUANTITIES",
+    "MARGIN_SETTINGS",
     "family_verdicts",
     "judge_equivalence",
     "paired_differences",
 ]
 
-QUANTITIES = {
+MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
     "final_loss": "measure.equivalence_margin",
     "log_steps_to_target": "measure.equivalence_margin_steps",
@@ -49,7 +50,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         A row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome` (`reached`,
         `censored`, `diverged`, `pruned`) and `steps_to_target`.
@@ -88,7 +88,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
 def judge_equivalence(
     pairs: pd.DataFrame,
     margin: float | None = None,
-    alpha: float = ALPHA,
     generator: np.random.Generator | None = None,
 ) -> pd.DataFrame:
     """Test every decomposition for equivalence with its reference.
@@ -101,8 +100,6 @@ def judge_equivalence(
     margin : float, optional
         By default the one that the runs state. Where they state several there is no verdict: a
         margin is fixed before the first run.
-    alpha : float
-        Level of each one-sided test.
     generator : Generator, optional
         For the bootstrap interval that stands beside; without one, there is none.
 
@@ -111,7 +108,7 @@ def judge_equivalence(
     DataFrame
         A row for each cell, quantity and target: `cell`, `reference`, `quantity`, `target_loss`,
         `n` (pairs), `n_without` (pairs without a difference), `mean_difference`, `sd_difference`,
-        `low`, `high` ((1 - 2 alpha) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
+        `low`, `high` ((1 - 2 `ALPHA`) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
         `margin_stated` (in the config of every run), `verdict`, `reason`, `p_equivalent`,
         `p_different`, `smallest_margin`, `detectable_margin`, `seed_sd` (between the values of
         the reference), `n_seeds`, `run_ids` and `reference_run_ids`.
@@ -139,12 +136,12 @@ def judge_equivalence(
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
         own = {name: values[begin:end] for name, values in (numbers | texts).items()}
-        judged = _judged(own, str(head["quantity"]), margin, alpha, generator)
+        judged = _judged(own, str(head["quantity"]), margin, generator)
         rows.append(dict(zip(keys, head.values(), strict=True)) | judged)
     return pd.DataFrame(rows)
 
 
-def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
+def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
     """Join the verdicts on all decompositions of one global batch.
 
     All are equivalent if each of them is, at the same level: no correction is needed
@@ -154,7 +151,6 @@ def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
     ----------
     table : DataFrame
         As `judge_equivalence` returns it.
-    alpha : float
 
     Returns
     -------
@@ -168,7 +164,7 @@ def family_verdicts(table: pd.DataFrame, alpha: float = ALPHA) -> pd.DataFrame:
         corrected = holm(group["p_different"].tolist())
         p_different = min((p for p in corrected if not math.isnan(p)), default=math.nan)
         equivalent = group["verdict"].eq("equivalent")
-        different = group["verdict"].eq("different").any() and p_different <= alpha
+        different = group["verdict"].eq("different").any() and p_different <= ALPHA
         verdict = "different" if different else "not identified"
         rows.append(
             dict(zip(("reference", "quantity", "target_loss"), key, strict=True))
@@ -213,7 +209,7 @@ def _with_identity(
     target: float | pd.Series[float],
     value: pd.Series[float],
 ) -> pd.DataFrame:
-    setting = QUANTITIES[quantity]
+    setting = MARGIN_SETTINGS[quantity]
     stated = cells.runs.get(setting, pd.Series(math.nan, index=cells.runs.index))
     return members[["cell", "reference", "trajectory_id", "sweep_dir", "run_id"]].assign(
         quantity=quantity,
@@ -227,7 +223,6 @@ def _judged(
     own: Mapping[str, NDArray[Any]],
     quantity: str,
     given: float | None,
-    alpha: float,
     generator: np.random.Generator | None,
 ) -> dict[str, object]:
     """Judge the pairs of one cell; its columns are arrays, since cells are many."""
@@ -238,10 +233,12 @@ def _judged(
     used = given
     if used is None:
         used = distinct[0] if distinct else _default_margin(quantity)
-    row = _figures(tost(differences, used, alpha))
+    found = asdict(tost(differences, used))
+    renamed = {"mean": "mean_difference", "sd": "sd_difference"}
+    row = {renamed.get(name, name): value for name, value in found.items()}
     ends = (math.nan, math.nan)
     if generator is not None:
-        ends = bootstrap_interval(differences, 1 - 2 * alpha, generator)
+        ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
     row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
     if given is None and len(distinct) > 1:
@@ -261,28 +258,11 @@ def _joined(names: NDArray[Any]) -> str:
     return " ".join(name for name in names if isinstance(name, str))
 
 
-def _figures(found: Tost) -> dict[str, object]:
-    return {
-        "n": found.n,
-        "mean_difference": found.mean,
-        "sd_difference": found.sd,
-        "low": found.low,
-        "high": found.high,
-        "margin": found.margin,
-        "verdict": found.verdict,
-        "reason": found.reason,
-        "p_equivalent": found.p_equivalent,
-        "p_different": found.p_different,
-        "smallest_margin": found.smallest_margin,
-        "detectable_margin": found.detectable_margin,
-    }
-
-
 def _default_margin(quantity: str) -> float:
-    if quantity not in QUANTITIES:
+    if quantity not in MARGIN_SETTINGS:
         msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
         raise AnalysisError(msg)
-    return MARGINS[QUANTITIES[quantity]]
+    return MARGINS[MARGIN_SETTINGS[quantity]]
 
 
 def _conflict(margins: Sequence[float]) -> str:

@@ -26,10 +26,9 @@ from batchscape.errors import AnalysisError
 __all__ = [
     "ALPHA",
     "POWER",
+    "Equivalence",
     "Tost",
-    "Verdict",
     "bootstrap_interval",
-    "detectable_margin",
     "tost",
     "tost_unpaired",
     "welch",
@@ -39,11 +38,11 @@ ALPHA = 0.05
 """Largest probability of calling equivalent what differs by as much as the margin."""
 
 POWER = 0.8
-"""Probability of being shown equivalent that `detectable_margin` asks for."""
+"""Probability of being shown equivalent that a detectable margin asks for."""
 
 _RESAMPLES = 1999
 
-Verdict = Literal["equivalent", "different", "not identified"]
+Equivalence = Literal["equivalent", "different", "not identified"]
 """Not to be shown different is not to be equivalent: the third answer is one of its own."""
 
 
@@ -61,14 +60,14 @@ class Tost:
     """Lower end of the (1 - 2 alpha) t-interval of the mean."""
     high: float
     margin: float
+    verdict: Equivalence
+    """Equivalent: the interval lies within the margin. Different: it lies wholly beyond it."""
+    reason: str | None
+    """Why it is not identified."""
     p_equivalent: float
     """Larger p value of the two one-sided tests: small where the mean is within the margin."""
     p_different: float
     """p value of the test that the mean is beyond the margin."""
-    verdict: Verdict
-    """Equivalent: the interval lies within the margin. Different: it lies wholly beyond it."""
-    reason: str | None
-    """Why it is not identified."""
     smallest_margin: float
     """Equivalent by any margin above this one."""
     detectable_margin: float
@@ -88,10 +87,6 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
         In the unit of the differences, fixed before they were seen.
     alpha : float
         Level of each of the two tests.
-
-    Returns
-    -------
-    Tost
 
     Raises
     ------
@@ -175,7 +170,7 @@ def _judged(
     mean, error, freedom = found
     half = _quantile(1 - alpha, freedom) * error
     low, high = mean - half, mean + half
-    verdict: Verdict = "not identified"
+    verdict: Equivalence = "not identified"
     unclear: str | None = None
     if -margin < low and high < margin:
         verdict = "equivalent"
@@ -202,39 +197,6 @@ def _judged(
     )
 
 
-def detectable_margin(n: int, sd: float, alpha: float = ALPHA, power: float = POWER) -> float:
-    """Compute the margin that n pairs of a given spread would show, were there no difference.
-
-    Parameters
-    ----------
-    n : int
-        Pairs, at least 2.
-    sd : float
-        Standard deviation of a difference.
-    alpha, power : float
-
-    Returns
-    -------
-    float
-        In the unit of `sd`: the exact power of the two tests at this margin is `power`.
-
-    Raises
-    ------
-    AnalysisError
-        If n is below 2, or the spread negative or not finite.
-
-    Notes
-    -----
-    Given the estimated spread s, the mean of normal differences, which is independent of it, is
-    within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
-    integrated over the chi distribution of s.
-    """
-    if n < 2 or not 0 <= sd < math.inf:
-        msg = f"a margin needs n >= 2 pairs and a finite spread >= 0; got {n=}, {sd=}"
-        raise AnalysisError(msg)
-    return sd / math.sqrt(n) * _standard_margin(n - 1, alpha, power)
-
-
 def bootstrap_interval(
     differences: ArrayLike, level: float, generator: np.random.Generator
 ) -> tuple[float, float]:
@@ -249,7 +211,6 @@ def bootstrap_interval(
         Finite.
     level : float
         As 0.9 for two one-sided tests at 0.05.
-    generator : Generator
 
     Returns
     -------
@@ -280,21 +241,9 @@ def _check(values: np.ndarray, margin: float, alpha: float) -> None:
 
 
 def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
-    unknown = math.nan
-    return Tost(
-        n=n,
-        mean=mean,
-        sd=unknown,
-        low=unknown,
-        high=unknown,
-        margin=margin,
-        p_equivalent=unknown,
-        p_different=unknown,
-        verdict="not identified",
-        reason=reason,
-        smallest_margin=unknown,
-        detectable_margin=unknown,
-    )
+    names = ("sd", "low", "high", "p_equivalent", "p_different", "smallest_margin")
+    unknown = dict.fromkeys((*names, "detectable_margin"), math.nan)
+    return Tost(n=n, mean=mean, margin=margin, verdict="not identified", reason=reason, **unknown)
 
 
 def _survival(distance: float, error: float, freedom: float) -> float:
@@ -312,7 +261,12 @@ def _quantile(probability: float, freedom: float) -> float:
 
 @lru_cache(maxsize=256)
 def _standard_margin(freedom: float, alpha: float, power: float) -> float:
-    """Return the margin in units of the standard error."""
+    """Return the margin, in units of the standard error, that is shown with some power.
+
+    Given the estimated spread s, the mean of normal differences, which is independent of it, is
+    within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
+    integrated over the chi distribution of s.
+    """
     quantile = float(t.ppf(1 - alpha, freedom))
     scale = 1 / math.sqrt(freedom)
 

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.style import COLUMN_IN, Look, tint
 from batchscape.analysis.numbers import memory_scale, time_scale
 
@@ -24,12 +25,6 @@ __all__ = ["MAX_BARS", "draw_memory", "draw_processor_time", "draw_step_time", "
 MAX_BARS = 40
 """Cells of a figure; further ones are left to the tables."""
 
-_MEMORY_PHASES = {
-    "allocated_after_model_gib": "after the model",
-    "peak_allocated_first_backward_gib": "first backward",
-    "peak_allocated_first_optimizer_step_gib": "first update",
-    "peak_allocated_steady_gib": "later steps",
-}
 _TIME_PHASES = {
     "data_s": "data",
     "forward_backward_s": "forward + backward",
@@ -52,7 +47,6 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
 
     Parameters
     ----------
-    cells : Cells
     look : mapping
         As `style.looks` returns it.
 
@@ -61,7 +55,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     Figure or None
         None where no completed run has such a figure.
     """
-    phases = list(_MEMORY_PHASES)
+    phases = list(MEMORY_PHASES)[:4]
     figures, shown = _shown(cells, phases)
     colours = _colours(cells, look)
     if not shown:
@@ -77,7 +71,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
             axes.barh(position + offset, values.mean() if len(values) else 0, height, color=colour)
             axes.plot(values, np.full(len(values), position + offset), **_POINT)
     axes.set_xlabel(f"allocated memory ({scale.unit})")
-    _phase_legend(figure, list(_MEMORY_PHASES.values()))
+    _phase_legend(figure, [MEMORY_PHASES[phase] for phase in phases])
     return figure
 
 

@@ -47,7 +47,6 @@ def with_room(cells: Cells, panels: int, *, timed: bool) -> Cells:
 
     Parameters
     ----------
-    cells : Cells
     panels : int
         Settings to keep, the first in table order with a run that has a curve.
     timed : bool
@@ -71,15 +70,10 @@ def loss_curves(
 
     Parameters
     ----------
-    cells : Cells
     steps, evals : DataFrame
         As `load` returns them.
     timed : bool
         Use only runs whose times are valid, and compute no differences.
-
-    Returns
-    -------
-    LossCurves
     """
     points = _points(cells, timed=timed)
     # Times differ between decompositions, so that only steps can be paired.
@@ -111,7 +105,6 @@ def mean_curves(
 
     Parameters
     ----------
-    cells : Cells
     rows : DataFrame
         Steps or evaluations, with `sweep_dir`, `run_id` and the columns of progress.
     value : str

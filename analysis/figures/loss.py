@@ -48,8 +48,6 @@ def draw_loss(
 
     Parameters
     ----------
-    cells : Cells
-    curves : LossCurves
     against : str
         Column of progress.
     look : mapping

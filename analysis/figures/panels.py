@@ -19,7 +19,6 @@ def lay_out(count: int, heights: Sequence[float]) -> tuple[Figure, list[list[Axe
 
     Parameters
     ----------
-    count : int
     heights : sequence of float, shape (n,)
         Of the axes of one panel from top to bottom, in inches.
 

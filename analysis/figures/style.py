@@ -20,6 +20,7 @@ from batchscape.outgoing import outgoing
 __all__ = [
     "COLUMN_IN",
     "PAGE_IN",
+    "PALETTE",
     "Look",
     "colour_of",
     "looks",
@@ -35,13 +36,13 @@ COLUMN_IN = 3.5
 """Width of a column of a two-column paper, in inches."""
 PAGE_IN = 7.0
 """Width of its page, in inches."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours for every kind of colour vision, without their yellow, which is too pale
+for lines (https://jfly.uni-koeln.de/color/)."""
 
 _DPI = 200
 _LETTERS_AN_INCH = 15
 """Of a title, in the size of `name_group`."""
-# Okabe and Ito's palette for every kind of colour vision, without its yellow, which is too pale
-# for lines (https://jfly.uni-koeln.de/color/).
-_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _MARKERS = "osD^vPX<>h"
 _STYLE: Any = {
@@ -78,10 +79,6 @@ class Look:
 def looks(cells: Cells) -> Mapping[str, Look]:
     """Give each geometry that ran its look, by label, in table order.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     mapping of str to Look
@@ -106,7 +103,6 @@ def name_group(figure: Figure, label: str) -> None:
 
     Parameters
     ----------
-    figure : Figure
     label : str
         Empty where there is one group, and nothing is written.
     """
@@ -139,8 +135,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     Parameters
     ----------
-    figure : Figure
-    folder : Path
     name : str
         File name without its ending.
 
@@ -177,8 +171,8 @@ def render(figure: Figure) -> dict[str, bytes]:
 
 def colour_of(index: int, total: int) -> str:
     """Choose the colour of one of several things that a figure tells apart."""
-    if total <= len(_PALETTE):
-        return _PALETTE[index]
+    if total <= len(PALETTE):
+        return PALETTE[index]
     # Many geometries are ordered, and an ordered map that is even in lightness serves better.
     return mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
 

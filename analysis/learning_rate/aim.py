@@ -48,7 +48,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
     Raises
     ------
     AnalysisError
-        As `cost_table` does.
+        As `costs_by_rate` does.
     """
     if is_varied(reaches):
         rows = _known(reaches)

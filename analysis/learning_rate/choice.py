@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
-from batchscape.analysis.learning_rate.table import SERIES, cost_table, told
+from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, told
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
@@ -39,12 +39,12 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     Raises
     ------
     AnalysisError
-        As `cost_table` does.
+        As `costs_by_rate` does.
     """
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
         return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
     known = reaches[reaches["learning_rate"].notna()]
-    costs = cost_table(known, "steps_to_target")
+    costs = costs_by_rate(known, "steps_to_target")
     best = best_learning_rates(known, "steps_to_target")
     keys = [*SERIES, "global_batch_size"]
     columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
@@ -103,7 +103,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     Raises
     ------
     AnalysisError
-        As `cost_table` does.
+        As `costs_by_rate` does.
     """
     remedy = (
         "A learning rate that suits some global batches better than others makes or moves a "
@@ -140,7 +140,7 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     Parameters
     ----------
     table : DataFrame
-        As for `cost_table`.
+        As for `costs_by_rate`.
     value : str
         What is minimised: `steps_to_target`, or a loss.
 
@@ -152,29 +152,25 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     Raises
     ------
     AnalysisError
-        As `cost_table` does.
+        As `costs_by_rate` does.
     """
     if "learning_rate" not in table or table["learning_rate"].isna().all():
         return None
-    costs = cost_table(table[table["learning_rate"].notna()], value)
+    costs = costs_by_rate(table[table["learning_rate"].notna()], value)
     keys = [*SERIES, "global_batch_size"]
     means = costs.groupby([*keys, "learning_rate"], dropna=False)["cost"].mean().reset_index()
     least = means.groupby(keys, dropna=False)["cost"].transform("min")
     # Equal but for the rounding of a mean; two infinite costs are no tie.
     tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
-    said = [
-        f"B = {own['global_batch_size'].iloc[0]:g}: {_all(own['learning_rate'])}"
-        for _, own in tied.groupby(keys, dropna=False)
-        if len(own) > 1
-    ]
+    said = []
+    for _, own in tied.groupby(keys, dropna=False):
+        *others, last = [significant(rate, 3) for rate in own["learning_rate"]]
+        if others:
+            batch = own["global_batch_size"].iloc[0]
+            said.append(f"B = {batch:g}: {', '.join(others)} and {last}")
     if not said:
         return None
     return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"
-
-
-def _all(rates: pd.Series[float]) -> str:
-    *others, last = [significant(rate, 3) for rate in rates]
-    return f"{', '.join(others)} and {last}"
 
 
 def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:

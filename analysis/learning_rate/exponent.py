@@ -36,7 +36,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate
 
 __all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason", "power_law"]
 
@@ -54,10 +54,6 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     ----------
     best : DataFrame
         As for `learning_rate_laws`.
-
-    Returns
-    -------
-    Estimate
     """
     known = is_bounded(best)
     used = best[known]
@@ -92,17 +88,12 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
         Longer side of each optimum's own interval, as a logarithm: the exponent's is no narrower
         than follows from them, independent as they are. NaN where it has none: nor has the
         exponent's then.
-
-    Returns
-    -------
-    Estimate
     """
     n = len(log_batch)
     if n < _FEWEST:
         batches = "global batch has" if n == 1 else "global batches have"
-        return _nothing(
-            n, f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
-        )
+        why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
+        return Estimate.unknown(why, n, _DEFINITION)
     centred = log_batch - log_batch.mean()
     slope = float(centred @ log_rate / (centred @ centred))
     residuals = log_rate - log_rate.mean() - slope * centred
@@ -116,11 +107,6 @@ def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) 
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
-def _nothing(n: int, reason: str) -> Estimate:
-    nan, note = math.nan, f"{NOT_IDENTIFIED}: {reason}"
-    return Estimate(nan, nan, nan, n, "", "none", _DEFINITION, note)
-
-
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
     """Tell which optima have no end on a side."""
     none = {"low": 0.0, "high": math.inf}[side]
@@ -132,11 +118,6 @@ def left_out_reason(row: pd.Series[Any]) -> str:
     note = row.get("note")
     text = note if isinstance(note, str) else "no optimum"
     if pd.notna(row["learning_rate"]):
-        text = f"no rate is worse beyond the noise {_open_sides(row)} the best one"
+        sides = ["below"] * (row.get("low") == 0) + ["above"] * (row.get("high") == math.inf)
+        text = f"no rate is worse beyond the noise {' or '.join(sides)} the best one"
     return f"{row['global_batch_size']:g}: {text}"
-
-
-def _open_sides(row: pd.Series[Any]) -> str:
-    below = "below" if row.get("low") == 0 else ""
-    above = "above" if row.get("high") == math.inf else ""
-    return " or ".join(side for side in (below, above) if side)

@@ -90,10 +90,6 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
         returns it. Batches whose optimum is not bounded on both sides are left out, and named;
         of too few seeds to have ends all optima inside their grid count.
 
-    Returns
-    -------
-    LearningRateLaws
-
     Raises
     ------
     AnalysisError

@@ -15,7 +15,7 @@ Source: Bates and Watts 1988, Nonlinear Regression Analysis and Its Applications
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
-from batchscape.analysis.learning_rate.aim import Optima
 from batchscape.analysis.learning_rate.exponent import (
     UNBOUNDED,
     exponent_of,
@@ -32,15 +31,13 @@ from batchscape.analysis.learning_rate.exponent import (
     lacks_ends,
 )
 from batchscape.analysis.learning_rate.laws import LAWS, deltas
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.forms import aicc
 from batchscape.errors import AnalysisError
 
-__all__ = ["Scale", "linear_laws", "linear_laws_section", "noise_batch"]
+__all__ = ["linear_laws", "noise_batch"]
 
-Scale = Literal["log", "linear"]
+_Scale = Literal["log", "linear"]
 """What is squared: differences of log learning rates, or of learning rates."""
 
 _Array = NDArray[np.float64]
@@ -52,7 +49,7 @@ _EXPONENTS = (-3.0, 3.0)
 _POINTS = 801
 
 
-def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
+def linear_laws(best: pd.DataFrame) -> pd.DataFrame:
     """Fit the laws of `learning_rate_laws` by least squares of the learning rates themselves.
 
     Parameters
@@ -60,8 +57,6 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
     best : DataFrame
         One row a global batch: `global_batch_size` and `learning_rate`; where there are any, `low`
         and `high`. As for `learning_rate_laws`, and the same optima count.
-    level : float
-        Coverage of the intervals of the noise batch.
 
     Returns
     -------
@@ -100,7 +95,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
             row["exponent"] = second
         elif scales:
             second = _least(squares, _grid(batch))
-            found = noise_batch(best, law, scale="linear", level=level)
+            found = noise_batch(best, law, scale="linear")
             names = ("noise_scale", "noise_scale_low", "noise_scale_high")
             row |= zip(names, (found.value, found.low, found.high), strict=True)
         logs, centred = LAWS[law](batch, second), batch - batch.mean()
@@ -116,9 +111,7 @@ def linear_laws(best: pd.DataFrame, *, level: float = LEVEL) -> pd.DataFrame:
     return table.assign(delta_aicc=deltas(table, exponent_of(best)))
 
 
-def noise_batch(
-    best: pd.DataFrame, law: str = "saturating", *, scale: Scale = "log", level: float = LEVEL
-) -> Estimate:
+def noise_batch(best: pd.DataFrame, law: str = "saturating", *, scale: _Scale = "log") -> Estimate:
     """Estimate the noise batch of a law of the learning rate, with its interval.
 
     Parameters
@@ -129,8 +122,6 @@ def noise_batch(
         eps_max / (1 + B_noise/B), or 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)).
     scale : {"log", "linear"}
         What is fitted: log learning rates, or learning rates.
-    level : float
-        Coverage of the interval.
 
     Returns
     -------
@@ -159,12 +150,12 @@ def noise_batch(
     n, missing = len(batch), math.nan
     definition = f"B_noise of the {law} law, by least squares on the {scale} scale"
     if n < 3:
-        why = f"{NOT_IDENTIFIED}: {n} global batches have a bounded optimum, 3 needed"
-        return Estimate(missing, missing, missing, n, "samples", "none", definition, why)
+        why = f"{n} global batches have a bounded optimum, 3 needed"
+        return Estimate.unknown(why, n, definition, unit="samples")
     squares, grid = _squares(law, batch, rate, scale), _grid(batch)
     value = _least(squares, grid)
     least = float(squares(np.array([value]))[0])
-    limit = least * (1 + float(stats.f.ppf(level, 1, n - 2)) / (n - 2))
+    limit = least * (1 + float(stats.f.ppf(LEVEL, 1, n - 2)) / (n - 2))
 
     def excess(point: float) -> float:
         return float(squares(np.array([point]))[0]) - limit
@@ -193,65 +184,6 @@ def noise_batch(
     return Estimate(number, low, high, n, "samples", method, definition, note)
 
 
-def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
-    """Show the laws on the linear scale, and the noise batches of both scales.
-
-    Parameters
-    ----------
-    optima : Optima
-        As `find_optima` returns them.
-    groups : mapping of int to str
-        Labels of the groups.
-
-    Returns
-    -------
-    Section
-    """
-    best, answer, parts, rows = optima.best, [], [], []
-    several = best["group"].nunique() > 1
-    for number, own in best.groupby("group"):
-        label = groups.get(int(str(number)), f"group {number}")
-        table = linear_laws(own)
-        parts.append(table.assign(group=number))
-        noise: dict[str, str] = {}
-        for law in ("saturating", "surge"):
-            by = {scale: noise_batch(own, law, scale=scale) for scale in ("log", "linear")}
-            noise[law] = by["linear"].text(3)
-            texts = "; ".join(
-                f"on the {name} scale {one.text(2) if one.is_identified else one.note}"
-                for name, one in by.items()
-            )
-            weak = [one.note for one in by.values() if one.is_identified and one.note]
-            notes = "; ".join(dict.fromkeys(weak))
-            answer.append(
-                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}"
-                f"{f' ({notes})' if notes else ''}."
-            )
-        for row in table.to_dict("records"):
-            law = str(row["law"])
-            second = significant(row["exponent"], 3) if law == "power" else noise.get(law, MISSING)
-            numbers = [significant(row[name], 3) for name in ("coefficient", "rms", "delta_aicc")]
-            texts_ = [law, numbers[0], second, *numbers[1:]]
-            rows.append([*([label] if several else []), *texts_])
-    headers = ["law", "coefficient", "exponent or B_noise", "residual", "ΔAICc"]
-    grid = Grid(
-        headers=[*(["group"] if several else []), *headers],
-        rows=rows,
-        short_first="group" if several else "law",
-        n_left=2 if several else 1,
-        notes=[
-            "Least squares of the learning rates themselves, which the largest decide; ΔAICc "
-            "compares these fits with one another, not with those of logarithms, and only laws "
-            "whose slope lies inside the exponent's interval. In brackets the "
-            f"{LEVEL:.0%} interval of B_noise (profile, F).",
-        ],
-    )
-    view = TableView(
-        "learning_rate_laws_linear", "Laws on the linear scale", pd.concat(parts), grid
-    )
-    return Section("Laws of the learning rate on the linear scale", answer, [view])
-
-
 def _optima(best: pd.DataFrame) -> tuple[_Array, _Array]:
     """Return the logarithms of batches and learning rates of the optima that count."""
     missing = [name for name in ("global_batch_size", "learning_rate") if name not in best]
@@ -267,7 +199,7 @@ def _optima(best: pd.DataFrame) -> tuple[_Array, _Array]:
     return batch, rate
 
 
-def _squares(law: str, batch: _Array, rate: _Array, scale: Scale) -> Callable[[_Array], _Array]:
+def _squares(law: str, batch: _Array, rate: _Array, scale: _Scale) -> Callable[[_Array], _Array]:
     """Return the least sum of squares over the coefficient, at second parameters of shape (m,)."""
 
     def squares(second: _Array) -> _Array:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.lowest_point import Optimum, optimum_of
-from batchscape.analysis.learning_rate.table import cost_table, series_of
+from batchscape.analysis.learning_rate.table import costs_by_rate, series_of
 
 __all__ = ["best_learning_rates", "optimum_estimate", "tried_often"]
 
@@ -48,9 +48,9 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     Raises
     ------
     AnalysisError
-        As `cost_table` does.
+        As `costs_by_rate` does.
     """
-    costs = cost_table(table, value)
+    costs = costs_by_rate(table, value)
     rows = []
     for place, series in series_of(costs):
         for batch, own in series.groupby("global_batch_size"):
@@ -93,7 +93,7 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
     Parameters
     ----------
     costs : DataFrame
-        Rows of one batch of `cost_table`.
+        Rows of one batch of `costs_by_rate`.
 
     Returns
     -------

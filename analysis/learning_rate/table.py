@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["SERIES", "cost_table", "series_of", "told"]
+__all__ = ["SERIES", "costs_by_rate", "series_of", "told"]
 
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
@@ -22,7 +22,7 @@ _UNTOLD = ("failed", "interrupted", "oom", "pending", "rejected", "running", "ti
 _LOSSES = ("diverged", "pruned")
 
 
-def cost_table(table: pd.DataFrame, value: str) -> pd.DataFrame:
+def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     """Check a table and reduce it to what a search for the best learning rate needs.
 
     Parameters

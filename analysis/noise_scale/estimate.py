@@ -53,23 +53,16 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
 __all__ = [
-    "LEVEL",
-    "NOT_IDENTIFIED",
     "cell_noise_scales",
     "fieller_interval",
     "noise_scale_curves",
     "run_noise_scales",
 ]
-
-LEVEL = 0.95
-"""Coverage that the intervals aim at."""
-
-NOT_IDENTIFIED = "not identified"
-"""Note where an interval has no upper end."""
 
 _STEPS_A_HALF_LIFE = 10
 """Sampled steps of each run in a half-life of a curve, at least."""
@@ -158,7 +151,6 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         As `load` returns them.
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.claims.from_table import claims_from_table
-from batchscape.analysis.claims.section import claims_section
-from batchscape.analysis.comparing.samples_view import samples_section
+from batchscape.analysis.claims.topic import claims_section
+from batchscape.analysis.comparing.samples_topic import samples_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.choice import (
@@ -20,13 +20,16 @@ from batchscape.analysis.learning_rate.choice import (
     tied_warning,
     tuning_warning,
 )
-from batchscape.analysis.learning_rate.linear_laws import linear_laws_section
-from batchscape.analysis.learning_rate.view import learning_rate_section
+from batchscape.analysis.learning_rate.topic import learning_rate_section, linear_laws_section
 from batchscape.analysis.report.grids import escape_markdown
-from batchscape.analysis.report.place import check_place
-from batchscape.analysis.report.section import Section
-from batchscape.analysis.report.sections import section_lines, show_section, write_sections
+from batchscape.analysis.report.sections import (
+    check_place,
+    section_lines,
+    show_section,
+    write_sections,
+)
 from batchscape.analysis.report.tables import write_csv
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.columns import recognise
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
@@ -37,9 +40,9 @@ from batchscape.analysis.targets.foreign import (
     as_table,
     read_file,
 )
-from batchscape.analysis.targets.section import targets_section
+from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.forms import Form
-from batchscape.analysis.tradeoff.view import tradeoff_section
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import visible
 
@@ -59,12 +62,7 @@ class Analysis:
     """How the table was understood."""
 
     def render(self, console: Console) -> None:
-        """Print answers, warnings and tables.
-
-        Parameters
-        ----------
-        console : rich.console.Console
-        """
+        """Print answers, warnings and tables."""
         for note in self.notes:
             console.print(Text(f"{self.source.name}: {note}"), highlight=False)
         for section in self.sections:
@@ -139,10 +137,6 @@ def analyze(
     claims : bool
         Whether to judge the claims too, as `judge_table` does. The table may then have times or
         memory alone.
-
-    Returns
-    -------
-    Analysis
 
     Raises
     ------

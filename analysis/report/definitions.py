@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells, setting_label
-from batchscape.analysis.comparison import CONFIDENCE
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.report.grids import lettered
 
 __all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold", "setting_headers"]
@@ -56,7 +56,7 @@ def ratio_definition(comparison: pd.DataFrame) -> str:
     first = f", {references[0]}" if len(references) == 1 else " of the same settings"
     return (
         f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "
-        f"pairs of runs with the same seed, with its {CONFIDENCE:.0%} t-interval."
+        f"pairs of runs with the same seed, with its {LEVEL:.0%} t-interval."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,15 +18,33 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.outgoing import outgoing
 
 __all__ = [
+    "GEOMETRY_HEADER",
     "MAX_ROWS",
+    "Column",
     "Grid",
+    "columns_grid",
     "escape_markdown",
     "fit_widths",
+    "group_column",
     "lettered",
     "shorten",
     "show",
     "to_markdown",
 ]
+
+GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
+"""Header of a column of geometries."""
+
+_SHORT = {
+    GEOMETRY_HEADER: "geometry",
+    "phase of a run": "phase",
+    "planned geometry": "planned",
+    "scaling, and what stays equal": "scaling",
+}
+"""What a first column is called where there is little room."""
+
+Column = tuple[str, Iterable[str]]
+"""Header and texts of a column."""
 
 MAX_ROWS = 40
 """Rows of a long table that page, Markdown and LaTeX show: about what one printed page holds."""
@@ -68,6 +86,45 @@ class Grid:
         return list(zip(self.rows, marks, strict=True))
 
 
+def columns_grid(
+    left: Sequence[Column],
+    right: Sequence[Column],
+    *,
+    notes: Sequence[str] = (),
+    footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
+    bold: Collection[tuple[int, int]] = (),
+) -> Grid:
+    """Put columns side by side.
+
+    Parameters
+    ----------
+    left, right : sequence of Column
+        Those that are set flush left, of which there is one at least, and the others.
+    notes, bold
+        As in `Grid`.
+    footnoted : tuple
+        As `lettered` returns it.
+    """
+    headers = [header for header, _ in (*left, *right)]
+    rows = zip(*(texts for _, texts in (*left, *right)), strict=True)
+    return Grid(
+        headers=headers,
+        rows=[list(row) for row in rows],
+        short_first=_SHORT.get(headers[0], headers[0]),
+        n_left=len(left),
+        marks=footnoted[0],
+        footnotes=footnoted[1],
+        notes=notes,
+        bold=bold,
+    )
+
+
+def group_column(labels: Iterable[str]) -> list[Column]:
+    """Return a column of labels of groups; none where there is one group, which has no label."""
+    texts = list(labels)
+    return [("group", texts)] if any(texts) else []
+
+
 def to_markdown(grid: Grid) -> str:
     """Write a grid as a GitHub table with its notes underneath."""
     left = grid.n_left
@@ -95,9 +152,6 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
 
     Parameters
     ----------
-    console : rich.console.Console
-    grid : Grid
-    title : str
     max_rows : int
         Rows to show; a line counts the others.
     """
@@ -147,7 +201,6 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
 
     Parameters
     ----------
-    grid : Grid
     max_rows : int
         Rows to keep: those with a bold cell, then the first of the others, in their order.
 
@@ -216,10 +269,6 @@ def fit_widths(wanted: Sequence[int], least: Sequence[int], room: int) -> list[i
         Widths of the columns: as they would be, and as narrow as they can be.
     room : int
         What their sum should not exceed.
-
-    Returns
-    -------
-    list of int
     """
     widths = list(wanted)
     while sum(widths) > room:

@@ -120,10 +120,6 @@ class _Part:
 def to_latex(grid: Grid) -> str:
     r"""Write a grid as one or more `tabular` with booktabs rules; it needs no other package.
 
-    Parameters
-    ----------
-    grid : Grid
-
     Returns
     -------
     str

@@ -109,7 +109,6 @@ def write_macros(path: Path, headlines: Mapping[str, Estimate]) -> Path:
     ----------
     path : Path
         The file; its folder is made where it is missing.
-    headlines : mapping of str to Estimate
 
     Returns
     -------

@@ -32,7 +32,6 @@ def find_notes(
 
     Parameters
     ----------
-    cells : Cells
     damaged : mapping of str to str
         Run folders that could not be read, and why.
     copies : mapping of str to str, optional

@@ -13,8 +13,8 @@ from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
-from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import section_lines
+from batchscape.analysis.report.topic import Section
 
 __all__ = ["FIGURES", "page"]
 
@@ -65,7 +65,6 @@ def page(
 
     Parameters
     ----------
-    cells : Cells
     memory_methods : sequence of str
         Where figures of allocated memory come from, as the ranks recorded it.
     comparison : Grid
@@ -87,7 +86,9 @@ def page(
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     lines = [f"# {escape_markdown(' and '.join(names))}", *_questions(names), _overview(cells)]
     lines += _in_short(sections)
-    lines += ["## Comparison", to_markdown(shorten(comparison)), _files("comparison")]
+    files = ", ".join(f"[{end}](tables/comparison.{end})" for end in ("csv", "md", "tex"))
+    lines += ["## Comparison", to_markdown(shorten(comparison))]
+    lines.append(f"Files: {files}. Run by run: [runs.csv](tables/runs.csv).")
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:
@@ -189,8 +190,3 @@ def _environment(runs: pd.DataFrame) -> str:
     if not rows:
         return "No run has recorded its environment."
     return to_markdown(Grid(headers=["what", "found"], rows=rows, n_left=2))
-
-
-def _files(name: str) -> str:
-    links = ", ".join(f"[{end}](tables/{name}.{end})" for end in ("csv", "md", "tex"))
-    return f"Files: {links}. Run by run: [runs.csv](tables/runs.csv)."

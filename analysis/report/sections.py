@@ -13,11 +13,33 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.macros import write_macros
-from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.tables import write_table
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
+from batchscape.record.containment import refuse_links_at
 
-__all__ = ["section_lines", "show_section", "write_sections"]
+__all__ = ["ENDINGS", "check_place", "section_lines", "show_section", "write_sections"]
+
+ENDINGS = {"tables": ("csv", "md", "tex"), "figures": ("png", "pdf")}
+"""Folders beside the page, and the endings of the files that are written there."""
+
+
+def check_place(out: Path, page: str) -> None:
+    """Refuse a folder where a page, its tables or figures would be written somewhere else.
+
+    Parameters
+    ----------
+    out : Path
+        Folder to write to; need not exist, and may be a link.
+    page : str
+        Name of the page.
+
+    Raises
+    ------
+    LaunchError
+        If a link is in the place of what is to be written, and leads out of the folder.
+    """
+    refuse_links_at(out, (page, "macros.tex"), ENDINGS)
 
 
 def section_lines(section: Section, *, figures: bool = True) -> list[str]:
@@ -25,7 +47,6 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
 
     Parameters
     ----------
-    section : Section
     figures : bool
         Show its pictures too.
 
@@ -35,7 +56,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
         Paths are relative to the folder of the page.
     """
     lines = [f"## {escape_markdown(section.title)}"]
-    lines += [escape_markdown(sentence) for sentence in section.answer]
+    lines += [escape_markdown(sentence) for sentence in (*section.answer, *section.settle)]
     lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
     for view in section.tables:
         # One table needs no title beside the section's.
@@ -54,13 +75,11 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
 
     Parameters
     ----------
-    console : rich.console.Console
-    section : Section
     tables : bool
         Print its tables too, not only answers and warnings.
     """
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
-    for sentence in section.answer:
+    for sentence in (*section.answer, *section.settle):
         # A command is copied in one piece: the terminal breaks its line, not we.
         console.print(Text(sentence), highlight=False, soft_wrap=COMMAND in sentence)
     for warning in section.warnings:
@@ -77,7 +96,6 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
 
     Parameters
     ----------
-    sections : sequence of Section
     out : Path
         Folder of the page, with `tables` and `figures` in it.
     figures : bool

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import CONFIDENCE, DISTURBED
-from batchscape.analysis.estimates import FEWEST
+from batchscape.analysis.comparison import DISTURBED
+from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
     MISSING,
     TIMES,
@@ -26,17 +26,24 @@ from batchscape.analysis.report.definitions import (
     rule_of_bold,
     setting_headers,
 )
-from batchscape.analysis.report.grids import Grid, lettered, shorten, to_markdown
+from batchscape.analysis.report.grids import (
+    GEOMETRY_HEADER,
+    Column,
+    Grid,
+    columns_grid,
+    lettered,
+    shorten,
+    to_markdown,
+)
 from batchscape.analysis.report.latex import to_latex
 from batchscape.outgoing import outgoing_cell
 from batchscape.record.summary import SUMMARY
 
 __all__ = [
-    "GEOMETRY_HEADER",
     "comparison_grid",
     "decomposition_grid",
-    "geometry_texts",
-    "setting_headers",
+    "geometry_column",
+    "setting_columns",
     "write_csv",
     "write_table",
 ]
@@ -46,8 +53,6 @@ _OF_DISTURBED = (
     "A hint, and no step time: waits for a core, for samples and for other ranks are not in it, "
     "and it is longer where other work shares caches. It is in no ratio, test or claim."
 )
-GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
-"""Header of a column of geometries."""
 
 
 def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
@@ -59,18 +64,16 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         As `compare` returns it.
     cells : Cells
         What it was computed from.
-
-    Returns
-    -------
-    Grid
     """
-    columns: list[Iterable[str]] = [geometry_texts(comparison)]
-    columns += [comparison[name].fillna(MISSING) for name in cells.shown]
-    columns += [comparison["status"], _counts(comparison)]
-    headers = [GEOMETRY_HEADER, *setting_headers(cells.shown), "status", "n"]
+    left = [
+        geometry_column(comparison),
+        *setting_columns(comparison, cells.shown),
+        ("status", comparison["status"]),
+    ]
+    right: list[Column] = [("n", _counts(comparison))]
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
-        f"means ± half-widths of their {CONFIDENCE:.0%} t-intervals over the completed runs only: "
+        f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
         "over n runs for memory and times, over seeds for losses; (n=...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
         rule_of_bold(comparison, cells),
@@ -79,28 +82,23 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     for name, label, scale in _figures(comparison):
         if f"{name}_best" in comparison:
             rows = comparison[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
-            bold |= {(int(row), len(columns)) for row in rows}
+            bold |= {(int(row), len(left) + len(right)) for row in rows}
         if name == "throughput_ratio":
-            columns.append(_ratios(comparison))
-            headers.append("throughput ratio")
+            right.append(("throughput ratio", _ratios(comparison)))
             definitions.append(ratio_definition(comparison))
             continue
-        columns.append(_spread_texts(comparison, name, scale))
-        headers.append(f"{label} ({scale.unit})" if scale.unit else label)
+        header = f"{label} ({scale.unit})" if scale.unit else label
+        right.append((header, _spread_texts(comparison, name, scale)))
         definitions.append(_OF_DISTURBED if name == DISTURBED else f"{label}: {SUMMARY[name]}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
     if unshown := cells.unshown():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
-    marks, texts = footnotes(comparison, cells)
-    return Grid(
-        headers=headers,
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first="geometry",
-        n_left=2 + len(cells.shown),
-        marks=marks,
-        footnotes=texts,
+    return columns_grid(
+        left,
+        right,
         notes=definitions,
+        footnoted=footnotes(comparison, cells),
         bold=frozenset(bold),
     )
 
@@ -114,10 +112,6 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         As `compare_decompositions` returns it.
     cells : Cells
         What it was computed from.
-
-    Returns
-    -------
-    Grid
     """
     settings = [name for name in cells.contexts if name != "precision"]
     precisions = table["precision"].fillna("unknown").unique()
@@ -130,25 +124,18 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         "seed_sd": "sd between seeds",
         "rms_over_seed_sd": "rms Δ / sd",
     }
-    columns: list[Iterable[str]] = [geometry_texts(table), table["reference"]]
-    columns += [table[name].fillna(MISSING) for name in settings]
-    columns += [table[name].astype(str) for name in ("n_trajectories", "n_optimizer_steps")]
-    columns += [table[name].map(lambda value: significant(value, 2)) for name in figures]
-    marks, footnotes = lettered([[note] for note in table["note"]])
-    return Grid(
-        headers=[
-            GEOMETRY_HEADER,
-            "against",
-            *setting_headers(settings),
-            "seeds",
-            "paired steps",
-            *figures.values(),
+    counts = {"n_trajectories": "seeds", "n_optimizer_steps": "paired steps"}
+    return columns_grid(
+        [
+            geometry_column(table),
+            ("against", table["reference"]),
+            *setting_columns(table, settings),
         ],
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first="geometry",
-        n_left=2 + len(settings),
-        marks=marks,
-        footnotes=footnotes,
+        [
+            *((header, table[name].astype(str)) for name, header in counts.items()),
+            *((h, [significant(v, 2) for v in table[name]]) for name, h in figures.items()),
+        ],
+        footnoted=lettered([[note] for note in table["note"]]),
         notes=[
             "Δ loss: training loss minus that of the first decomposition of the same trajectory, "
             "paired by seed and optimizer step, over all seeds and optimizer steps; 0 means equal "
@@ -159,20 +146,20 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     )
 
 
-def geometry_texts(table: pd.DataFrame) -> pd.Series[str]:
+def geometry_column(table: pd.DataFrame) -> Column:
     """Write geometries as 1x32x1=32, `?` where a part was never determined."""
     parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
-    return parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
+    return GEOMETRY_HEADER, parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
+
+
+def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
+    """Return columns of settings, under short headers."""
+    texts = (table[name].fillna(MISSING).astype(str) for name in names)
+    return list(zip(setting_headers(names), texts, strict=True))
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them.
-
-    Parameters
-    ----------
-    path : Path
-    table : DataFrame
-    """
+    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them."""
     texts = table.copy(deep=False)
     texts.columns = pd.Index([outgoing_cell(str(name)) for name in table.columns])
     for index, dtype in enumerate(table.dtypes):
@@ -194,11 +181,8 @@ def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> lis
 
     Parameters
     ----------
-    folder : Path
     name : str
         File name without its ending.
-    table : DataFrame
-    grid : Grid
 
     Returns
     -------

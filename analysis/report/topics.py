@@ -1,20 +1,23 @@
-"""Everything that a report says beside the comparison, topic by topic."""
+"""What a report says beside the comparison: the list of its topics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.section import claims_section
-from batchscape.analysis.comparing.section import comparing_section
-from batchscape.analysis.cost.frontier_view import frontier_section
-from batchscape.analysis.cost.view import cost_section
-from batchscape.analysis.decisions.view import decision_section
-from batchscape.analysis.engines.section import engines_section
-from batchscape.analysis.equivalence.section import equivalence_section
+from batchscape.analysis.claims.topic import claims_section
+from batchscape.analysis.comparing.topic import comparing_section
+from batchscape.analysis.cost.frontier_topic import frontier_section
+from batchscape.analysis.cost.topic import cost_section
+from batchscape.analysis.decisions.topic import decision_section
+from batchscape.analysis.engines.topic import engines_section
+from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
@@ -22,152 +25,178 @@ from batchscape.analysis.learning_rate.choice import (
     tuning_warning,
     with_cuts_of_programs,
 )
-from batchscape.analysis.learning_rate.view import learning_rate_section
+from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
-from batchscape.analysis.noise_scale.section import noise_scale_section
-from batchscape.analysis.report.section import Section
+from batchscape.analysis.noise_scale.topic import noise_scale_section
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.targets.section import targets_section
-from batchscape.analysis.tradeoff.view import tradeoff_section
+from batchscape.analysis.targets.topic import targets_section
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["find_sections"]
+__all__ = ["TOPICS", "Material", "Topic", "find_sections"]
 
 _TOLD = ("completed", "diverged", "pruned")
 """Statuses of runs that have a result."""
 
 
+@dataclass(frozen=True)
+class Material:
+    """What topics are computed from; what several of them need is computed once."""
+
+    cells: Cells
+    tables: Tables
+    """What the runs of `cells` were loaded from."""
+    targets: Sequence[float] | None = None
+    """Held-out losses to reach; by default chosen from what every global batch reached."""
+
+    @cached_property
+    def noise(self) -> pd.DataFrame:
+        """As `cell_noise_scales` returns it."""
+        return cell_noise_scales(self.cells, self.tables.steps)
+
+    @cached_property
+    def reached(self) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
+        """Steps to the targets (None: there is nothing to reach), and how these were chosen."""
+        if self.targets is None and not self.cells.runs["status"].isin(_TOLD).any():
+            return None, ()
+        try:
+            curves = curves_of(self.cells, self.tables)
+            if self.targets is not None:
+                return steps_to_target(curves, self.targets), ()
+            return steps_to_target(curves), choose_targets(curves).notes
+        except AnalysisError:
+            if self.targets is not None:
+                raise
+            return None, ()
+
+    @property
+    def reaches(self) -> pd.DataFrame | None:
+        """Steps to the targets."""
+        return self.reached[0]
+
+    @cached_property
+    def best(self) -> pd.DataFrame | None:
+        """Those at the best learning rate of each global batch."""
+        return None if self.reaches is None else at_best_learning_rate(self.reaches)
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """As `curve_groups` returns it: what must not be pooled at one target."""
+        return curve_groups(self.cells)
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """Labels of these groups, by number."""
+        return {int(str(group)): str(label) for group, label in self.groups["label"].items()}
+
+    @property
+    def group_of(self) -> dict[int, int]:
+        """The group of each cell that was started."""
+        return {cell: int(str(g)) for g, cells in self.groups["cells"].items() for cell in cells}
+
+
+class Topic(NamedTuple):
+    """One topic of the report."""
+
+    title: str
+    """Of its section where it has no answer, and says why."""
+    section: Callable[[Material], Section | None]
+    """What it says; None where the runs have nothing for it."""
+
+
 def find_sections(
     cells: Cells, tables: Tables, targets: Sequence[float] | None = None
 ) -> Iterator[Section]:
-    """Compute one section after the other.
-
-    Parameters
-    ----------
-    cells : Cells
-    tables : Tables
-        What its runs were loaded from.
-    targets : sequence of float, optional
-        Held-out losses to reach; by default chosen from what every global batch reached.
+    """Compute one section after the other; the parameters are those of `Material`.
 
     Yields
     ------
     Section
-        In the order of the page, without those that the runs have nothing for.
+        In the order of the page, without those that the runs have nothing for. A topic that
+        cannot answer says why, and leaves the others alone.
 
     Raises
     ------
     AnalysisError
         If a target that was asked for cannot be one.
     """
+    material = Material(cells, tables, targets)
+    # Targets that were asked for are refused here, not topic by topic.
+    _ = material.reached
     # Axes take their style when they are made.
     with paper_style():
-        for section in _sections(cells, tables, targets):
+        for topic in TOPICS:
+            try:
+                section = topic.section(material)
+            except AnalysisError as error:
+                section = Section(topic.title, ["Not identified."], warnings=[str(error)])
             if section is not None:
                 yield section
 
 
-def _sections(
-    cells: Cells, tables: Tables, targets: Sequence[float] | None
-) -> Iterator[Section | None]:
-    noise = cell_noise_scales(cells, tables.steps)
-    reaches, notes = _reaches(cells, tables, targets)
-    reached = [] if reaches is None else _convergence(cells, reaches, notes, noise)
-    evidence = Evidence(cells, tables.steps, tables.evals, tables.ranks, reaches)
-    yield from reached
-    yield noise_scale_section(cells, tables.steps, noise)
-    yield _section("Decompositions", lambda: equivalence_section(cells, tables, reaches))
-    yield _section("Engines side by side", lambda: engines_section(cells, tables))
-    yield _section("What a step costs", lambda: cost_section(cells))
-    yield _section("Where memory ends", lambda: frontier_section(cells))
-    yield _section("Which geometry to use", lambda: decision_section(cells, tables, reaches))
-    yield _section("Side by side", lambda: comparing_section(cells, reaches))
-    yield _section("Claims", lambda: claims_section(evidence))
-
-
-def _section(title: str, make: Callable[[], Section | None]) -> Section | None:
-    """Say why a topic has no answer, rather than leave the others out."""
-    try:
-        return make()
-    except AnalysisError as error:
-        return Section(title, ["Not identified."], warnings=[str(error)])
-
-
-def _reaches(
-    cells: Cells, tables: Tables, targets: Sequence[float] | None
-) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
-    """Find when the runs reached their targets; None where there is nothing to reach."""
-    if targets is None and not cells.runs["status"].isin(_TOLD).any():
-        return None, ()
-    try:
-        curves = curves_of(cells, tables)
-        if targets is not None:
-            return steps_to_target(curves, targets), ()
-        chosen = choose_targets(curves)
-        return steps_to_target(curves), chosen.notes
-    except AnalysisError:
-        if targets is not None:
-            raise
-        return None, ()
-
-
-def _convergence(
-    cells: Cells, reaches: pd.DataFrame, notes: Sequence[str], noise: pd.DataFrame
-) -> list[Section | None]:
-    """Say how update frequency trades against convergence."""
-    title = "Update frequency against convergence"
-    try:
-        return _converged(cells, reaches, notes, noise)
-    except AnalysisError as error:
-        return [Section(title, ["Not identified."], warnings=[str(error)])]
-
-
-def _converged(
-    cells: Cells, reaches: pd.DataFrame, notes: Sequence[str], noise: pd.DataFrame
-) -> list[Section | None]:
-    labels = {int(str(group)): str(label) for group, label in curve_groups(cells)["label"].items()}
-    best = at_best_learning_rate(reaches)
+def _tradeoff(material: Material) -> Section | None:
+    reaches, best = material.reaches, material.best
+    if reaches is None or best is None:
+        return None
 
     def tuning(group: int, target: float) -> str | None:
         return tuning_warning(
             reaches[(reaches["group"] == group) & (reaches["target_loss"] == target)]
         )
 
-    schedules = cells.runs.reindex(columns=["schedule.name"])["schedule.name"].dropna().unique()
-    return [
-        tradeoff_section(
-            best,
-            groups=labels,
-            noise_scales=_by_group(cells, noise),
-            tuning=tuning,
-        ),
-        learning_rate_section(reaches, _finals(cells), labels),
-        targets_section(
-            with_cuts_of_programs(best, reaches),
-            groups=labels,
-            notes=notes,
-            schedules=list(schedules),
-        ),
-    ]
-
-
-def _by_group(cells: Cells, noise: pd.DataFrame) -> pd.DataFrame:
-    groups = curve_groups(cells)["cells"].explode()
-    group_of = {cell: group for group, cell in groups.items()}
-    known = noise[noise["note"].isna() & noise["estimate"].notna()]
-    return known.assign(
+    known = material.noise[material.noise["note"].isna() & material.noise["estimate"].notna()]
+    noise_scales = known.assign(
         cell=known.index,
-        group=known.index.map(group_of),
-        global_batch_size=cells.table["global_batch_size"].reindex(known.index),
+        group=known.index.map(material.group_of),
+        global_batch_size=material.cells.table["global_batch_size"].reindex(known.index),
+    )
+    return tradeoff_section(best, groups=material.labels, noise_scales=noise_scales, tuning=tuning)
+
+
+def _learning_rate(material: Material) -> Section | None:
+    if material.reaches is None:
+        return None
+    runs, group_of = material.cells.runs, material.group_of
+    runs = runs[runs["cell"].isin(group_of)]
+    finals = final_losses(runs).assign(group=runs["cell"].map(group_of))
+    return learning_rate_section(material.reaches, finals, material.labels)
+
+
+def _targets(material: Material) -> Section | None:
+    (reaches, notes), best = material.reached, material.best
+    if reaches is None or best is None:
+        return None
+    schedules = material.cells.runs.reindex(columns=["schedule.name"])["schedule.name"]
+    return targets_section(
+        with_cuts_of_programs(best, reaches),
+        groups=material.labels,
+        notes=notes,
+        schedules=list(schedules.dropna().unique()),
     )
 
 
-def _finals(cells: Cells) -> pd.DataFrame:
-    """Collect final losses of runs that saw equal samples."""
-    groups = curve_groups(cells)["cells"].explode()
-    group_of = {cell: group for group, cell in groups.items()}
-    runs = cells.runs[cells.runs["cell"].isin(group_of)]
-    return final_losses(runs).assign(group=runs["cell"].map(group_of))
+def _claims(material: Material) -> Section | None:
+    cells, tables = material.cells, material.tables
+    return claims_section(
+        Evidence(cells, tables.steps, tables.evals, tables.ranks, material.reaches)
+    )
+
+
+TOPICS = (
+    Topic("Update frequency against convergence", _tradeoff),
+    Topic("Learning rate", _learning_rate),
+    Topic("Targets", _targets),
+    Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),
+    Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
+    Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
+    Topic("What a step costs", lambda m: cost_section(m.cells)),
+    Topic("Where memory ends", lambda m: frontier_section(m.cells)),
+    Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
+    Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
+    Topic("Claims", _claims),
+)
+"""All topics, in the order of the page."""

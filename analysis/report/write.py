@@ -28,10 +28,14 @@ from batchscape.analysis.figures.style import looks, write_figure
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
-from batchscape.analysis.report.place import ENDINGS, check_place
-from batchscape.analysis.report.section import Section, TableView
-from batchscape.analysis.report.sections import show_section, write_sections
+from batchscape.analysis.report.sections import (
+    ENDINGS,
+    check_place,
+    show_section,
+    write_sections,
+)
 from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
+from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.report.topics import find_sections
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
@@ -70,12 +74,7 @@ class Report:
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
-        """Print the comparison, what each section answers, the notes and where the files are.
-
-        Parameters
-        ----------
-        console : rich.console.Console
-        """
+        """Print the comparison, what each section answers, the notes and where the files are."""
         show(console, self.grid, "Comparison")
         for section in self.sections:
             show_section(console, section, tables=False)
@@ -115,10 +114,6 @@ def write_report(
         Held-out losses to reach; by default chosen from what every global batch reached.
     figures : bool
         Draw figures too, which takes most of the time.
-
-    Returns
-    -------
-    Report
 
     Raises
     ------

@@ -29,9 +29,7 @@ __all__ = ["kaplan_meier", "kaplan_meier_note", "median_with_infinity", "perform
 _MEDIAN = "order statistics with exact binomial coverage over {n} runs"
 
 
-def median_with_infinity(
-    low: ArrayLike, high: ArrayLike | None = None, *, unit: str = "", level: float = LEVEL
-) -> Estimate:
+def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estimate:
     """Return the median of values of which some are infinite or known as bounds only.
 
     The median of all lower ends and that of all upper ends bracket the true one. Where they agree
@@ -43,14 +41,12 @@ def median_with_infinity(
         Values, or lower bounds of those that are not known.
     high : array-like of float, shape (n,), optional
         The same values, or their upper bounds, inf where there is none; by default `low`.
-    unit : str
-    level : float
-        Least coverage of the interval, which has infinite or zero ends where n is too small.
 
     Returns
     -------
     Estimate
-        With value inf where half of the runs or more never reach.
+        With value inf where half of the runs or more never reach; its interval has infinite or
+        zero ends where n is too small.
 
     Raises
     ------
@@ -66,10 +62,10 @@ def median_with_infinity(
         )
         raise AnalysisError(msg)
     n = len(lower)
-    k = _rank(n, level)
+    k = _rank(n)
     ends = (float(lower[k - 1]), float(upper[n - k])) if k > 0 else (0.0, math.inf)
     least, most = _median(lower), _median(upper)
-    note = None if k > 0 else f"{n} runs bound a median at no level of {level:.0%}"
+    note = None if k > 0 else f"{n} runs bound a median at no level of {LEVEL:.0%}"
     if least != most:
         note = f"{NOT_IDENTIFIED}: runs that ended before reaching leave it open from {least:g} on"
     return Estimate(
@@ -77,16 +73,14 @@ def median_with_infinity(
         low=ends[0],
         high=ends[1],
         n=n,
-        unit=unit,
+        unit="",
         method=_MEDIAN.format(n=n),
         definition="median over runs; a run that diverged counts as infinite",
         note=note,
     )
 
 
-def kaplan_meier(
-    durations: ArrayLike, observed: ArrayLike, *, level: float = LEVEL
-) -> pd.DataFrame:
+def kaplan_meier(durations: ArrayLike, observed: ArrayLike) -> pd.DataFrame:
     """Estimate the share of runs that have not reached yet, from reached and censored ones.
 
     Censoring must be uninformative: a run stopped at a budget that says nothing of when it would
@@ -99,14 +93,13 @@ def kaplan_meier(
         When each run reached, or was last seen without; inf for runs that diverged.
     observed : array-like of bool, shape (n,)
         Whether it reached.
-    level : float
-        Coverage of the pointwise interval: Greenwood's variance on the scale of log(-log).
 
     Returns
     -------
     DataFrame
         One row a time at which runs reached: `time`, `at_risk`, `reached`, `survival`, `se`
-        (Greenwood), `low`, `high` (NaN where the survival is 0 or nothing is left at risk).
+        (Greenwood), `low`, `high` (pointwise, by his variance on the scale of log(-log); NaN where
+        the survival is 0 or nothing is left at risk).
 
     Raises
     ------
@@ -127,7 +120,7 @@ def kaplan_meier(
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(reached / (at_risk * (at_risk - reached)))
         se = survival * np.sqrt(variance)
-        theta = stats.norm.ppf((1 + level) / 2) * np.sqrt(variance) / np.log(survival)
+        theta = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(variance) / np.log(survival)
         low, high = survival ** np.exp(-theta), survival ** np.exp(theta)
     ended = survival == 0
     return pd.DataFrame(
@@ -210,10 +203,10 @@ def performance_profile(
 
 
 @lru_cache
-def _rank(n: int, level: float) -> int:
-    """Return the largest k with P(fewer than k of n lie below the median) <= (1 - level) / 2."""
+def _rank(n: int) -> int:
+    """Return the largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2."""
     below = stats.binom.cdf(np.arange(n // 2), n, 0.5)
-    return int((below <= (1 - level) / 2).sum())
+    return int((below <= (1 - LEVEL) / 2).sum())
 
 
 def _median(values: NDArray[np.float64]) -> float:

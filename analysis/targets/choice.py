@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.targets.ends import final_losses
+from batchscape.analysis.targets.ends import last_losses
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 
@@ -61,10 +61,6 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
     n : int
         Targets of each group at most.
 
-    Returns
-    -------
-    ChosenTargets
-
     Raises
     ------
     AnalysisError
@@ -73,7 +69,7 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
     if n < 1:
         msg = f"at least one target must be chosen, got n={n}"
         raise AnalysisError(msg)
-    finals = final_losses(tidy_curves(curves))
+    finals = last_losses(tidy_curves(curves))
     ranges: dict[int, _Range] = {}
     notes: list[str] = []
     several = finals["group"].nunique() > 1

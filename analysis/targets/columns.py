@@ -56,7 +56,6 @@ def recognise(
 
     Parameters
     ----------
-    table : DataFrame
     given : mapping of str to str, optional
         Our name to theirs, which decides before any rule.
 

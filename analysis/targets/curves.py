@@ -19,7 +19,7 @@ from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["IDENTITY", "PROGRESS", "QUANTITIES", "curve_groups", "curves_of", "default_window"]
+__all__ = ["IDENTITY", "PROGRESS", "curve_groups", "curves_of"]
 
 PROGRESS = ("optimizer_step", "samples", "tokens", "train_time_s")
 """Columns that say how far a run was at a measurement."""
@@ -43,12 +43,6 @@ IDENTITY = (
 """Columns that say what a run is; equal in all of its rows. `program_cut` is the geometry of a
 program of others, whose cuts are not known to train alike; missing for any other run."""
 
-QUANTITIES = {
-    "eval_loss": "held-out loss",
-    "loss": "training loss, trailing mean over a window of equal samples in every run",
-}
-"""What a curve may hold, and its name."""
-
 # Texts that repeat in millions of rows are stored once.
 _TEXTS = ("status", "stop_reason", "run_id", "sweep_dir", "trajectory_id")
 _NOT_STARTED = ("pending", "rejected")
@@ -60,10 +54,8 @@ _MAY_FOLLOW = ("optimizer.", "schedule.", "budget.", "evaluation.", "loader.")
 _DATA = "data.manifest_hash"
 
 
-def curves_of(
-    cells: Cells, tables: Tables, quantity: str = "eval_loss", window_samples: float | None = None
-) -> pd.DataFrame:
-    """Collect the loss curves of every run that was started.
+def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
+    """Collect the curves of held-out loss of every run that was started.
 
     Parameters
     ----------
@@ -71,12 +63,6 @@ def curves_of(
         As `find_cells` returns it.
     tables : Tables
         What its runs were loaded from.
-    quantity : str
-        `eval_loss`; or `loss`, the training loss, which is noisy step by step and therefore the
-        trailing mean, weighted by samples, over the last `window_samples` samples. The window
-        is the same number of samples in every run; its lag of half a window is as well.
-    window_samples : float, optional
-        By default as `default_window` says. Only for `loss`.
 
     Returns
     -------
@@ -89,26 +75,20 @@ def curves_of(
     Raises
     ------
     AnalysisError
-        If the quantity is not one of `QUANTITIES`, no run was started, or none measured it.
+        If no run was started, or none measured its held-out loss.
     """
-    if quantity not in QUANTITIES:
-        msg = f"a curve is of one of {', '.join(QUANTITIES)}, got {quantity!r}"
-        raise AnalysisError(msg)
     runs = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)]
     if runs.empty:
         msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
         raise AnalysisError(msg)
-    source = tables.evals if quantity == "eval_loss" else tables.steps
-    rows = rows_of(runs, source, [*PROGRESS, quantity]).rename(columns={quantity: "loss"})
+    rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
+    rows = rows.rename(columns={"eval_loss": "loss"})
     if rows["loss"].isna().all():
-        msg = f"none of the {len(runs)} runs measured its {QUANTITIES[quantity]}"
-        hint = "; set evaluation.every_samples" if quantity == "eval_loss" else ""
-        raise AnalysisError(msg + hint)
-    rows = _ordered(rows)
-    if quantity == "loss":
-        window = window_samples or default_window(runs, rows)
-        rows = rows.assign(loss=_trailing_mean(rows, window))[rows["samples"] >= window]
-    rows = _with_silent_runs(rows, len(runs))
+        msg = (
+            f"none of the {len(runs)} runs measured its held-out loss; set evaluation.every_samples"
+        )
+        raise AnalysisError(msg)
+    rows = _with_silent_runs(_ordered(rows), len(runs))
     position = rows["run"].to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     identity = _identity(cells, runs)
@@ -129,10 +109,6 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     Runs of one group agree in everything but global batch, geometry, seeds and learning rate, and
     in where they ran. A setting of optimizer, schedule, budget or evaluation that follows from
     the global batch (and learning rate), as one that is scaled with it, makes no group of its own.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------
@@ -165,25 +141,6 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     labels = [", ".join(f"{name}={row[name]}" for name in names) for _, row in found.iterrows()]
     found.insert(0, "label", labels)
     return found.assign(cells=pd.Series(members, index=found.index, dtype=object))
-
-
-def default_window(runs: pd.DataFrame, rows: pd.DataFrame) -> float:
-    """Choose a window over which training losses are averaged, in samples.
-
-    It is a fiftieth of the longest run, and no less than four of the largest global batches.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        With `global_batch_size`.
-    rows : DataFrame
-        With `samples`.
-
-    Returns
-    -------
-    float
-    """
-    return float(max(4 * runs["global_batch_size"].max(), rows["samples"].max() / 50))
 
 
 def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
@@ -229,22 +186,6 @@ def _with_silent_runs(rows: pd.DataFrame, n_runs: int) -> pd.DataFrame:
         return rows
     nothing = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
     return pd.concat([rows, nothing]).sort_values("run", kind="stable")
-
-
-def _trailing_mean(rows: pd.DataFrame, window: float) -> NDArray[np.float64]:
-    """Average the loss over the last `window` samples; where there are fewer, over nothing.
-
-    A step that the window begins within counts with the samples that lie inside.
-    """
-    means: NDArray[np.float64] = np.full(len(rows), np.nan)
-    samples = rows["samples"].to_numpy(dtype=float)
-    loss = rows["loss"].to_numpy(dtype=float)
-    starts = np.flatnonzero(np.diff(rows["run"].to_numpy(), prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
-        seen = np.concatenate([[0.0], samples[start:stop]])
-        area = np.concatenate([[0.0], np.cumsum(loss[start:stop] * np.diff(seen))])
-        means[start:stop] = (area[1:] - np.interp(seen[1:] - window, seen, area)) / window
-    return means
 
 
 def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.targets.curves import IDENTITY
 
-__all__ = ["Runs", "cut", "diverged_runs", "final_losses"]
+__all__ = ["Runs", "cut", "diverged_runs", "last_losses"]
 
 
 class Runs(NamedTuple):
@@ -35,7 +35,7 @@ def diverged_runs(curves: pd.DataFrame, runs: Runs) -> NDArray[np.bool_]:
     return found
 
 
-def final_losses(curves: pd.DataFrame) -> pd.DataFrame:
+def last_losses(curves: pd.DataFrame) -> pd.DataFrame:
     """Return the last loss of each run; infinite where it diverged, NaN without measurements.
 
     Parameters

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.targets.columns import recognise, refuse_rows
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.curves import PROGRESS
-from batchscape.analysis.targets.ends import cut, final_losses
+from batchscape.analysis.targets.ends import cut, last_losses
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
@@ -121,10 +121,6 @@ def read_table(
         What a loss of NaN stands for; needed where the table cannot tell (see above), and decides
         where it can.
 
-    Returns
-    -------
-    ForeignTable
-
     Raises
     ------
     AnalysisError
@@ -150,10 +146,6 @@ def as_table(
         steps to target: reaches.
     group, columns, minimise, nan
         As for `read_table`.
-
-    Returns
-    -------
-    ForeignTable
 
     Raises
     ------
@@ -189,7 +181,9 @@ def as_table(
     elif "run" in table:
         found["run_id"] = table["run"].reset_index(drop=True).astype(str)
     _refuse_mixed_units(found, "curves" if has_loss else "reaches")
-    notes += _grouped(labels) + _unused(table, found, group)
+    if len(labels) > 1:
+        notes.append(f"{len(labels)} groups, never pooled: {_some(labels.values())}")
+    notes += _unused(table, found, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
     has_progress = bool({"optimizer_step", "samples"} & set(found))
@@ -337,12 +331,6 @@ def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], 
     return {number: str(label) for number, label in enumerate(found)}, codes.astype(np.int64)
 
 
-def _grouped(labels: Mapping[int, str]) -> list[str]:
-    return (
-        [f"{len(labels)} groups, never pooled: {_some(labels.values())}"] if len(labels) > 1 else []
-    )
-
-
 def _some(texts: Iterable[str], most: int = 6) -> str:
     shown = list(texts)
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
@@ -462,7 +450,7 @@ def _runs(table: pd.DataFrame, found: pd.DataFrame) -> tuple[pd.DataFrame, list[
 
 def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, list[str]]:
     """Take the last loss of each run; infinite where it diverged."""
-    finals = final_losses(curves).drop(columns="settled_loss")
+    finals = last_losses(curves).drop(columns="settled_loss")
     finals = finals.rename(columns={"final_loss": "final_eval_loss"})
     if has_progress:
         last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.targets.censoring import median_with_infinity
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
 
-__all__ = ["reaches_grid", "reaches_table", "tidy_reaches"]
+__all__ = ["reaches_table", "tidy_reaches"]
 
 _KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_loss")
-_CROSSINGS = {
-    "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
-    "is at or below it.",
-    "first": "A target is reached at the first crossing: the loss may go back above it later.",
-    "first_evaluation": "A target is reached at the first evaluation that met it, without "
-    "interpolation, whatever became of the run later.",
-}
-_UNITS = {
-    "steps_to_target": "optimizer steps",
-    "samples_to_target": "samples",
-    "tokens_to_target": "tokens",
-    "time_to_target_s": "s",
-}
 
 
 def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
@@ -76,15 +60,13 @@ def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
     return reaches
 
 
-def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
+def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
     """Sum up how the runs of each global batch stand to each target.
 
     Parameters
     ----------
     reaches : DataFrame
         As `steps_to_target` or `read_table` returns it. Of runs of one trajectory one counts.
-    level : float
-        Coverage of the intervals of medians.
 
     Returns
     -------
@@ -107,7 +89,7 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
         counts = cell["outcome"].value_counts()
         row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
         for name in TO_TARGET:
-            row |= _figures(cell, name, level)
+            row |= _figures(cell, name)
         if "crossing" in cell:
             row["crossing"] = cell["crossing"].iloc[0]
         if "interpolation_error" in cell:
@@ -119,75 +101,14 @@ def reaches_table(reaches: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
     return table.sort_values(list(dict.fromkeys(order)), ascending=falling, ignore_index=True)
 
 
-def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Grid:
-    """Choose what of the table goes on a page.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `reaches_table` returns it.
-    groups : mapping of int to str, optional
-        Labels of the groups; shown where there is more than one.
-
-    Returns
-    -------
-    Grid
-    """
-    names = groups or {}
-    columns: list[list[str]] = []
-    headers: list[str] = []
-    if table["group"].nunique() > 1:
-        headers.append("group")
-        columns.append([names.get(int(g), str(g)) for g in table["group"]])
-    if table["target_loss"].notna().any():
-        headers.append("target loss")
-        columns.append([f"{value:.7g}" for value in table["target_loss"]])
-    headers.append("global batch")
-    columns.append([str(int(batch)) for batch in table["global_batch_size"]])
-    if "program_cut" in table:
-        headers.append("cut")
-        columns.append([MISSING if pd.isna(cut) else cut for cut in table["program_cut"]])
-    n_left = len(headers)
-    if "learning_rate" in table and table["learning_rate"].notna().any():
-        headers.append("learning rate")
-        columns.append([significant(rate, 3) for rate in table["learning_rate"]])
-    headers.append("reached")
-    columns.append([f"{n} of {m}" for n, m in zip(table["n_reached"], table["n"], strict=True)])
-    for name, unit in _UNITS.items():
-        known = table[name].notna() | (table[f"{name}_low"] > 0)
-        if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
-            label = name.removesuffix("_s").replace("_", " ")
-            headers.append(f"{label} ({unit})" if unit == "s" else label)
-            columns.append([_median_text(row, name) for _, row in table.iterrows()])
-    marks, footnotes = _footnotes(table)
-    return Grid(
-        headers=headers,
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first=headers[0],
-        n_left=n_left,
-        marks=marks,
-        footnotes=footnotes,
-        notes=[
-            "Median over runs, a run that diverged counting as infinite; in brackets its "
-            f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
-            *(_CROSSINGS[name] for name in _crossings(table)),
-        ],
-    )
-
-
-def _crossings(table: pd.DataFrame) -> list[str]:
-    found = table.reindex(columns=["crossing"])["crossing"].dropna()
-    return [str(name) for name in found.unique() if name in _CROSSINGS]
-
-
-def _figures(cell: pd.DataFrame, name: str, level: float) -> dict[str, float]:
+def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
     """Median and geometric mean of one of the columns of what it took."""
     values = cell[name].astype(float)
     ends: dict[str, float] = {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
     reached = cell["outcome"].eq("reached")
     if values[reached].notna().all():
         low, high = _bounds(cell, name, values)
-        found: Estimate = median_with_infinity(low, high, level=level)
+        found: Estimate = median_with_infinity(low, high)
         ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     logs = np.log(values.where(values > 0).to_numpy())
     ends[f"{name}_geometric_mean"] = float(np.exp(logs.mean()))
@@ -211,35 +132,3 @@ def _names(cell: pd.DataFrame) -> str:
     if name not in cell:
         return ""
     return " ".join(sorted(map(str, cell[name].dropna().unique())))
-
-
-def _median_text(row: pd.Series[Any], name: str) -> str:
-    value, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
-    if np.isnan(value):
-        return f"≥ {significant(low)}" if low > 0 else MISSING
-    ends = f" [{significant(low)}, {significant(high)}]" if low > 0 else ""
-    return significant(value) + ends
-
-
-def _footnotes(table: pd.DataFrame) -> tuple[list[list[str]], dict[str, str]]:
-    """Mark the rows whose runs did not all reach."""
-    letters: dict[str, str] = {}
-    marks = []
-    for row in table.itertuples():
-        parts = [f"{getattr(row, f'n_{outcome}')} {outcome}" for outcome in OUTCOMES[1:]]
-        said = ", ".join(part for part in parts if not part.startswith("0 "))
-        if said and said not in letters:
-            letters[said] = _letter(len(letters))
-        marks.append([letters[said]] if said else [])
-    texts = {letter: f"{said}, of the runs in this row" for said, letter in letters.items()}
-    return marks, texts
-
-
-def _letter(index: int) -> str:
-    """Count in letters: a to z, then aa."""
-    text = ""
-    index += 1
-    while index:
-        index, digit = divmod(index - 1, 26)
-        text = chr(ord("a") + digit) + text
-    return text

@@ -97,8 +97,6 @@ def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> Non
 
     Parameters
     ----------
-    table : DataFrame
-    needed : sequence of str
     what : str
         What the table should be, as the subject of a sentence.
 

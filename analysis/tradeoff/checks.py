@@ -34,8 +34,6 @@ def residuals(
     data : Data
         One data set.
     theta : array, shape (1, 3)
-    found : Measurements
-    noise : Noise or None
     parameters : int
         Fitted ones.
 
@@ -73,7 +71,6 @@ def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
     ----------
     data : Data
         One data set.
-    form : str
 
     Returns
     -------
@@ -145,7 +142,6 @@ def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int)
     data : Data
         One data set.
     theta : array, shape (1, 3)
-    found : Measurements
     parameters : int
         Fitted ones.
 

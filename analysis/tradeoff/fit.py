@@ -77,7 +77,6 @@ from batchscape.analysis.tradeoff.quantities import (
     largest_batch,
     least_samples,
     least_steps,
-    no_estimate,
     seeds_text,
 )
 from batchscape.errors import AnalysisError
@@ -113,12 +112,6 @@ class TradeoffFit:
     """AICc of all forms on the same means, indexed by form."""
     lack_of_fit_p: float
     """Probability of residuals as large as these from seeds alone; NaN for one seed."""
-    trust: str
-    """Why this form and not the other."""
-    identified: bool
-    """Whether the critical batch size is."""
-    why: str | None
-    """Why it is not."""
     warnings: tuple[str, ...]
     parameters: tuple[float, float, float]
     """a, critical batch size and alpha of the fitted curve, identified or not; NaN where nothing
@@ -135,6 +128,21 @@ class TradeoffFit:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""
         found = self if self.form == form else self.fit_other()
         return None if found.fitted is None else found
+
+    @property
+    def trust(self) -> str:
+        """Why this form and not the other."""
+        return _TRUST[self.form]
+
+    @property
+    def identified(self) -> bool:
+        """Whether the critical batch size is."""
+        return self.critical_batch_size.is_identified
+
+    @property
+    def why(self) -> str | None:
+        """Why it is not."""
+        return None if self.identified else self.critical_batch_size.note
 
     @property
     def misfit(self) -> str | None:
@@ -167,7 +175,7 @@ class TradeoffFit:
             if fit.noise is not None:
                 n = _n_parameters(self.form)
                 error, degrees = band(fit.data, fit.noise, fit.theta, np.log(sizes), n)
-                reach = (stats.t.ppf((1 + fit.level) / 2, degrees) * error)[0]
+                reach = (stats.t.ppf((1 + LEVEL) / 2, degrees) * error)[0]
         logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
         curves = {name: np.exp(values) for name, values in logs.items()}
         return pd.DataFrame({"global_batch_size": sizes, **curves})
@@ -179,7 +187,6 @@ def fit_tradeoff(
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    level: float = LEVEL,
 ) -> TradeoffFit:
     """Fit steps to one target against the global batch size.
 
@@ -195,8 +202,6 @@ def fit_tradeoff(
         Fraction of samples above those at the reference that is accepted.
     reference_batch_size : float, optional
         In samples; the smallest one of the fit if not given.
-    level : float
-        Coverage of intervals.
 
     Returns
     -------
@@ -206,14 +211,14 @@ def fit_tradeoff(
     Raises
     ------
     AnalysisError
-        If the table, form, overhead, reference or level is not usable.
+        If the table, form, overhead or reference is not usable.
 
     Notes
     -----
     Sources: McCandlish et al. 2018, arXiv:1812.06162, section 2.3; Zhang et al. 2024,
     arXiv:2410.21676, for the overhead (there 20 % above batch size 256).
     """
-    _check_settings(form, overhead, reference_batch_size, level)
+    _check_settings(form, overhead, reference_batch_size)
     found = measure(reaches)
     enough = len(found.batches) >= LEAST_BATCHES["free_exponent"]
     chosen: Form = form or ("free_exponent" if enough else "two_term")
@@ -222,11 +227,11 @@ def fit_tradeoff(
 
     @cache
     def own() -> TradeoffFit:
-        return _fit(found, chosen, other, overhead=overhead, reference=reference, level=level)
+        return _fit(found, chosen, other, overhead=overhead, reference=reference)
 
     @cache
     def other() -> TradeoffFit:
-        return _fit(found, rest, own, overhead=overhead, reference=reference, level=level)
+        return _fit(found, rest, own, overhead=overhead, reference=reference)
 
     fit = own()
     return replace(fit, warnings=(*fit.warnings, *_doubts(fit)))
@@ -239,13 +244,11 @@ def _fit(
     *,
     overhead: float,
     reference: float,
-    level: float,
 ) -> TradeoffFit:
     """Fit one form."""
-    fit = fit_means(found, form, level)
+    fit = fit_means(found, form)
     if isinstance(fit, str):
         return _nothing_fitted(found, form, fit, other)
-    critical = critical_batch_size(fit)
     parameters = _n_parameters(form)
     p = lack_of_fit(fit.data, fit.theta, found, parameters)
     a, c, q = fit.theta[0]
@@ -255,16 +258,13 @@ def _fit(
         s_min=_noted(least_steps(fit), misfit),
         e_min=_noted(least_samples(fit), misfit),
         exponent=_noted(exponent(fit), misfit),
-        critical_batch_size=_noted(critical, misfit),
+        critical_batch_size=_noted(critical_batch_size(fit), misfit),
         overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
         batches=residuals(fit.data, fit.theta, found, fit.noise, parameters),
         excluded=found.excluded,
         leave_one_out=fit.leave_one_out,
         forms=fit.forms,
         lack_of_fit_p=p,
-        identified=critical.is_identified,
-        why=None if critical.is_identified else critical.note,
-        trust=_TRUST[form],
         warnings=found.warnings,
         parameters=(math.exp(a), math.exp(c), math.exp(q)),
         n_seeds=found.n_seeds,
@@ -279,7 +279,9 @@ def _nothing_fitted(
 ) -> TradeoffFit:
     unit = {"s_min": "optimizer steps", "exponent": ""}
     none = {
-        name: no_estimate(found, why, unit.get(name, "samples"), f"{name} of {FORMULAS[form]}")
+        name: Estimate.unknown(
+            why, found.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
+        )
         for name in ("s_min", "e_min", "exponent", "critical_batch_size", "overhead_batch_size")
     }
     steps = np.exp(np.nanmean(found.log_steps, axis=1)) if len(found.batches) else found.batches
@@ -293,9 +295,6 @@ def _nothing_fitted(
         leave_one_out=pd.DataFrame(),
         forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),
         lack_of_fit_p=math.nan,
-        trust=_TRUST[form],
-        identified=False,
-        why=none["critical_batch_size"].note,
         warnings=found.warnings,
         parameters=(math.nan, math.nan, math.nan),
         n_seeds=found.n_seeds,
@@ -361,9 +360,7 @@ def _n_parameters(form: Form) -> int:
     return 2 if form == "two_term" else 3
 
 
-def _check_settings(
-    form: str | None, overhead: float, reference: float | None, level: float
-) -> None:
+def _check_settings(form: str | None, overhead: float, reference: float | None) -> None:
     if form is not None and form not in FORMULAS:
         msg = f"form must be one of {', '.join(FORMULAS)}, got {form!r}"
         raise AnalysisError(msg)
@@ -374,7 +371,4 @@ def _check_settings(
         raise AnalysisError(msg)
     if reference is not None and not (math.isfinite(reference) and reference > 0):
         msg = f"reference_batch_size counts samples and must be above zero, got {reference}"
-        raise AnalysisError(msg)
-    if not 0 < level < 1:
-        msg = f"level is the coverage of intervals, between 0 and 1, got {level}"
         raise AnalysisError(msg)

@@ -100,9 +100,7 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
 
     Parameters
     ----------
-    data : Data
     start : array, shape (data sets, 3)
-    free : tuple of directions
 
     Returns
     -------
@@ -142,11 +140,6 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
 
 def fit_form(data: Data, form: Form) -> tuple[Floats, Floats]:
     """Fit a form by least squares, from the best point of a grid.
-
-    Parameters
-    ----------
-    data : Data
-    form : str
 
     Returns
     -------
@@ -195,10 +188,6 @@ def aicc(squares: float, n: int, parameters: int) -> float:
         Batch sizes.
     parameters : int
         Fitted ones, without the variance.
-
-    Returns
-    -------
-    float
 
     Source: Hurvich and Tsai 1989, Biometrika 76, p. 297.
     """

@@ -79,11 +79,8 @@ def intervals(
 
     Parameters
     ----------
-    data : Data
-    noise : Noise
     theta : array, shape (data sets, 3)
         The fits.
-    path : Path
     level : float
         Coverage.
 
@@ -136,7 +133,6 @@ def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
 
     Parameters
     ----------
-    data : Data
     theta : array, shape (data sets, 3)
     slopes : array, shape (data sets, quantities, parameters)
         Derivatives of the quantities by the parameters fitted, of (p, c, log q) the first.

@@ -63,10 +63,6 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         `steps_to_target` (missing or infinite: not reached), and optionally `outcome`,
         `steps_low`, `trajectory_id`, `status`, `learning_rate`, `group`, `target_loss`.
 
-    Returns
-    -------
-    Measurements
-
     Raises
     ------
     AnalysisError

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from batchscape.analysis.estimates import FEWEST, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
@@ -33,8 +33,6 @@ __all__ = [
 LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
 """Batch sizes that a form is fitted to at least."""
 
-_NOTHING = "not identified: "
-
 
 @dataclass(frozen=True)
 class Fitted:
@@ -42,7 +40,6 @@ class Fitted:
 
     found: Measurements
     form: Form
-    level: float
     data: Data
     noise: Noise | None
     theta: Floats
@@ -71,14 +68,8 @@ class Fitted:
         )
 
 
-def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
+def fit_means(found: Measurements, form: Form) -> Fitted | str:
     """Fit a form to the means over seeds.
-
-    Parameters
-    ----------
-    found : Measurements
-    form : str
-    level : float
 
     Returns
     -------
@@ -98,12 +89,11 @@ def fit_means(found: Measurements, form: Form, level: float) -> Fitted | str:
     ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
     if noise is not None:
         for name, path in PATHS[form].items():
-            low, high = intervals(data, noise, theta, path, level)
+            low, high = intervals(data, noise, theta, path, LEVEL)
             ends[name] = float(low[0]), float(high[0])
     return Fitted(
         found,
         form,
-        level,
         data,
         noise,
         theta,
@@ -141,8 +131,8 @@ def least_samples(fit: Fitted) -> Estimate:
     """Return the fewest samples."""
     definition = "b of S = a + b/B: fewest samples to target, far below the critical batch size"
     if fit.form == "free_exponent":
-        note = _NOTHING + "with a free exponent samples to target have no least value above zero"
-        return _none(fit.found, "samples", definition, note)
+        why = "with a free exponent samples to target have no least value above zero"
+        return Estimate.unknown(why, fit.found.n_seeds, definition, unit="samples")
     log_value = float(fit.theta[0, 0]) + fit.log_critical
     estimate = _estimate(fit, "e_min", log_value, "samples", definition)
     beyond = _beyond(fit, smaller=True)
@@ -153,8 +143,8 @@ def exponent(fit: Fitted) -> Estimate:
     """Return the exponent of the batch size."""
     definition = f"alpha of {FORMULAS[fit.form]}"
     if fit.form == "two_term":
-        estimate = _none(fit.found, "", "alpha, 1 in S = a + b/B by definition", None)
-        return replace(estimate, value=1.0)
+        definition = "alpha, 1 in S = a + b/B by definition"
+        return Estimate(1.0, math.nan, math.nan, fit.found.n_seeds, "", "none", definition)
     estimate = _estimate(fit, "exponent", float(fit.theta[0, 2]), "", definition)
     beyond = _beyond(fit, smaller=True, larger=True)
     return estimate if beyond is None else _weakened(estimate, beyond)
@@ -199,15 +189,14 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
 
     Parameters
     ----------
-    fit : Fitted
     quantity : callable
         Gives that logarithm for parameters (p, c, log q) of the curve, shape (3,).
 
     Returns
     -------
     float
-        Half of the interval at the level of the fit, by linear propagation of the errors of cell
-        means; NaN for fewer than three seeds.
+        Half of the interval, by linear propagation of the errors of cell means; NaN for fewer
+        than three seeds.
     """
     if fit.noise is None:
         return math.nan
@@ -218,12 +207,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
     variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return float(stats.t.ppf((1 + fit.level) / 2, degrees[0]) * math.sqrt(variance[0]))
-
-
-def no_estimate(found: Measurements, why: str, unit: str, definition: str) -> Estimate:
-    """Return an estimate of what could not be fitted at all."""
-    return _none(found, unit, definition, _NOTHING + why)
+    return float(stats.t.ppf((1 + LEVEL) / 2, degrees[0]) * math.sqrt(variance[0]))
 
 
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
@@ -238,16 +222,11 @@ def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definitio
     return estimate
 
 
-def _none(found: Measurements, unit: str, definition: str, note: str | None) -> Estimate:
-    nan = math.nan
-    return Estimate(nan, nan, nan, found.n_seeds, unit, "none", definition, note)
-
-
 def _weakened(estimate: Estimate, reason: str) -> Estimate:
     """Keep the bounds of an estimate, without its value."""
     if not estimate.is_identified:
         return estimate
-    return replace(estimate, value=math.nan, note=_NOTHING + reason)
+    return replace(estimate, value=math.nan, note=f"{NOT_IDENTIFIED}: {reason}")
 
 
 def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str | None:

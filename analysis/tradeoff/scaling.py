@@ -30,9 +30,7 @@ class ScalingLaw:
         return float(self.coefficient.value * size**self.exponent.value)
 
 
-def scaling_law(
-    sizes: Sequence[float], critical: Sequence[float], *, level: float = LEVEL
-) -> ScalingLaw:
+def scaling_law(sizes: Sequence[float], critical: Sequence[float]) -> ScalingLaw:
     """Fit a power law by least squares on logarithms.
 
     Parameters
@@ -41,13 +39,6 @@ def scaling_law(
         Such as parameters in millions.
     critical : sequence of float, shape (n,)
         Critical batch sizes of one definition and unit; missing ones are left out.
-    level : float
-        Coverage of the intervals, by Student's t with n - 2 degrees of freedom. They hold the
-        scatter about the law, whatever its cause, and so need not know that of each point.
-
-    Returns
-    -------
-    ScalingLaw
 
     Raises
     ------
@@ -56,6 +47,9 @@ def scaling_law(
 
     Notes
     -----
+    Intervals are by Student's t with n - 2 degrees of freedom. They hold the scatter about the law,
+    whatever its cause, and so need not know that of each point.
+
     Source: Zhang et al. 2024, arXiv:2410.21676, section 4: 93.20 N^0.468, N in millions.
     """
     if len(sizes) != len(critical):
@@ -76,7 +70,7 @@ def scaling_law(
     residual = y - constant - slope * x
     reach = math.nan
     if n > 2:
-        reach = float(stats.t.ppf((1 + level) / 2, n - 2) * np.sqrt((residual**2).sum() / (n - 2)))
+        reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 2) * np.sqrt((residual**2).sum() / (n - 2)))
     of_slope = reach / math.sqrt(square)
     of_constant = reach * math.sqrt(1 / n + centre**2 / square)
     method = f"least squares on logarithms, t with {n - 2} degrees of freedom over {n} sizes"

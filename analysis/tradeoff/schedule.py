@@ -66,10 +66,6 @@ def batch_schedule_gain(curve: pd.DataFrame, *, batch_size: float) -> BatchSched
     batch_size : float
         Global batch size of that training, in samples.
 
-    Returns
-    -------
-    BatchSchedule
-
     Raises
     ------
     AnalysisError
@@ -100,10 +96,6 @@ def schedule_gain(progress: ArrayLike, noise_scale: ArrayLike) -> BatchSchedule:
         In steps of unlimited batch size, ascending.
     noise_scale : array, shape (n,)
         In samples; straight lines join the points, on which the integrals are exact.
-
-    Returns
-    -------
-    BatchSchedule
 
     Raises
     ------

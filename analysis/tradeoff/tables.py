@@ -10,8 +10,8 @@ import pandas as pd
 
 from batchscape.analysis.estimates import interval_text
 from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.section import TableView
+from batchscape.analysis.report.grids import columns_grid, group_column
+from batchscape.analysis.report.topic import TableView
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
@@ -45,10 +45,6 @@ class GroupFits:
 
 def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
     """Make all tables.
-
-    Parameters
-    ----------
-    found : sequence of GroupFits
 
     Returns
     -------
@@ -108,58 +104,42 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
     table = pd.concat(
         [curve_of_fits(group.fits).assign(group=group.label) for group in found], ignore_index=True
     )
-    several = len(found) > 1
+    fits = [(group, target, fit) for group in found for target, fit in group.fits.items()]
+    two_term = (fit.of_form("two_term") for *_, fit in fits)
+    left_out = (fit.excluded["global_batch_size"] for *_, fit in fits)
     first = found[0].fit
-    return TableView(
-        "critical_batch",
-        "Critical batch size by target",
-        table,
-        Grid(
-            headers=[
-                *(["group"] if several else []),
-                "target loss",
-                "critical batch (samples)",
-                "exponent",
+    grid = columns_grid(
+        [
+            *group_column(group.label for group, *_ in fits),
+            ("target loss", [MISSING if math.isinf(t) else f"{t:g}" for _, t, _ in fits]),
+        ],
+        [
+            ("critical batch (samples)", [fit.critical_batch_size.text() for *_, fit in fits]),
+            ("exponent", [fit.exponent.text() for *_, fit in fits]),
+            (
                 "if the exponent is 1",
-                "overhead batch (samples)",
-                "fewest steps",
-                "batch sizes",
-                "seeds",
+                [MISSING if two is None else two.critical_batch_size.text() for two in two_term],
+            ),
+            ("overhead batch (samples)", [fit.overhead_batch_size.text() for *_, fit in fits]),
+            ("fewest steps", [fit.s_min.text() for *_, fit in fits]),
+            ("batch sizes", [str(len(fit.batches)) for *_, fit in fits]),
+            ("seeds", [str(fit.n_seeds) for *_, fit in fits]),
+            (
                 "left out",
-            ],
-            rows=[
-                [*([group.label] if several else []), *_critical_row(target, fit)]
-                for group in found
-                for target, fit in group.fits.items()
-            ],
-            short_first="group" if several else "target",
-            n_left=2 if several else 1,
-            notes=[
-                f"Critical batch, {first.critical_batch_size.definition}.",
-                f"Overhead batch, {first.overhead_batch_size.definition}.",
-                f"Fewest steps: {first.s_min.definition}.",
-                "If the exponent is 1: the critical batch of S = a + b/B.",
-                f"In brackets: {first.critical_batch_size.method}.",
-                "Left out: batch sizes of which a run did not reach the target, or with a "
-                "small-batch penalty.",
-            ],
-        ),
+                [", ".join(f"{size:g}" for size in sizes) or "none" for sizes in left_out],
+            ),
+        ],
+        notes=[
+            f"Critical batch, {first.critical_batch_size.definition}.",
+            f"Overhead batch, {first.overhead_batch_size.definition}.",
+            f"Fewest steps: {first.s_min.definition}.",
+            "If the exponent is 1: the critical batch of S = a + b/B.",
+            f"In brackets: {first.critical_batch_size.method}.",
+            "Left out: batch sizes of which a run did not reach the target, or with a "
+            "small-batch penalty.",
+        ],
     )
-
-
-def _critical_row(target: float, fit: TradeoffFit) -> list[str]:
-    two = fit.of_form("two_term")
-    return [
-        MISSING if math.isinf(target) else f"{target:g}",
-        fit.critical_batch_size.text(),
-        fit.exponent.text(),
-        MISSING if two is None else two.critical_batch_size.text(),
-        fit.overhead_batch_size.text(),
-        fit.s_min.text(),
-        str(len(fit.batches)),
-        str(fit.n_seeds),
-        ", ".join(f"{size:g}" for size in fit.excluded["global_batch_size"]) or "none",
-    ]
+    return TableView("critical_batch", "Critical batch size by target", table, grid)
 
 
 def _view(
@@ -173,22 +153,17 @@ def _view(
     note: str,
 ) -> TableView:
     """Put tables of the fits that are spoken of under each other."""
-    several = any(group.label for group in found)
-    tables, rows = [pd.DataFrame()], []
+    tables, shown, labels = [pd.DataFrame()], [], []
     for group in found:
         own = table_of(group.fit)
         # What was not fitted has its batch sizes alone.
         tables.append(own.assign(group=group.label, run_ids=run_names(group.fit.runs)))
-        for record in own.to_dict("records") if group.fit.fitted is not None else []:
-            numbers = {str(key): value for key, value in record.items()}
-            rows.append([*([group.label] if several else []), *row_of(numbers)])
-    grid = Grid(
-        headers=[*(["group"] if several else []), *headers],
-        rows=rows,
-        short_first="group" if several else headers[0],
-        n_left=2 if several else 1,
-        notes=[note],
-    )
+        if group.fit.fitted is not None:
+            rows = own.to_dict("records")
+            shown += [row_of({str(key): value for key, value in row.items()}) for row in rows]
+            labels += [group.label] * len(rows)
+    first, *others = ((h, [row[i] for row in shown]) for i, h in enumerate(headers))
+    grid = columns_grid([*group_column(labels), first], others, notes=[note])
     return TableView(name, title, pd.concat(tables, ignore_index=True), grid)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.errors import AnalysisError
@@ -20,7 +19,6 @@ def fit_targets(
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    level: float = LEVEL,
 ) -> dict[float, TradeoffFit]:
     """Fit the trade-off at every target of one group.
 
@@ -28,7 +26,7 @@ def fit_targets(
     ----------
     reaches : DataFrame
         As for `fit_tradeoff`, with `target_loss`.
-    form, overhead, reference_batch_size, level
+    form, overhead, reference_batch_size
         As for `fit_tradeoff`.
 
     Returns
@@ -51,7 +49,6 @@ def fit_targets(
             form=form,
             overhead=overhead,
             reference_batch_size=reference_batch_size,
-            level=level,
         )
         for target in targets
     }
@@ -63,13 +60,12 @@ def critical_batch_curve(
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    level: float = LEVEL,
 ) -> pd.DataFrame:
     """Follow the critical batch size over targets.
 
     Parameters
     ----------
-    reaches, form, overhead, reference_batch_size, level
+    reaches, form, overhead, reference_batch_size
         As for `fit_targets`.
 
     Returns
@@ -82,7 +78,6 @@ def critical_batch_curve(
         form=form,
         overhead=overhead,
         reference_batch_size=reference_batch_size,
-        level=level,
     )
     return curve_of_fits(fits)
 

@@ -9,7 +9,7 @@ import pytest
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.claims.contrasts import Contrast, said
-from batchscape.analysis.comparing.section import comparing_section
+from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.estimates import Estimate, interval_text
 from batchscape.analysis.report.macros import macros
 from batchscape.analysis.report.tables import comparison_grid

@@ -17,7 +17,7 @@ import pytest
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.decisions.topic import decision_section
 from batchscape.record.tables import Tables, load
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from batchscape.analysis.claims.stability import held_out_at, largest_rise
 from batchscape.analysis.claims.training import fewer_updates_slower_convergence
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
-from batchscape.analysis.learning_rate.view import learning_rate_section
+from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
 from batchscape.config import Data
 from batchscape.errors import AnalysisError

@@ -13,8 +13,8 @@ from scipy import stats
 
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.comparing.power import detectable_effects
-from batchscape.analysis.comparing.section import comparing_section
 from batchscape.analysis.comparing.sides import compare_sweeps, find_axis
+from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.record.tables import load
 
 CUTS = [(1, 32, 1), (1, 8, 4)]

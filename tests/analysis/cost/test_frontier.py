@@ -20,8 +20,8 @@ from batchscape.analysis.cost.frontier import (
     find_frontier,
     memory_frontier,
 )
-from batchscape.analysis.cost.frontier_figure import draw_frontier
-from batchscape.analysis.cost.frontier_view import frontier_section
+from batchscape.analysis.cost.frontier_figures import draw_frontier
+from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
 from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend

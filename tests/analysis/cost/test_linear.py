@@ -28,7 +28,7 @@ def test_least_squares_of_the_cell_means_are_those_of_statsmodels(seed):
     oracle = sm.OLS(means, design).fit()
     np.testing.assert_allclose(fit.coefficients, oracle.params, rtol=1e-9)
     np.testing.assert_allclose(fit.covariance, oracle.cov_params(), rtol=1e-7, atol=1e-12)
-    ends = np.array([fit.term(name).interval(0.95) for name in TERMS])
+    ends = np.array([fit.term(name).interval() for name in TERMS])
     np.testing.assert_allclose(ends, oracle.conf_int(0.05), rtol=1e-7)
     deleted = means - oracle.get_influence().resid_press
     np.testing.assert_allclose(fit.left_out, deleted, rtol=1e-8)
@@ -43,7 +43,7 @@ def test_a_prediction_is_that_of_statsmodels_for_a_new_observation(seed):
     frame = sm.OLS(means, design).fit().get_prediction([new]).summary_frame(alpha=0.05)
     assert found.value == pytest.approx(frame["mean"].iloc[0])
     np.testing.assert_allclose(
-        found.interval(0.95), frame[["obs_ci_lower", "obs_ci_upper"]].iloc[0], rtol=1e-8
+        found.interval(), frame[["obs_ci_lower", "obs_ci_upper"]].iloc[0], rtol=1e-8
     )
 
 
@@ -86,13 +86,13 @@ def test_as_many_cells_as_terms_have_no_interval_unless_repeats_may_give_it():
     design = [[1.0, 1.0], [1.0, 2.0]]
     measured = [[1.0, 1.2], [2.0, 2.1]]
     without = fit_linear(["fixed", "slope"], design, measured)
-    assert np.isnan(without.term("slope").interval(0.95)).all()
+    assert np.isnan(without.term("slope").interval()).all()
     fit = fit_linear(["fixed", "slope"], design, measured, repeats=True)
     assert fit.from_repeats
     # slope = mean2 - mean1, whose variance is the pooled one times (1/2 + 1/2).
     pooled = (np.var([1.0, 1.2], ddof=1) + np.var([2.0, 2.1], ddof=1)) / 2
     half = stats.t.ppf(0.975, 2) * np.sqrt(pooled)
-    assert fit.term("slope").interval(0.95) == pytest.approx((0.95 - half, 0.95 + half))
+    assert fit.term("slope").interval() == pytest.approx((0.95 - half, 0.95 + half))
 
 
 @settings(max_examples=60, deadline=None)

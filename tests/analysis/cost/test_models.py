@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.cost.memory import MEMORY_TERMS, fit_memory
+from batchscape.analysis.cost.memory_model import MEMORY_TERMS, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES
-from batchscape.analysis.cost.view import cost_section
+from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.numbers import TIMES
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import load

@@ -10,16 +10,18 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.figures import draw_step_time_model
-from batchscape.analysis.cost.view import cost_section
+from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
-from batchscape.analysis.decisions.evidence import Evidence, gather
+from batchscape.analysis.decisions.evidence import Basis, gather
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid
-from batchscape.analysis.decisions.view import decision_section
+from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
@@ -67,7 +69,7 @@ def evidence(cells=CELLS, steps=None, noise=0.002, **changes):
         ]
     )
     given = {"label": "", "table": pd.DataFrame(rows), "reaches": reaches, "optimizer": "adamw"}
-    return Evidence(**given | changes)
+    return Basis(**given | changes)
 
 
 def test_the_fastest_measured_geometry_is_chosen():
@@ -289,6 +291,13 @@ def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
     tables = load(sweep.path)
     section = decision_section(find_cells(tables.runs), tables)
     assert "not identified: no valid step time" in section.answer[0]
+    # What would settle it stands on the page too, behind the answer.
+    assert any(
+        text.endswith("batchscape sweep sweeps=vary_global_batch") for text in section.settle
+    )
+    assert section_lines(section)[1:] == [
+        escape_markdown(text) for text in (*section.answer, *section.settle)
+    ] + [f"**{escape_markdown(text)}**" for text in section.warnings]
     assert section.tables == []
     assert section.headlines == {}
 

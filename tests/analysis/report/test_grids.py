@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from batchscape.analysis.report.grids import (
+    GEOMETRY_HEADER,
     Grid,
+    columns_grid,
     escape_markdown,
+    group_column,
     lettered,
     shorten,
     show,
     to_markdown,
 )
-from batchscape.analysis.report.section import Section
 from batchscape.analysis.report.sections import show_section
+from batchscape.analysis.report.topic import Section
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹²'
 GRID = Grid(
@@ -125,3 +128,15 @@ def test_a_title_explains_a_short_header_and_no_other() -> None:
         show(Console(file=file, width=80), grid, "A title")
     titles = [line for line in file.getvalue().splitlines() if line.startswith("A title")]
     assert titles == ["A title", "A title (g: group)"]
+
+
+def test_columns_stand_under_their_headers():
+    left, right = [(GEOMETRY_HEADER, ["x", "y"])], [("n", iter(["1", "2"])), ("n", ["3", "4"])]
+    grid = columns_grid([*group_column(["a", "b"]), *left], right, notes=["of both"])
+    assert grid.headers == ["group", GEOMETRY_HEADER, "n", "n"]
+    assert grid.rows == [["a", "x", "1", "3"], ["b", "y", "2", "4"]]
+    assert (grid.n_left, grid.short_first, grid.notes) == (2, "group", ["of both"])
+    alone = columns_grid([*group_column(["", ""]), *left], [("n", ["1", "2"])])
+    assert (alone.n_left, alone.short_first) == (1, "geometry")
+    with pytest.raises(ValueError, match="shorter"):
+        columns_grid(left, [("n", ["1"])])

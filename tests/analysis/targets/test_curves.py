@@ -80,27 +80,6 @@ def test_runs_without_measurements_stay_and_those_never_started_do_not(
     assert steps_to_target(curves, [4.0])["outcome"].tolist() == ["reached", "diverged"]
 
 
-def test_training_loss_is_averaged_over_equal_samples(build: Callable[..., Any]) -> None:
-    sweep = build()
-    folder = sweep.run((1, 16, 1), loss=lambda step: 5.0 - 0.01 * step)
-    sweep.run((1, 32, 1), loss=lambda step: 5.0 - 0.02 * step)
-    curves = curves_of(*loaded(sweep), quantity="loss", window_samples=64)
-    own = curves[curves["run_id"].eq(folder.path.name)]
-    # 64 samples are 4 steps of 16: at step k the mean of steps k-3 to k.
-    assert own["optimizer_step"].iloc[0] == 4
-    assert own["loss"].tolist() == pytest.approx([5.0 - 0.01 * (k - 1.5) for k in range(4, 41)])
-    # Equal per sample for both, the smaller batch half a step ahead within its window.
-    at = curves[curves["samples"].eq(320)].set_index("global_batch_size")["loss"]
-    assert at[16] - at[32] == pytest.approx(0.01 * (1.5 - 2 * 0.5))
-
-
-def test_a_window_that_begins_within_a_step_counts_its_share(build: Callable[..., Any]) -> None:
-    sweep = build()
-    sweep.run((1, 16, 1), loss=lambda step: step.astype(float))
-    curves = curves_of(*loaded(sweep), quantity="loss", window_samples=24)
-    assert curves["loss"].iloc[0] == pytest.approx((16 * 2 + 8 * 1) / 24)
-
-
 def test_settings_that_vary_together_all_name_a_group(build: Callable[..., Any]) -> None:
     sweep = build()
     for heads, width in ((2, 32), (4, 128)):
@@ -158,8 +137,6 @@ def test_what_no_curve_can_be_made_of_is_refused(build: Callable[..., Any]) -> N
     cells, tables = loaded(sweep)
     with pytest.raises(AnalysisError, match="measured its held-out loss; set evaluation"):
         curves_of(cells, tables)
-    with pytest.raises(AnalysisError, match="one of eval_loss, loss, got 'accuracy'"):
-        curves_of(cells, tables, "accuracy")
     other = build("other")
     other.run((1, 16, 1), status="pending")
     with pytest.raises(AnalysisError, match="no run was started: all 1"):

@@ -13,11 +13,9 @@ import pytest
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report import topics
-from batchscape.analysis.targets.crossings import steps_to_target
-from batchscape.analysis.targets.curves import curves_of
-from batchscape.analysis.targets.section import targets_section
-from batchscape.analysis.targets.summary import reaches_grid, reaches_table
+from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.tidy import distinct_trajectories
+from batchscape.analysis.targets.topic import reaches_grid, targets_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import load
 
@@ -147,12 +145,8 @@ def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[.
     runs = tables.runs.assign(**{"engine.name": "command"})
     assert runs.groupby("seed")["trajectory_id"].nunique().eq(1).all()
     cells = find_cells(runs)
-    section = topics._converged(
-        cells,
-        steps_to_target(curves_of(cells, tables), [5.0]),
-        (),
-        pd.DataFrame({"note": [], "estimate": []}),
-    )[-1]
+    material = topics.Material(cells, tables, [5.0])
+    (section,) = (t.section(material) for t in topics.TOPICS if t.title == "Targets")
     table = section.tables[0].table.set_index("program_cut")
     counts = table[["n", "n_reached", "n_diverged"]]
     assert counts.loc[TIMES.join("184")].tolist() == [3, 3, 0]

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.errors import AnalysisError
 
@@ -81,8 +82,7 @@ def test_overhead_interval_is_that_of_the_ratio_moved():
 
 
 @pytest.mark.parametrize("form", ["two_term", "free_exponent"])
-@pytest.mark.parametrize("level", [0.9, 0.95])
-def test_band_is_students_t_over_seeds_of_refits(form, level):
+def test_band_is_students_t_over_seeds_of_refits(form):
     """Each mean is moved a little and scipy fits anew; seeds then add up, and t has n - 1 degrees.
 
     A band of another level, or one that takes seeds for independent at each batch size, is seen.
@@ -106,8 +106,8 @@ def test_band_is_students_t_over_seeds_of_refits(form, level):
     step = 1e-4
     moves = [refitted(means + way) - refitted(means - way) for way in step * np.eye(len(means))]
     by_seed = np.array(moves).T / (2 * step) @ (logs - means[:, None])
-    half = stats.t.ppf((1 + level) / 2, 4) * by_seed.std(axis=1, ddof=1) / math.sqrt(5)
-    band = fit_tradeoff(table, form=form, level=level).predict(places)
+    half = stats.t.ppf((1 + LEVEL) / 2, 4) * by_seed.std(axis=1, ddof=1) / math.sqrt(5)
+    band = fit_tradeoff(table, form=form).predict(places)
     # Linear propagation leaves out how the curve's slopes change with the residuals.
     assert np.log(band["high"] / band["steps"]).to_numpy() == pytest.approx(half, rel=0.04)
     assert np.log(band["steps"] / band["low"]).to_numpy() == pytest.approx(half, rel=0.04)
@@ -276,7 +276,7 @@ def test_bad_tables_are_refused_with_the_rule(change, words):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"form": "cubic"}, {"overhead": 0.0}, {"reference_batch_size": -1}, {"level": 1.0}],
+    [{"form": "cubic"}, {"overhead": 0.0}, {"reference_batch_size": -1}],
 )
 def test_bad_settings_are_refused(settings):
     with pytest.raises(AnalysisError):

@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.scaling import scaling_law
-from batchscape.analysis.tradeoff.view import noise_scale_sentence
+from batchscape.analysis.tradeoff.topic import noise_scale_sentence
 
 # Steps to a target loss at batch sizes of 64 to 16384 sequences: Zhang et al. 2024,
 # arXiv:2410.21676; github.com/hlzhang109/critical-batch-size at c5b509d (MIT), the lists that

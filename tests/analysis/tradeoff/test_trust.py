@@ -13,7 +13,7 @@ from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.forms import Data, fit_form
 from batchscape.analysis.tradeoff.intervals import PATHS, intervals
 from batchscape.analysis.tradeoff.noise import noise_of
-from batchscape.analysis.tradeoff.view import tradeoff_section
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 
 CRITICAL = 100.0
 GRIDS = {

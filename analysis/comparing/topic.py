@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
+from operator import add
 from typing import Any
 
 import pandas as pd
@@ -12,9 +13,8 @@ from batchscape.analysis.comparing.power import ALPHA, POWER, detectable_effects
 from batchscape.analysis.comparing.sides import Sides, compare_sweeps
 from batchscape.analysis.estimates import LEVEL, interval_text
 from batchscape.analysis.numbers import MISSING, TIMES, significant
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.section import Section, TableView
-from batchscape.analysis.report.tables import GEOMETRY_HEADER
+from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid
+from batchscape.analysis.report.topic import Section, TableView
 
 __all__ = ["comparing_section"]
 
@@ -31,7 +31,6 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame, optional
         One row a run and target, as `steps_to_target` returns it.
 
@@ -50,7 +49,7 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
     if sides is not None:
         answer += _of_sides(sides)
         if has_pairs:
-            tables.append(TableView("sides", "Side by side", sides.table, _sides_grid(sides)))
+            tables.append(TableView("sides", "Side by side", sides.table, _sides_grid(sides.table)))
     if len(detectable):
         answer += _of_power(detectable)
         tables.append(
@@ -117,27 +116,24 @@ def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _sides_grid(sides: Sides) -> Grid:
-    rows = []
-    for row in sides.table.to_dict("records"):
-        effect = interval_text(row["effect"], row["low"], row["high"], row["n"])
-        rows.append(
-            [
-                TIMES.join(str(row[name]) for name in GEOMETRY[:3]),
-                str(row["settings"]) or MISSING,
-                f"{row['side']} / {row['reference']}",
-                _WORDS[str(row["quantity"])],
-                effect + (" nats" if row["kind"] == "difference" else ""),
-                str(row["n"]),
-                _size(row),
-            ]
-        )
-    headers = [GEOMETRY_HEADER, "settings", "sides", "figure", f"effect, {LEVEL:.0%} interval"]
-    return Grid(
-        headers=[*headers, "n", "smallest detectable"],
-        rows=rows,
-        short_first="geometry",
-        n_left=4,
+def _sides_grid(table: pd.DataFrame) -> Grid:
+    rows = table.to_dict("records")
+    units = table["kind"].map({"ratio": "", "difference": " nats"})
+    ends = zip(*(table[name] for name in ("effect", "low", "high", "n")), strict=True)
+    effects = [interval_text(*numbers) for numbers in ends]
+    geometry = table[list(GEOMETRY[:3])].astype(str).agg(TIMES.join, axis=1)
+    return columns_grid(
+        [
+            (GEOMETRY_HEADER, geometry),
+            ("settings", table["settings"].replace("", MISSING)),
+            ("sides", table["side"] + " / " + table["reference"]),
+            ("figure", table["quantity"].map(_WORDS)),
+        ],
+        [
+            (f"effect, {LEVEL:.0%} interval", [*map(add, effects, units)]),
+            ("n", table["n"].astype(str)),
+            ("smallest detectable", map(_size, rows)),
+        ],
         notes=[
             "Ratios are side over reference, geometric means over pairs of equal seed and repeat; "
             "a difference is side minus reference. Times only where they are valid. Steps to "
@@ -147,22 +143,17 @@ def _sides_grid(sides: Sides) -> Grid:
     )
 
 
-def _power_grid(detectable: pd.DataFrame) -> Grid:
-    rows = [
+def _power_grid(table: pd.DataFrame) -> Grid:
+    return columns_grid(
         [
-            str(row["context"]) or MISSING,
-            _WORDS[str(row["quantity"])],
-            "paired" if row["paired"] else "unpaired",
-            str(row["n"]),
-            _size(row),
-        ]
-        for row in detectable.to_dict("records")
-    ]
-    return Grid(
-        headers=["settings", "figure", "comparison", "n", "smallest detectable"],
-        rows=rows,
-        short_first="settings",
-        n_left=3,
+            ("settings", table["context"].replace("", MISSING)),
+            ("figure", table["quantity"].map(_WORDS)),
+            ("comparison", table["paired"].map({True: "paired", False: "unpaired"})),
+        ],
+        [
+            ("n", table["n"].astype(str)),
+            ("smallest detectable", map(_size, table.to_dict("records"))),
+        ],
         notes=[
             _POWER_NOTE,
             "The spread of a paired difference is taken over all cells of the settings, once "

@@ -10,11 +10,11 @@ from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.contrasts import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.picture import draw_claims
+from batchscape.analysis.claims.figures import draw_claims
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.grids import Grid, columns_grid, lettered
+from batchscape.analysis.report.topic import Picture, Section, TableView
 
 __all__ = ["claims_section", "claims_table", "shown_verdicts"]
 
@@ -25,11 +25,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     """Say which of the practitioners' claims the runs support.
 
     Call it inside `paper_style`.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    claims : sequence of Claim
 
     Returns
     -------
@@ -54,6 +49,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     return Section(
         title="What practitioners claim, and what these runs say",
         answer=[*_answer(shown, verdicts), *(_sentence(verdict) for verdict in settled)],
+        settle=[*_settle(shown)],
         tables=[view],
         pictures=pictures,
         warnings=[*_conflicts(settled), *_untuned(settled)],
@@ -67,10 +63,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
 
 def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     """Write verdicts as a table.
-
-    Parameters
-    ----------
-    verdicts : sequence of Verdict
 
     Returns
     -------
@@ -109,10 +101,6 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
 def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Choose what a page shows: for each claim the settled contexts, else the one with most runs.
 
-    Parameters
-    ----------
-    verdicts : sequence of Verdict
-
     Returns
     -------
     list of Verdict
@@ -147,10 +135,15 @@ def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[s
             f"an effect, about {tested * _LEVEL_OF_A_CLAIM:.2g} may be settled by chance. Runs of "
             "different hardware, precision, model or data are judged apart."
         )
-    open_ = [verdict for verdict in shown if verdict.verdict == OPEN]
-    if open_:
-        names = ", ".join(dict.fromkeys(verdict.claim.id for verdict in open_))
-        yield f"Not identified: {names}. The notes under the table give what would settle each."
+
+
+def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
+    names = dict.fromkeys(verdict.claim.id for verdict in shown if verdict.verdict == OPEN)
+    if names:
+        yield (
+            f"Not identified: {', '.join(names)}. The notes under the table give what would settle "
+            "each."
+        )
 
 
 def _sentence(verdict: Verdict) -> str:
@@ -176,30 +169,20 @@ def _untuned(settled: Sequence[Verdict]) -> Iterator[str]:
 
 def _grid(shown: Sequence[Verdict]) -> Grid:
     several = len({verdict.context for verdict in shown if verdict.context}) > 1
-    headers = ["claim", "verdict"] + (["context"] if several else [])
-    rows, marks = [], []
-    footnotes: dict[str, str] = {}
-    for verdict in shown:
-        row = [verdict.claim.id, verdict.verdict]
-        row += [verdict.context or MISSING] if several else []
-        effect = verdict.effect
-        text = effect.text() if effect.is_identified else MISSING
-        row += [f"{text} {effect.unit}".strip(), str(effect.n or MISSING), str(verdict.n_runs)]
-        rows.append(row)
-        if verdict.settle:
-            letter = _letter(len(footnotes))
-            how = "the same sweep again" if verdict.is_own else "a study that ships with batchscape"
-            footnotes[letter] = f"{verdict.explanation} To settle it, {how}: {verdict.settle}"
-            marks.append([letter])
-        else:
-            marks.append([])
-    return Grid(
-        headers=[*headers, f"effect, {LEVEL:.0%} interval", "n", "runs"],
-        rows=rows,
-        short_first="claim",
-        n_left=len(headers),
-        marks=marks,
-        footnotes=footnotes,
+    effects = (verdict.effect for verdict in shown)
+    texts = [f"{e.text() if e.is_identified else MISSING} {e.unit}".strip() for e in effects]
+    return columns_grid(
+        [
+            ("claim", [verdict.claim.id for verdict in shown]),
+            ("verdict", [verdict.verdict for verdict in shown]),
+            *([("context", [v.context or MISSING for v in shown])] if several else []),
+        ],
+        [
+            (f"effect, {LEVEL:.0%} interval", texts),
+            ("n", [str(verdict.effect.n or MISSING) for verdict in shown]),
+            ("runs", [str(verdict.n_runs) for verdict in shown]),
+        ],
+        footnoted=lettered([[_how_to_settle(verdict)] for verdict in shown]),
         notes=[
             "Statements, sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
@@ -211,5 +194,8 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
     )
 
 
-def _letter(index: int) -> str:
-    return chr(ord("a") + index)
+def _how_to_settle(verdict: Verdict) -> str | None:
+    if not verdict.settle:
+        return None
+    how = "the same sweep again" if verdict.is_own else "a study that ships with batchscape"
+    return f"{verdict.explanation} To settle it, {how}: {verdict.settle}"

@@ -11,6 +11,12 @@ from scipy.stats import t
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
+from batchscape.analysis.equivalence.figures import (
+    MOST_PANELS,
+    MOST_ROWS,
+    draw_divergence,
+    draw_equivalence,
+)
 from batchscape.analysis.equivalence.gradients import (
     gradient_error_table,
     gradient_errors,
@@ -23,24 +29,18 @@ from batchscape.analysis.equivalence.paired import (
     judge_equivalence,
     paired_differences,
 )
-from batchscape.analysis.equivalence.pictures import (
-    MOST_PANELS,
-    MOST_ROWS,
-    draw_divergence,
-    draw_equivalence,
-)
-from batchscape.analysis.equivalence.tost import ALPHA, POWER
-from batchscape.analysis.equivalence.view import (
+from batchscape.analysis.equivalence.tables import (
     divergence_grid,
     equivalence_grid,
     gradient_grid,
     with_cells,
 )
+from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section, TableView
 from batchscape.analysis.report.tables import decomposition_grid
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.record.tables import Tables
 
 __all__ = ["equivalence_section", "hardest_common_target"]
@@ -52,7 +52,6 @@ def equivalence_section(
     cells: Cells,
     tables: Tables,
     reaches: pd.DataFrame | None = None,
-    generator: np.random.Generator | None = None,
     *,
     figures: bool = True,
 ) -> Section | None:
@@ -60,13 +59,10 @@ def equivalence_section(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What the cells were found in.
     reaches : DataFrame, optional
         Steps to one or more targets, a row a run and target; see `paired_differences`.
-    generator : Generator, optional
-        For the bootstrap; by default a seeded one.
     figures : bool
         Draw figures too.
 
@@ -76,10 +72,9 @@ def equivalence_section(
         None where no trajectory was trained by two decompositions, and no gradient can be held
         against one in float64.
     """
-    generator = np.random.default_rng(0) if generator is None else generator
     reaches = None if reaches is None else hardest_common_target(cells, reaches)
     pairs = paired_differences(cells, reaches)
-    judged = judge_equivalence(pairs, generator=generator)
+    judged = judge_equivalence(pairs, generator=np.random.default_rng(0))
     errors = gradient_errors(cells)
     if judged.empty and errors.empty:
         return None
@@ -109,7 +104,6 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
 
     Parameters
     ----------
-    cells : Cells
     reaches : DataFrame
         `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else there is.
 
@@ -132,7 +126,8 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
 
 def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> list[TableView]:
     everything = with_cells(judged, cells)
-    shown = with_cells(judged[judged["quantity"].isin(_shown_quantities(judged))], cells)
+    quantities = [_primary(judged), "log_steps_to_target"]
+    shown = with_cells(judged[judged["quantity"].isin(quantities)], cells)
     grid = equivalence_grid(shown, cells)
     title = "Equivalence of final losses, by two one-sided tests"
     views = [TableView("equivalence", title, everything, grid)]
@@ -269,13 +264,6 @@ def _warnings(judged: pd.DataFrame) -> Iterator[str]:
     if conflicts.any():
         reason = judged.loc[conflicts, "reason"].iloc[0]
         yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
-    unstated = ~judged["margin_stated"].astype(bool) & ~conflicts
-    if unstated.any():
-        yield (
-            "The margin was not fixed in the config of every run before launch (the runs are older "
-            "than the setting measure.equivalence_margin): the default was used, and a verdict "
-            "with it is exploratory."
-        )
     own = judged[judged["quantity"] == _primary(judged)]
     unknown = own[own["verdict"].eq("not identified") & ~conflicts.reindex(own.index)]
     if len(unknown):
@@ -322,10 +310,6 @@ def _primary(judged: pd.DataFrame) -> str:
     """Return the quantity that decides: the held-out loss, or without any the training loss."""
     known = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
     return "final_eval_loss" if known.any() else "final_loss"
-
-
-def _shown_quantities(judged: pd.DataFrame) -> set[str]:
-    return {_primary(judged), "log_steps_to_target"}
 
 
 def _margin_of(judged: pd.DataFrame) -> float:

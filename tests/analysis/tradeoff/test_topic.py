@@ -13,7 +13,7 @@ from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
-from batchscape.analysis.tradeoff.view import tradeoff_section
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])

@@ -14,7 +14,7 @@ from scipy import stats
 
 from batchscape.analysis import compare_decompositions, find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
-from batchscape.analysis.equivalence.section import equivalence_section, hardest_common_target
+from batchscape.analysis.equivalence.topic import equivalence_section, hardest_common_target
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
@@ -61,19 +61,17 @@ def test_one_seed_says_so_loudly(build: Any) -> None:
     assert section.headlines == {}
 
 
-def test_what_differs_and_what_states_no_margin(build: Any) -> None:
+def test_what_differs_is_told(build: Any) -> None:
     sweep = build()
     for seed in (0, 1, 2):
         for geometry, offset in (((1, 32, 1), 0.0), ((1, 8, 4), 0.1)):
             sweep.run(geometry, seed=seed, loss=lambda k, e=offset: 0 * k + 2 + e,
                       rounding=1e-6, evaluated=False)  # fmt: skip
     tables = load(sweep.path)
-    old = [name for name in tables.runs if name.startswith("measure.equivalence")]
-    section = equivalence_section(find_cells(tables.runs.drop(columns=old)), tables)
+    section = equivalence_section(find_cells(tables.runs), tables)
     assert section is not None
     assert "by the final training loss" in section.answer[0]
     assert "1 different" in section.answer[0]
-    assert "exploratory" in section.warnings[0]
 
 
 def test_margins_that_differ_are_said_loudly(build: Any) -> None:

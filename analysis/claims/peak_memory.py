@@ -8,7 +8,6 @@ from batchscape.analysis.claims.claim import Finding, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
-    Answer,
     Contrast,
     all_above,
     pair,
@@ -96,15 +95,13 @@ def rank0_costs_memory(context: Context) -> Finding | None:
             whose += ", which leaves out contexts and buffers and so cannot speak against the claim"
     explanation = (
         f"Memory {whose}. Least of {len(contrasts)} geometries: "
-        f"{said(decision.deciding, 'ratio')}; extra means more than 1 %.{_on_gpus(answer, name)}"
+        f"{said(decision.deciding, 'ratio')}; extra means more than 1 %."
     )
+    if answer == OPEN and name == _PEAK:
+        explanation += (
+            " To settle it takes two GPUs or more: no processor's driver tells a rank's memory."
+        )
     return found(answer, decision.deciding, contrasts, explanation, definition, ratio=True)
-
-
-def _on_gpus(answer: Answer, name: str) -> str:
-    if answer != OPEN or name != _PEAK:
-        return ""
-    return " To settle it takes two GPUs or more: no processor's driver tells a rank's memory."
 
 
 def _rank0(context: Context, name: str) -> list[Contrast]:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group
-from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
+from batchscape.analysis.learning_rate.aim import LOSS, STEPS, Optima, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
-from batchscape.analysis.learning_rate.figure import draw_learning_rates
+from batchscape.analysis.learning_rate.figures import draw_learning_rates
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
+from batchscape.analysis.learning_rate.linear_laws import linear_laws, noise_batch
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
-from batchscape.analysis.learning_rate.table import cost_table
+from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid, lettered
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 
-__all__ = ["learning_rate_section"]
+__all__ = ["learning_rate_section", "linear_laws_section"]
 
 
 def learning_rate_section(
@@ -71,10 +72,12 @@ def _section(
     warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
     laws: dict[int, LearningRateLaws] = {}
-    for group in [int(number) for number in best["group"].unique()]:
+    numbers = [int(number) for number in best["group"].unique()]
+    several = len(numbers) > 1
+    labels = {group: groups.get(group, f"group {group}") if several else "" for group in numbers}
+    for group, label in labels.items():
         own = best[best["group"] == group]
-        several = best["group"].nunique() > 1
-        prefix = f"{groups.get(group, f'group {group}')}: " if several else ""
+        prefix = f"{label}: " if label else ""
         laws[group] = learning_rate_laws(own)
         answer.append(prefix + _answer(own, laws[group], value))
         exponent = laws[group].exponent
@@ -83,30 +86,29 @@ def _section(
         warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
     untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
-    several = best["group"].nunique() > 1
+    shown = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
     tables = [
         TableView(
             "learning_rates",
             _title(best, value),
             _full(best, table),
-            _grid(best, groups if several else None, value),
+            _grid(best, [labels[group] for group in best["group"]], value),
         ),
         TableView(
             "learning_rate_laws",
             "How the best learning rate grows with the global batch",
-            pd.concat([law.table.assign(group=group) for group, law in laws.items()]),
-            _laws_grid(laws, groups if several else None),
+            shown,
+            _laws_grid(shown, [labels[group] for group in shown["group"]]),
         ),
     ]
-    costs = cost_table(table, value)
+    costs = costs_by_rate(table, value)
     pictures = []
     for group, law in laws.items():
         own, rows = best[best["group"] == group], costs[costs["group"] == group]
         name = f"learning_rates{f'_{group}' if several else ''}"
         figure = draw_learning_rates(rows, own, law, value)
-        label = groups.get(group, f"group {group}") if several else ""
-        name_group(figure, label)
-        caption = f"{label}: {_caption(value)}" if label else _caption(value)
+        name_group(figure, labels[group])
+        caption = f"{labels[group]}: {_caption(value)}" if several else _caption(value)
         pictures.append(Picture(name, caption, figure))
     return Section(_TITLE, answer, tables, pictures, warnings, headlines)
 
@@ -145,31 +147,20 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return best.merge(ids.rename("run_ids").reset_index(), on=keys, how="left")
 
 
-def _grid(best: pd.DataFrame, groups: Mapping[int, str] | None, value: str) -> Grid:
-    headers = ["global batch", "best learning rate", "best tried", "rates tried", "n"]
-    rows = [
-        [
-            f"{row['global_batch_size']:g}",
-            _optimum_text(row),
-            significant(row["grid_learning_rate"], 3),
-            str(row["n_learning_rates"]),
-            str(row["n"]),
-        ]
-        for _, row in best.iterrows()
-    ]
-    if groups is not None:
-        headers.insert(0, "group")
-        for row, group in zip(rows, best["group"], strict=True):
-            row.insert(0, groups.get(int(group), str(group)))
-    marks, footnotes = lettered([[note] for note in best["note"]])
+def _grid(best: pd.DataFrame, labels: Sequence[str], value: str) -> Grid:
     what = "steps to the target, on a log scale," if value == STEPS else "final held-out loss"
-    return Grid(
-        headers=headers,
-        rows=rows,
-        short_first=headers[0],
-        n_left=1 if groups is None else 2,
-        marks=marks,
-        footnotes=footnotes,
+    batches = ("global batch", [f"{batch:g}" for batch in best["global_batch_size"]])
+    group = group_column(labels)
+    optima = ("best learning rate", [_optimum_text(row) for _, row in best.iterrows()])
+    return columns_grid(
+        [*group, batches],
+        [
+            optima,
+            ("best tried", [significant(rate, 3) for rate in best["grid_learning_rate"]]),
+            ("rates tried", best["n_learning_rates"].astype(str)),
+            ("n", best["n"].astype(str)),
+        ],
+        footnoted=lettered([[note] for note in best["note"]]),
         notes=[
             f"Lowest point of a parabola of {what} in that power of the learning rate which fits "
             "best through the best rate tried and its neighbours, averaged over n seeds; in "
@@ -189,30 +180,16 @@ def _optimum_text(row: pd.Series[Any]) -> str:
     return " and ".join(known) or MISSING
 
 
-def _laws_grid(laws: Mapping[int, LearningRateLaws], groups: Mapping[int, str] | None) -> Grid:
-    rows = []
-    for group, found in laws.items():
-        for _, law in found.table.iterrows():
-            second = law["exponent"] if law["law"] == "power" else law["noise_scale"]
-            texts = [
-                str(law["law"]),
-                significant(law["coefficient"], 3),
-                significant(second, 3),
-                significant(law["slope"], 2),
-                significant(law["rms"], 2),
-                significant(law["delta_aicc"], 2),
-                significant(law["weight"], 2),
-            ]
-            label = [] if groups is None else [groups.get(group, str(group))]
-            rows.append([*label, *texts])
-    headers = ["law", "coefficient", "exponent or B_noise", "slope", "residual (log)", "ΔAICc"]
-    headers += ["weight"]
-    headers = headers if groups is None else ["group", *headers]
-    return Grid(
-        headers=headers,
-        rows=rows,
-        short_first=headers[0],
-        n_left=1 if groups is None else 2,
+def _laws_grid(table: pd.DataFrame, labels: Sequence[str]) -> Grid:
+    second = table["exponent"].where(table["law"].eq("power"), table["noise_scale"])
+    digits = {"slope": "slope", "rms": "residual (log)", "delta_aicc": "ΔAICc", "weight": "weight"}
+    return columns_grid(
+        [*group_column(labels), ("law", table["law"])],
+        [
+            ("coefficient", [significant(c, 3) for c in table["coefficient"]]),
+            ("exponent or B_noise", [significant(number, 3) for number in second]),
+            *((h, [significant(v, 2) for v in table[name]]) for name, h in digits.items()),
+        ],
         notes=[
             "Learning rate over coefficient: fixed 1, sqrt B^(1/2), linear B, power B^exponent, "
             "saturating 1/(1 + B_noise/B), surge 2/(sqrt(B_noise/B) + sqrt(B/B_noise)). Least "
@@ -221,6 +198,62 @@ def _laws_grid(laws: Mapping[int, LearningRateLaws], groups: Mapping[int, str] |
             "inside the exponent's interval.",
         ],
     )
+
+
+def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
+    """Show the laws on the linear scale, and the noise batches of both scales.
+
+    Parameters
+    ----------
+    optima : Optima
+        As `find_optima` returns them.
+    groups : mapping of int to str
+        Labels of the groups.
+    """
+    best, answer, parts, noise = optima.best, [], [], []
+    several = best["group"].nunique() > 1
+    for number, own in best.groupby("group"):
+        label = groups.get(int(str(number)), f"group {number}") if several else ""
+        parts.append(linear_laws(own).assign(group=number, label=label))
+        for law in ("saturating", "surge"):
+            by = {scale: noise_batch(own, law, scale=scale) for scale in _SCALES}
+            noise.append({"group": number, "law": law, "noise": by["linear"].text(3)})
+            texts = "; ".join(
+                f"on the {name} scale {one.text(2) if one.is_identified else one.note}"
+                for name, one in by.items()
+            )
+            weak = [one.note for one in by.values() if one.is_identified and one.note]
+            notes = "; ".join(dict.fromkeys(weak))
+            answer.append(
+                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}"
+                f"{f' ({notes})' if notes else ''}."
+            )
+    table = pd.concat(parts)
+    shown = table.merge(pd.DataFrame(noise), on=["group", "law"], how="left")
+    exponents = [significant(exponent, 3) for exponent in shown["exponent"]]
+    second = shown["noise"].fillna(MISSING).mask(shown["law"].eq("power"), exponents)
+    digits = {"rms": "residual", "delta_aicc": "ΔAICc"}
+    grid = columns_grid(
+        [*group_column(shown["label"]), ("law", shown["law"])],
+        [
+            ("coefficient", [significant(c, 3) for c in shown["coefficient"]]),
+            ("exponent or B_noise", second),
+            *((h, [significant(v, 3) for v in shown[name]]) for name, h in digits.items()),
+        ],
+        notes=[
+            "Least squares of the learning rates themselves, which the largest decide; ΔAICc "
+            "compares these fits with one another, not with those of logarithms, and only laws "
+            "whose slope lies inside the exponent's interval. In brackets the "
+            f"{LEVEL:.0%} interval of B_noise (profile, F).",
+        ],
+    )
+    view = TableView(
+        "learning_rate_laws_linear", "Laws on the linear scale", table.drop(columns="label"), grid
+    )
+    return Section("Laws of the learning rate on the linear scale", answer, [view])
+
+
+_SCALES: tuple[Literal["log", "linear"], ...] = ("log", "linear")
 
 
 def _caption(value: str) -> str:

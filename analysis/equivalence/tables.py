@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -12,8 +12,8 @@ from batchscape.analysis.equivalence.decompositions import reference_labels
 from batchscape.analysis.equivalence.gradients import sketch_spread
 from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.tables import GEOMETRY_HEADER, geometry_texts, setting_headers
+from batchscape.analysis.report.grids import Column, Grid, columns_grid, lettered
+from batchscape.analysis.report.tables import geometry_column, setting_columns
 
 __all__ = ["QUANTITY_LABELS", "divergence_grid", "equivalence_grid", "gradient_grid", "with_cells"]
 
@@ -32,11 +32,6 @@ def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     ----------
     table : DataFrame
         With `cell` as a column or as its index; a `reference` cell becomes its label.
-    cells : Cells
-
-    Returns
-    -------
-    DataFrame
     """
     rows = table.reset_index() if table.index.name == "cell" else table
     head = cells.table[[*GEOMETRY, *cells.settings]]
@@ -57,35 +52,29 @@ def equivalence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `judge_equivalence` returns it, `with_cells`.
-    cells : Cells
     """
-    left, headers = _left(table, cells, [geometry_texts(table), table["reference"]], ["against"])
-    columns: list[Iterable[str]] = [*left, table["quantity"].map(QUANTITY_LABELS)]
-    n_left = len(columns)
-    columns += [table["n"].astype(str)]
-    columns += [table["mean_difference"].map(_short)]
-    columns.append(_interval(table["low"], table["high"]))
-    columns += [table["margin"].map(_plain), table["verdict"]]
-    columns += [table["smallest_margin"].map(_short), table["seed_sd"].map(_short)]
-    marks, footnotes = _lettered(table["reason"])
     level = 1 - 2 * ALPHA
-    return Grid(
-        headers=[
-            *headers,
-            "quantity",
-            "seeds",
-            "mean Δ",
-            f"{level:.0%} interval",
-            "margin",
-            "verdict",
-            "equivalent from margin",
-            "sd between seeds",
+    ends = zip(table["low"], table["high"], strict=True)
+    return columns_grid(
+        [
+            geometry_column(table),
+            ("against", table["reference"]),
+            *setting_columns(table, [name for name in cells.contexts if name in table]),
+            ("quantity", table["quantity"].map(QUANTITY_LABELS)),
         ],
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first="geometry",
-        n_left=n_left,
-        marks=marks,
-        footnotes=footnotes,
+        [
+            ("seeds", table["n"].astype(str)),
+            ("mean Δ", map(_short, table["mean_difference"])),
+            (
+                f"{level:.0%} interval",
+                [MISSING if math.isnan(a) else f"[{_short(a)}, {_short(b)}]" for a, b in ends],
+            ),
+            ("margin", map(_plain, table["margin"])),
+            ("verdict", table["verdict"]),
+            ("equivalent from margin", map(_short, table["smallest_margin"])),
+            ("sd between seeds", map(_short, table["seed_sd"])),
+        ],
+        footnoted=lettered([[reason] for reason in table["reason"]]),
         notes=[
             "Δ: final held-out loss, or logarithm of the optimizer steps to the lowest target that "
             "all cuts of a global batch reached, minus that of the decomposition it is held "
@@ -108,25 +97,16 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `gradient_error_table` returns it, `with_cells`.
-    cells : Cells
     """
-    left, headers = _left(table, cells, [geometry_texts(table)], [], precision=True)
-    columns: list[Iterable[str]] = [*left]
-    n_left = len(columns)
-    for name in ("relative_error", "relative_difference"):
-        columns.append(
-            [
-                _with_interval(*figures)
-                for figures in table[[name, f"{name}_low", f"{name}_high"]].itertuples(index=False)
-            ]
-        )
-        columns.append(table[f"{name}_n"].astype(str))
     spread = sketch_spread(int(table["buckets"].max()))
-    return Grid(
-        headers=[*headers, "error against float64", "seeds", "from first decomposition", "seeds"],
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first="geometry",
-        n_left=n_left,
+    return columns_grid(
+        _left(table, cells),
+        [
+            ("error against float64", _with_ends(table, "relative_error")),
+            ("seeds", table["relative_error_n"].astype(str)),
+            ("from first decomposition", _with_ends(table, "relative_difference")),
+            ("seeds", table["relative_difference_n"].astype(str)),
+        ],
         notes=[
             "error against float64: distance of the gradient of the first optimizer step, after "
             "the exchange and before clipping, from that of the float64 run with the same seeds "
@@ -146,34 +126,23 @@ def divergence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     ----------
     table : DataFrame
         As `growth_of_differences` returns it, `with_cells`.
-    cells : Cells
     """
-    left, headers = _left(table, cells, [geometry_texts(table)], [], precision=True)
-    columns: list[Iterable[str]] = [*left]
-    n_left = len(columns)
-    columns += [table[name].map(_short) for name in ("early_rms", "late_rms")]
-    columns.append(
-        [
-            MISSING if math.isnan(step) else f"{step:.0f} ({n} of {total})"
-            for step, n, total in table[
-                ["first_step_beyond", "n_beyond", "n_trajectories"]
-            ].itertuples(index=False)
-        ]
-    )
-    rates = table[["growth_rate", "growth_low", "growth_high"]].itertuples(index=False)
-    columns.append([_with_interval(*figures) for figures in rates])
     beyond = _plain(float(table["beyond"].iloc[0]))
-    return Grid(
-        headers=[
-            *headers,
-            "rms Δ, first tenth",
-            "rms Δ, last tenth",
-            f"first step beyond {beyond}",
-            "growth a step",
+    firsts = table[["first_step_beyond", "n_beyond", "n_trajectories"]].itertuples(index=False)
+    return columns_grid(
+        _left(table, cells),
+        [
+            ("rms Δ, first tenth", map(_short, table["early_rms"])),
+            ("rms Δ, last tenth", map(_short, table["late_rms"])),
+            (
+                f"first step beyond {beyond}",
+                [
+                    MISSING if math.isnan(step) else f"{step:.0f} ({n} of {total})"
+                    for step, n, total in firsts
+                ],
+            ),
+            ("growth a step", _with_ends(table, "growth_rate", "growth")),
         ],
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        short_first="geometry",
-        n_left=n_left,
         notes=[
             "Δ: training loss minus that of the first decomposition, at the same seed and "
             "optimizer step. growth a step: slope of log |Δ| over the optimizer step, mean over "
@@ -183,20 +152,11 @@ def divergence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     )
 
 
-def _left(
-    table: pd.DataFrame,
-    cells: Cells,
-    first: Sequence[Iterable[str]],
-    headers: Sequence[str],
-    *,
-    precision: bool = False,
-) -> tuple[list[Iterable[str]], list[str]]:
-    """Return the columns that name a row, and their headers."""
+def _left(table: pd.DataFrame, cells: Cells) -> list[Column]:
+    """Return the columns that name a cell, with its precision."""
     shown = [name for name in cells.contexts if name in table]
-    if precision and "precision" not in shown:
-        shown.append("precision")
-    columns = [*first, *(table[name].fillna(MISSING) for name in shown)]
-    return columns, [GEOMETRY_HEADER, *headers, *setting_headers(shown)]
+    shown += [] if "precision" in shown else ["precision"]
+    return [geometry_column(table), *setting_columns(table, shown)]
 
 
 def _plain(margin: float) -> str:
@@ -207,21 +167,8 @@ def _short(value: float) -> str:
     return significant(value, 2)
 
 
-def _interval(low: pd.Series[float], high: pd.Series[float]) -> list[str]:
-    return [
-        MISSING if math.isnan(a) else f"[{_short(a)}, {_short(b)}]"
-        for a, b in zip(low, high, strict=True)
-    ]
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    text = _short(value)
-    return text if math.isnan(low) else f"{text} [{_short(low)}, {_short(high)}]"
-
-
-def _lettered(texts: pd.Series[str]) -> tuple[list[list[str]], dict[str, str]]:
-    """Give each distinct reason a number."""
-    distinct = list(dict.fromkeys(texts.dropna()))
-    letters = {text: str(index + 1) for index, text in enumerate(distinct)}
-    marks = [[letters[text]] if isinstance(text, str) else [] for text in texts]
-    return marks, {letter: text for text, letter in letters.items()}
+def _with_ends(table: pd.DataFrame, name: str, ends: str | None = None) -> Iterable[str]:
+    columns = [name, *(f"{ends or name}_{end}" for end in ("low", "high"))]
+    for value, low, high in table[columns].itertuples(index=False):
+        interval = "" if math.isnan(low) else f" [{_short(low)}, {_short(high)}]"
+        yield _short(value) + interval

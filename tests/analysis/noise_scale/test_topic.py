@@ -10,8 +10,8 @@ import pytest
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_scale_curves
-from batchscape.analysis.noise_scale.section import noise_scale_section
-from batchscape.analysis.noise_scale.view import draw_noise_scale
+from batchscape.analysis.noise_scale.figures import draw_noise_scale
+from batchscape.analysis.noise_scale.topic import noise_scale_section
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,11 @@ from batchscape.analysis.engines.figures import (
 )
 from batchscape.analysis.engines.losses import EngineLosses, compare_engines
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order
-from batchscape.analysis.engines.programs import observed_batches, observed_view
-from batchscape.analysis.engines.view import costs_view, losses_view
-from batchscape.analysis.equivalence.paired import MARGINS
+from batchscape.analysis.engines.programs import observed_batches
+from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.record.tables import Tables
 
 __all__ = ["engines_section"]
@@ -33,7 +32,6 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What the cells were found in.
 
@@ -57,7 +55,7 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
         losses = compare_engines(cells, tables.steps) if paired else None
         if losses is not None and len(losses.pairs):
             answer += _differences(losses.pairs)
-            warnings += _beyond(losses.pairs, _margin(cells))
+            warnings += _beyond(losses.pairs, float(cells.runs["measure.equivalence_margin"].min()))
             views.append(losses_view(losses.pairs, cells))
         else:
             answer.append("No two engines completed the same training, seed by seed.")
@@ -165,13 +163,6 @@ def _pictures(
         )
         pictures.append(Picture("engines_cost", caption, drawn))
     return pictures
-
-
-def _margin(cells: Cells) -> float:
-    """Return the margin that the runs state, the smallest of several."""
-    name = "measure.equivalence_margin"
-    stated = pd.to_numeric(cells.runs.reindex(columns=[name])[name]).dropna()
-    return float(stated.min()) if len(stated) else MARGINS[name]
 
 
 def _short(value: float) -> str:

@@ -35,16 +35,11 @@ def draw_learning_rates(
     Parameters
     ----------
     costs : DataFrame
-        Of one group and target, as `cost_table` returns it.
+        Of one group and target, as `costs_by_rate` returns it.
     best : DataFrame
         Of the same, as `best_learning_rates` returns it.
-    laws : LearningRateLaws
     value : str
         What is minimised.
-
-    Returns
-    -------
-    Figure
     """
     figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.figures import draw_memory_model, draw_step_time_model
-from batchscape.analysis.cost.memory import MemoryModel, fit_memory
+from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, time_scale
-from batchscape.analysis.report.grids import Grid, lettered
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.grids import columns_grid, group_column, lettered
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 
 __all__ = ["cost_section"]
@@ -37,10 +38,6 @@ _TERMS = {
 def cost_section(cells: Cells) -> Section | None:
     """Fit the cost models of every group of comparable runs.
 
-    Parameters
-    ----------
-    cells : Cells
-
     Returns
     -------
     Section or None
@@ -57,7 +54,12 @@ def cost_section(cells: Cells) -> Section | None:
         label = str(own["group_label"].iloc[0])
         suffix = f"_{number}" if label else ""
         shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
-        memory, times = _memory(own, shards), _times(own)
+        memory: MemoryModel | None = None
+        times: StepTimeModel | None = None
+        with suppress(AnalysisError):
+            memory = fit_memory(own, is_sharded=shards)
+        with suppress(AnalysisError):
+            times = fit_step_time(own)
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
@@ -75,20 +77,6 @@ def cost_section(cells: Cells) -> Section | None:
         tables.append(_scaling(efficiency))
         answer += _scaling_answer(efficiency)
     return Section("What a step costs", answer, tables, pictures, (), headlines)
-
-
-def _memory(table: pd.DataFrame, shards: bool) -> MemoryModel | None:
-    try:
-        return fit_memory(table, is_sharded=shards)
-    except AnalysisError:
-        return None
-
-
-def _times(table: pd.DataFrame) -> StepTimeModel | None:
-    try:
-        return fit_step_time(table)
-    except AnalysisError:
-        return None
 
 
 def _named(estimates: dict[str, Estimate], prefix: str, suffix: str) -> dict[str, Estimate]:
@@ -169,53 +157,40 @@ def _of_more_devices(found: Estimate) -> Iterable[str]:
 
 
 def _with_unit(found: Estimate) -> str:
-    scale = (memory_scale if found.unit == "GiB" else time_scale)([found.value])
+    scale = _scale(found)
     return f"{_text(found, scale)} {scale.unit}"
 
 
+def _scale(found: Estimate) -> Scale:
+    return (memory_scale if found.unit == "GiB" else time_scale)([found.value])
+
+
 def _text(found: Estimate, scale: Scale) -> str:
-    ends = (found.value * scale.factor, found.low * scale.factor, found.high * scale.factor)
-    note = None if found.note is None else str(found.note)
-    return Estimate(*ends, found.n, scale.unit, found.method, found.definition, note).text()
+    value, low, high = (end * scale.factor for end in (found.value, found.low, found.high))
+    return replace(found, value=value, low=low, high=high).text()
 
 
 def _models(table: pd.DataFrame) -> TableView:
-    labelled = table["group"].ne("").any()
-    rows, notes = [], []
-    for _, row in table.iterrows():
-        if row["phase"] == MEMORY_PHASES["peak_allocated_gib"]:
-            continue
-        found = Estimate(row["value"], row["low"], row["high"], row["cells"], "", "", "")
-        scale = (memory_scale if row["unit"] == "GiB" else time_scale)([row["value"]])
-        head = [row["group"]] if labelled else []
-        note = row["note"]
-        notes.append([note.removeprefix(f"{NOT_IDENTIFIED}: ")] if isinstance(note, str) else [])
-        unit = scale.unit if found.is_identified else ""
-        rows.append(
-            [
-                *head,
-                row["phase"],
-                _TERMS[row["term"]],
-                _text(found, scale),
-                unit,
-                str(row["cells"]),
-            ]
-        )
-    marks, footnotes = lettered(notes)
-    grid = Grid(
-        headers=[
-            *(["group"] if labelled else []),
-            "phase of a run",
-            "term",
-            "estimate [95 %]",
-            "unit",
-            "cells",
+    shown = table[table["phase"].ne(MEMORY_PHASES["peak_allocated_gib"])]
+    found = [
+        Estimate(row["value"], row["low"], row["high"], row["cells"], row["unit"], "", "")
+        for row in shown.to_dict("records")
+    ]
+    scales = [_scale(estimate) for estimate in found]
+    units = [s.unit if e.is_identified else "" for e, s in zip(found, scales, strict=True)]
+    notes = shown["note"].map(lambda n: n.removeprefix(f"{NOT_IDENTIFIED}: "), na_action="ignore")
+    grid = columns_grid(
+        [
+            *group_column(shown["group"]),
+            ("phase of a run", shown["phase"]),
+            ("term", shown["term"].map(_TERMS)),
         ],
-        rows=rows,
-        short_first="group" if labelled else "phase",
-        n_left=3 if labelled else 2,
-        marks=marks,
-        footnotes=footnotes,
+        [
+            ("estimate [95 %]", map(_text, found, scales)),
+            ("unit", units),
+            ("cells", shown["cells"].astype(str)),
+        ],
+        footnoted=lettered([[note] for note in notes]),
         notes=[
             "Memory = fixed + slope x micro-batch + a term each for accumulation above 1 and for "
             "more than one device. Step time = accumulation x (micro-step + slope x micro-batch) + "
@@ -226,26 +201,17 @@ def _models(table: pd.DataFrame) -> TableView:
 
 
 def _scaling(table: pd.DataFrame) -> TableView:
-    labelled = table["group"].ne("").any()
-    rows = []
-    for _, row in table.iterrows():
-        head = [str(row["group"])] if labelled else []
-        rows.append(
-            [
-                *head,
-                f"{row['kind']}, equal {row['held']}",
-                row["geometry"],
-                row["reference"],
-                row["estimate"].text(),
-                str(row["n"]),
-            ]
-        )
-    headers = ["scaling, and what stays equal", "geometry", "against", "efficiency [95 %]", "pairs"]
-    grid = Grid(
-        headers=[*(["group"] if labelled else []), *headers],
-        rows=rows,
-        short_first="group" if labelled else "scaling",
-        n_left=4 if labelled else 3,
+    grid = columns_grid(
+        [
+            *group_column(table["group"]),
+            ("scaling, and what stays equal", table["kind"] + ", equal " + table["held"]),
+            ("geometry", table["geometry"]),
+            ("against", table["reference"]),
+        ],
+        [
+            ("efficiency [95 %]", [estimate.text() for estimate in table["estimate"]]),
+            ("pairs", table["n"].astype(str)),
+        ],
         notes=["1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean log."],
     )
     full = table.drop(columns="estimate")

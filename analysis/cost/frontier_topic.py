@@ -11,11 +11,11 @@ import pandas as pd
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
-from batchscape.analysis.cost.frontier_figure import draw_frontier
+from batchscape.analysis.cost.frontier_figures import draw_frontier
 from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant
-from batchscape.analysis.report.grids import Grid, lettered
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
+from batchscape.analysis.report.topic import Picture, Section, TableView
 
 __all__ = ["frontier_section"]
 
@@ -25,10 +25,6 @@ _MOST_TOLD = 6
 
 def frontier_section(cells: Cells) -> Section | None:
     """Say which micro-batches fit, and which ran out of memory.
-
-    Parameters
-    ----------
-    cells : Cells
 
     Returns
     -------
@@ -60,7 +56,8 @@ def frontier_section(cells: Cells) -> Section | None:
 
 def _told(row: pd.Series[Any]) -> str:
     if not row["identified"]:
-        return f"{_where(row)}: the largest micro-batch that fits is {_first_note(row)}."
+        why = row["note"].partition(";")[0]
+        return f"{_where(row)}: the largest micro-batch that fits is {why}."
     text = (
         f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
         f"{row['first_out']:.0f} the first that ran out of memory"
@@ -82,51 +79,28 @@ def _where(row: pd.Series[Any]) -> str:
     return f"{text}, {row['group_label']}" if row["group_label"] else text
 
 
-def _first_note(row: pd.Series[Any]) -> str:
-    return str(row["note"]).partition(";")[0]
-
-
 def _grid(table: pd.DataFrame) -> Grid:
-    labelled = table["group_label"].ne("").any()
     scale = memory_scale(table["memory_gib"].dropna())
-    marks, footnotes = lettered([[note] if note else [] for note in table["note"]])
-    rows = []
-    for _, row in table.iterrows():
-        head = [str(row["group_label"])] if labelled else []
-        rows.append([*head, *_cells(row, scale)])
-    headers = [
-        *(["group"] if labelled else []),
-        "devices",
-        "last fit",
-        "first out of memory",
-        f"memory ({scale.unit})",
-        f"peak at last fit ({scale.unit})",
-        f"margin ({scale.unit})",
-        "margin (%)",
-        "fit",
-        "out",
-        "not launched",
-    ]
-    return Grid(
-        headers=headers,
-        rows=rows,
-        short_first="group" if labelled else "devices",
-        n_left=2 if labelled else 1,
-        marks=marks,
-        footnotes=footnotes,
+    sizes = {"memory_gib": "memory", "peak_gib": "peak at last fit", "margin_gib": "margin"}
+    counts = {"n_fit": "fit", "n_out": "out", "n_skipped": "not launched"}
+    return columns_grid(
+        [
+            *group_column(table["group_label"]),
+            ("devices", table["data_parallel_size"].astype(str)),
+        ],
+        [
+            ("last fit", map(_micro, table["last_fit"])),
+            ("first out of memory", map(_micro, table["first_out"])),
+            *(
+                (f"{header} ({scale.unit})", [_size(size, scale) for size in table[name]])
+                for name, header in sizes.items()
+            ),
+            ("margin (%)", [significant(margin, 2) for margin in table["margin_pct"]]),
+            *((header, table[name].astype(str)) for name, header in counts.items()),
+        ],
+        footnoted=lettered([[note] if note else [] for note in table["note"]]),
         notes=list(_definitions(table)),
     )
-
-
-def _cells(row: pd.Series[Any], scale: Scale) -> list[str]:
-    sizes = (row["memory_gib"], row["peak_gib"], row["margin_gib"])
-    return [
-        str(row["data_parallel_size"]),
-        *(_micro(row[name]) for name in ("last_fit", "first_out")),
-        *(_size(size, scale) for size in sizes),
-        significant(row["margin_pct"], 2),
-        *(str(row[name]) for name in ("n_fit", "n_out", "n_skipped")),
-    ]
 
 
 def _definitions(table: pd.DataFrame) -> Iterable[str]:

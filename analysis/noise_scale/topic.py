@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate, interval_text
 from batchscape.analysis.figures.curves import with_room
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import noise_scale_curves
-from batchscape.analysis.noise_scale.view import (
-    draw_noise_scale,
-    noise_scale_grid,
-    noise_scale_table,
-)
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.noise_scale.figures import draw_noise_scale
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid, columns_grid
+from batchscape.analysis.report.tables import geometry_column, setting_columns
+from batchscape.analysis.report.topic import Picture, Section, TableView
 
-__all__ = ["noise_scale_section"]
+__all__ = ["noise_scale_grid", "noise_scale_section"]
 
 _DEFINITION = (
     "tr(S)/|G|^2 in samples, from squared norms of gradients of a small and a large batch before "
@@ -37,7 +39,6 @@ def noise_scale_section(
 
     Parameters
     ----------
-    cells : Cells
     steps : DataFrame
         As `load` returns them.
     estimates : DataFrame
@@ -50,7 +51,7 @@ def noise_scale_section(
     """
     if estimates.empty:
         return None
-    table = noise_scale_table(cells, estimates)
+    table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
     headlines = {} if cells.contexts else _headlines(table)
     view = TableView("noise_scale", "Gradient noise scale", table, noise_scale_grid(table, cells))
     curves = noise_scale_curves(with_room(cells, MAX_PANELS, timed=False), steps)
@@ -62,6 +63,44 @@ def noise_scale_section(
         [] if figure is None else [Picture("noise_scale", _CAPTION, figure)],
         headlines=headlines,
     )
+
+
+def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
+    """Choose what goes on a page of cells with their geometry, settings and noise scale."""
+    sampled = table["tokens_per_sample"].notna()
+    in_tokens = [
+        t if s else MISSING for t, s in zip(_texts(table, "_tokens"), sampled, strict=True)
+    ]
+    units = table["method"].str.rpartition(" ")[2]
+    return columns_grid(
+        [geometry_column(table), *setting_columns(table, cells.shown)],
+        [
+            ("noise scale (samples)", _texts(table, "")),
+            *([("noise scale (tokens)", in_tokens)] if sampled.any() else []),
+            ("small batch", table["b_small"].astype(str)),
+            ("large batch", table["b_big"].astype(str)),
+            ("runs", table["n_runs"].astype(str)),
+            ("n", table["n"].astype(str) + " " + units),
+        ],
+        notes=[
+            "Gradient noise scale: tr(S)/|G|^2, the simple one of McCandlish et al. 2018 "
+            "(arXiv:1812.06162, appendix A.1), from the squared norms of gradients of a small and "
+            "a large batch before clipping; numerator and denominator averaged apart over the "
+            f"sampled optimizer steps of the whole training. In brackets its {LEVEL:.0%} interval "
+            "(Fieller), over runs where there are several, else over the sampled steps of the one.",
+            f"{NOT_IDENTIFIED}: the gradient's mean cannot be told from zero with so few samples, "
+            "so the interval has no upper end.",
+        ],
+    )
+
+
+def _texts(table: pd.DataFrame, unit: str) -> Iterator[str]:
+    parts = (table[f"{name}{unit}"] for name in ("estimate", "low", "high"))
+    for found, low, high, n in zip(*parts, table["n"], strict=True):
+        if math.isinf(high) or math.isnan(found):
+            yield NOT_IDENTIFIED + (f" (≥ {significant(low, 3)})" if low > 0 else "")
+        else:
+            yield interval_text(found, low, high, int(n))
 
 
 def _answer(table: pd.DataFrame) -> str:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from batchscape.analysis.comparing.samples_view import samples_section
-from batchscape.analysis.report.section import Section
+from batchscape.analysis.comparing.samples_topic import samples_section
+from batchscape.analysis.report.topic import Section
 
 
 def reaches(

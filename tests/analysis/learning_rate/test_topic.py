@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.figures.style import paper_style
-from batchscape.analysis.learning_rate.view import learning_rate_section
+from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.model import CostFit, Term, fit_cost, outside
 from batchscape.analysis.cost.table import MEMORY_PHASES, one_group
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
 
 __all__ = ["MEMORY_TERMS", "MemoryModel", "fit_memory"]
@@ -65,21 +65,15 @@ class MemoryModel:
                 return found
         return list(self.phases)
 
-    def peak(self, devices: int, micro: int, accumulation: int, level: float = LEVEL) -> Estimate:
+    def peak(self, devices: int, micro: int, accumulation: int) -> Estimate:
         """Predict the memory that decides whether a run fits.
-
-        Parameters
-        ----------
-        devices, micro, accumulation : int
-        level : float
-            Coverage of the prediction interval.
 
         Returns
         -------
         Estimate
             Of the phase with the largest upper end; not identified where one phase is not.
         """
-        found = [self.phases[n].at(devices, micro, accumulation, level) for n in self.limiting]
+        found = [self.phases[n].at(devices, micro, accumulation) for n in self.limiting]
         unknown = [estimate for estimate in found if not estimate.is_identified]
         if unknown:
             return unknown[0]
@@ -90,9 +84,7 @@ class MemoryModel:
         return outside(self.measured, devices, micro, accumulation)
 
 
-def fit_memory(
-    table: pd.DataFrame, *, is_sharded: bool = False, level: float = LEVEL
-) -> MemoryModel:
+def fit_memory(table: pd.DataFrame, *, is_sharded: bool = False) -> MemoryModel:
     """Fit memory = fixed + slope x micro-batch + copies of the gradient, for each phase.
 
     Parameters
@@ -104,8 +96,6 @@ def fit_memory(
     is_sharded : bool
         Whether devices share what a model takes. Only then more of them may need less memory each;
         elsewhere a term below zero is a form that does not hold.
-    level : float
-        Coverage of the intervals.
 
     Returns
     -------
@@ -123,7 +113,7 @@ def fit_memory(
     devices = replace(MEMORY_TERMS["devices_gib"], may_save=is_sharded)
     terms = {**MEMORY_TERMS, "devices_gib": devices}
     phases = {
-        name: fit_cost(rows, name, terms, unit="GiB", relative=False, repeats=False, level=level)
+        name: fit_cost(rows, name, terms, unit="GiB", relative=False, repeats=False)
         for name in MEMORY_PHASES
         if name in rows and rows[name].notna().any()
     }

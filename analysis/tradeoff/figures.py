@@ -18,7 +18,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
+from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, PALETTE
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
@@ -26,15 +26,10 @@ from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 __all__ = ["draw_critical_batches", "draw_tradeoff"]
 
 _FIT, _POINT, _MARK = "#0072B2", "#000000", "#D55E00"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def draw_tradeoff(fit: TradeoffFit) -> Figure | None:
     """Draw one fit: steps and samples over batch size, residuals, and steps against samples.
-
-    Parameters
-    ----------
-    fit : TradeoffFit
 
     Returns
     -------
@@ -85,7 +80,7 @@ def draw_critical_batches(
     axes = figure.subplots()
     axes.set_yscale("log")
     for index, (label, curve) in enumerate(shown.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = PALETTE[index % len(PALETTE)]
         value = curve["critical_batch_size"].to_numpy()
         ends = curve[["critical_batch_size_low", "critical_batch_size_high"]].to_numpy().T
         with_ends = np.isfinite(ends).all(axis=0)

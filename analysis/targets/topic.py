@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import (
+    Column,
+    Grid,
+    columns_grid,
+    group_column,
+    lettered,
+)
+from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.targets.censoring import kaplan_meier_note
-from batchscape.analysis.targets.summary import reaches_grid, reaches_table, tidy_reaches
+from batchscape.analysis.targets.crossings import OUTCOMES
+from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
 
-__all__ = ["targets_section"]
+__all__ = ["reaches_grid", "targets_section"]
+
+_CROSSINGS = {
+    "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
+    "is at or below it.",
+    "first": "A target is reached at the first crossing: the loss may go back above it later.",
+    "first_evaluation": "A target is reached at the first evaluation that met it, without "
+    "interpolation, whatever became of the run later.",
+}
+_FIGURES = {
+    "steps_to_target": "steps to target",
+    "samples_to_target": "samples to target",
+    "tokens_to_target": "tokens to target",
+    "time_to_target_s": "time to target (s)",
+}
 
 _BATCH = "global_batch_size"
 _COARSE = 0.25
@@ -64,6 +88,60 @@ def targets_section(
         tables=[view],
         warnings=[*_warnings(counted, table), *_of_schedules(schedules)],
     )
+
+
+def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Grid:
+    """Choose what of the table goes on a page.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `reaches_table` returns it.
+    groups : mapping of int to str, optional
+        Labels of the groups; shown where there is more than one.
+    """
+    several = table["group"].nunique() > 1
+    labels = [(groups or {}).get(int(g), str(g)) if several else "" for g in table["group"]]
+    left = group_column(labels)
+    if table["target_loss"].notna().any():
+        left.append(("target loss", [f"{value:.7g}" for value in table["target_loss"]]))
+    left.append(("global batch", [str(int(batch)) for batch in table[_BATCH]]))
+    if "program_cut" in table:
+        left.append(("cut", table["program_cut"].astype(object).fillna(MISSING)))
+    right: list[Column] = []
+    if "learning_rate" in table and table["learning_rate"].notna().any():
+        right.append(("learning rate", [significant(rate, 3) for rate in table["learning_rate"]]))
+    right.append(("reached", table["n_reached"].astype(str) + " of " + table["n"].astype(str)))
+    for name, header in _FIGURES.items():
+        known = table[name].notna() | (table[f"{name}_low"] > 0)
+        if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
+            right.append((header, [_median_text(row, name) for _, row in table.iterrows()]))
+    crossings = table.reindex(columns=["crossing"])["crossing"].unique()
+    return columns_grid(
+        left,
+        right,
+        footnoted=lettered([[_lost(row)] for row in table.to_dict("records")]),
+        notes=[
+            "Median over runs, a run that diverged counting as infinite; in brackets its "
+            f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
+            *(text for name, text in _CROSSINGS.items() if name in crossings),
+        ],
+    )
+
+
+def _median_text(row: pd.Series[Any], name: str) -> str:
+    value, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
+    if np.isnan(value):
+        return f"≥ {significant(low)}" if low > 0 else MISSING
+    ends = f" [{significant(low)}, {significant(high)}]" if low > 0 else ""
+    return significant(value) + ends
+
+
+def _lost(row: Mapping[Hashable, Any]) -> str | None:
+    """Say what became of the runs that did not reach; None where all did."""
+    counts = {outcome: row[f"n_{outcome}"] for outcome in OUTCOMES[1:]}
+    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    return f"{said}, of the runs in this row" if said else None
 
 
 def _answers(

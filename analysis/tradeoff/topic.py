@@ -11,8 +11,8 @@ import pandas as pd
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.section import Picture, Section
-from batchscape.analysis.tradeoff.draw import draw_critical_batches, draw_tradeoff
+from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.tables import GroupFits, tradeoff_tables
@@ -32,7 +32,6 @@ def tradeoff_section(
     form: Form | None = None,
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
-    level: float = LEVEL,
     noise_scales: pd.DataFrame | None = None,
     warnings: Sequence[str] = (),
     tuning: Callable[[int, float], str | None] | None = None,
@@ -50,7 +49,7 @@ def tradeoff_section(
         rates that of the row is the best.
     groups : mapping of int to str, optional
         Labels of groups; shown where there are several.
-    form, overhead, reference_batch_size, level
+    form, overhead, reference_batch_size
         As for `fit_tradeoff`.
     noise_scales : DataFrame, optional
         Gradient noise scales to compare with, of the same runs: `estimate`, `low`, `high` in
@@ -78,18 +77,20 @@ def tradeoff_section(
         group = int(str(number))
         label = (groups or {}).get(group, f"group {group}") if len(parts) > 1 else ""
         try:
-            fits = _fits(own, form, overhead, reference_batch_size, level)
+            fits = _fits(own, form, overhead, reference_batch_size)
         except AnalysisError as error:
             loud.append(f"{label}: {error}" if label else str(error))
             continue
-        found.append(GroupFits(group, label, fits, _main_target(fits)))
+        # Chosen without looking at the estimates, which would favour some of them.
+        main = max(fits, key=lambda target: (len(fits[target].batches), -target))
+        found.append(GroupFits(group, label, fits, main))
     if not parts:
         return None
     if not found:
         return Section(_TITLE, answer=["Not identified: nothing can be fitted."], warnings=loud)
     return Section(
         _TITLE,
-        [sentence for group in found for sentence in _answer(group, noise_scales, level)],
+        [sentence for group in found for sentence in _answer(group, noise_scales)],
         tradeoff_tables(found),
         _pictures(found, noise_scales),
         [
@@ -108,7 +109,6 @@ def noise_scale_sentence(
 
     Parameters
     ----------
-    critical : Estimate
     noise_scales : DataFrame
         `estimate` in samples; a row a batch size, or a cell with `global_batch_size`, over the
         cells of which the mean is taken first.
@@ -133,21 +133,14 @@ def noise_scale_sentence(
 
 
 def _fits(
-    own: pd.DataFrame, form: Form | None, overhead: float, reference: float | None, level: float
+    own: pd.DataFrame, form: Form | None, overhead: float, reference: float | None
 ) -> dict[float, TradeoffFit]:
     # A foreign table may have one target that it does not name.
     named = own.assign(target_loss=own["target_loss"].fillna(math.inf))
-    return fit_targets(
-        named, form=form, overhead=overhead, reference_batch_size=reference, level=level
-    )
+    return fit_targets(named, form=form, overhead=overhead, reference_batch_size=reference)
 
 
-def _main_target(fits: dict[float, TradeoffFit]) -> float:
-    """Choose without looking at the estimates, which would favour some of them."""
-    return max(fits, key=lambda target: (len(fits[target].batches), -target))
-
-
-def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -> list[str]:
+def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     fit = group.fit
     critical, largest = fit.critical_batch_size, fit.overhead_batch_size
     where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
@@ -156,7 +149,7 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
         doubt = "" if fit.misfit is None else f", but {fit.misfit}"
         first = (
             f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
-            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, level)}): there the target takes "
+            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit)}): there the target takes "
             "twice the fewest optimizer steps. Far below it, a batch twice as large "
             f"{_saves(fit)}; far above it, it saves hardly any."
         )
@@ -173,7 +166,7 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None, level: float) -
     answer = [first, *_by_form(fit)]
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
-        answer.append(f"{_upper(what)}: {largest.text()} samples.")
+        answer.append(f"{what[:1].upper()}{what[1:]}: {largest.text()} samples.")
     if fit.s_min.is_identified or fit.e_min.is_identified:
         samples = f"; fewest samples: {fit.e_min.text()}" if fit.form == "two_term" else ""
         answer.append(f"Fewest optimizer steps: {fit.s_min.text()}{samples}.")
@@ -221,16 +214,12 @@ def _untuned(
     return [f"{prefix}{text}" for prefix, text in said if text]
 
 
-def _behind(fit: TradeoffFit, level: float) -> str:
+def _behind(fit: TradeoffFit) -> str:
     sizes = f"{len(fit.batches)} batch sizes"
     note = (fit.critical_batch_size.note or "").removesuffix(fit.misfit or "").removesuffix("; ")
     if note:
         return f"{sizes}; {note}"
-    return f"{level * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return f"{LEVEL * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
 
 
 def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list[Picture]:

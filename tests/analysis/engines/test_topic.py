@@ -9,8 +9,8 @@ from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.engines.costs import engine_costs
 from batchscape.analysis.engines.figures import draw_engine_costs
 from batchscape.analysis.engines.programs import observed_batches
-from batchscape.analysis.engines.section import engines_section
-from batchscape.analysis.engines.view import costs_view
+from batchscape.analysis.engines.tables import costs_view
+from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.grids import to_markdown

@@ -20,8 +20,8 @@ from batchscape.analysis.comparing.samples import (
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.section import Section, TableView
+from batchscape.analysis.report.grids import Column, Grid, columns_grid
+from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.targets.tidy import distinct_trajectories
 
 __all__ = ["samples_section"]
@@ -51,10 +51,6 @@ def samples_section(
         Within which two groups count as equal: nats, or a difference of log steps.
     below : float, optional
         What the final loss of each cell is tested to lie below.
-
-    Returns
-    -------
-    Section
     """
     names = groups or {}
     runs = distinct_trajectories(runs)
@@ -241,36 +237,26 @@ def _row(place: dict[str, Any], found: TwoSamples) -> dict[str, Any]:
     }
 
 
-def _place_headers(table: pd.DataFrame, names: Mapping[int, str] | None) -> tuple[list[str], Any]:
-    """Return the headers of the columns that name a cell, and what writes them for a row."""
-    several = names is not None and "group" in table and table["group"].nunique() > 1
-    has_rate = _RATE in table and bool(table[_RATE].notna().any())
-    headers = [*(["group"] * several), "global batch", *(["learning rate"] * has_rate)]
-
-    def texts(row: Mapping[Any, Any]) -> list[str]:
-        group = [(names or {}).get(int(row["group"]), str(row["group"]))] if several else []
-        return [*group, f"{row[_BATCH]:g}", *([significant(row[_RATE], 3)] if has_rate else [])]
-
-    return headers, texts
+def _place(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> list[Column]:
+    """Return the columns that name a cell; with its group where there are several with names."""
+    columns: list[Column] = [("global batch", [f"{batch:g}" for batch in table[_BATCH]])]
+    if names is not None and "group" in table and table["group"].nunique() > 1:
+        labels = [names.get(int(group), str(group)) for group in table["group"]]
+        columns.insert(0, ("group", labels))
+    if _RATE in table and table[_RATE].notna().any():
+        columns.append(("learning rate", [significant(rate, 3) for rate in table[_RATE]]))
+    return columns
 
 
 def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
-    place, texts = _place_headers(cells, names)
-    rows = [
+    return columns_grid(
+        _place(cells, names),
         [
-            *texts(row),
-            str(row["n"]),
-            significant(row["mean"]),
-            significant(row["sd"], 2),
-            f"{row['diverged']}{_share_ends(row)}",
-        ]
-        for row in cells.to_dict("records")
-    ]
-    return Grid(
-        headers=[*place, "runs", "mean", "sd", "diverged"],
-        rows=rows,
-        short_first=place[0],
-        n_left=len(place),
+            ("runs", cells["n"].astype(str)),
+            ("mean", map(significant, cells["mean"])),
+            ("sd", [significant(sd, 2) for sd in cells["sd"]]),
+            ("diverged", [f"{row['diverged']}{_ends(row)}" for row in cells.to_dict("records")]),
+        ],
         notes=[
             "Mean and standard deviation of the runs that did not diverge; of those that did the "
             f"number, and from {FEWEST} runs on the {LEVEL:.0%} interval of their share (Clopper "
@@ -279,29 +265,26 @@ def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
     )
 
 
-def _share_ends(row: Mapping[Any, Any]) -> str:
+def _ends(row: Mapping[Any, Any]) -> str:
     return f" [{row['rate_low']:.0%}, {row['rate_high']:.0%}]" if row["n"] >= FEWEST else ""
 
 
 def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
-    place, texts = _place_headers(table, None)
-    has_margin = table["margin"].notna().any()
-    rows = []
+    known = []
     for row in table.to_dict("records"):
         ends = f" [{significant(row['low'], 3)}, {significant(row['high'], 3)}]"
-        difference = significant(row["difference"], 3)
-        pair = f"{row['other']} against {row['reference']}"
-        counts = f"{row['n_other']} and {row['n_reference']}"
         shown = np.isfinite(row["low"]) and min(row["n_reference"], row["n_other"]) >= FEWEST
-        known = difference + (ends if shown else "")
-        cells = [*texts(row), pair, counts, known, significant(row["p_adjusted"], 2)]
-        rows.append([*cells, *([row["equivalence"] or MISSING] if has_margin else [])])
-    headers = [*place, "groups", "runs", f"difference, {LEVEL:.0%} interval", "p (Holm)"]
-    return Grid(
-        headers=[*headers, *(["equivalence"] if has_margin else [])],
-        rows=rows,
-        short_first=place[0],
-        n_left=len(place) + 1,
+        known.append(significant(row["difference"], 3) + (ends if shown else ""))
+    counts = table["n_other"].astype(str) + " and " + table["n_reference"].astype(str)
+    judged = [("equivalence", table["equivalence"].fillna(MISSING))]
+    return columns_grid(
+        [*_place(table), ("groups", table["other"] + " against " + table["reference"])],
+        [
+            ("runs", counts),
+            (f"difference, {LEVEL:.0%} interval", known),
+            ("p (Holm)", [significant(p, 2) for p in table["p_adjusted"]]),
+            *(judged if table["margin"].notna().any() else []),
+        ],
         notes=[
             f"Difference of mean {value.replace('_', ' ')}, runs taken as independent (Welch); p "
             "adjusted for all comparisons here. Runs on the same samples would say more in pairs.",
@@ -310,22 +293,14 @@ def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
 
 
 def _tests_grid(tested: pd.DataFrame, names: Mapping[int, str]) -> Grid:
-    place, texts = _place_headers(tested, names)
-    rows = [
+    return columns_grid(
+        _place(tested, names),
         [
-            *texts(row),
-            str(row["n"]),
-            significant(row["mean"]),
-            significant(row["bound"]),
-            significant(row["p"], 2),
-            str(row["verdict"]),
-        ]
-        for row in tested.to_dict("records")
-    ]
-    return Grid(
-        headers=[*place, "runs", "mean", f"{LEVEL:.0%} upper bound", "p", "verdict"],
-        rows=rows,
-        short_first=place[0],
-        n_left=len(place),
+            ("runs", tested["n"].astype(str)),
+            ("mean", map(significant, tested["mean"])),
+            (f"{LEVEL:.0%} upper bound", map(significant, tested["bound"])),
+            ("p", [significant(p, 2) for p in tested["p"]]),
+            ("verdict", tested["verdict"]),
+        ],
         notes=["One-sided t-test of the mean; not shown is no proof of the contrary."],
     )

@@ -23,10 +23,6 @@ _MOST_ROWS = 24
 def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
     """Draw the ratios among the effects of settled claims.
 
-    Parameters
-    ----------
-    settled : sequence of Verdict
-
     Returns
     -------
     Figure or None

@@ -1,4 +1,11 @@
-"""A section of the report: what a topic contributes to page, tables, figures and macros."""
+"""The protocol of a topic: what it says of the runs, on the page, in the terminal and in files.
+
+A topic is a folder of `analysis/`, or a pair of modules where a folder has two. It computes
+(DataFrames in, `Estimate`s and DataFrames out; such modules know nothing of reports) and then
+shows: `topic.py` turns what was found into a `Section`, with the help of `tables.py` and
+`figures.py` where there is much. What it leaves open it says, with what would settle it.
+`report/topics.py` is the list of topics, in the order of the page.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +58,5 @@ class Section:
     headlines: dict[str, Estimate] = field(default_factory=dict)
     """Numbers that a paper would quote, by a name in lower case with underscores; they become
     LaTeX macros."""
+    settle: Sequence[str] = ()
+    """What would settle what the answer leaves open, and by which command; behind the answer."""

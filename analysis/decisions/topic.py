@@ -10,12 +10,12 @@ import pandas as pd
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.break_even import break_even_batch
-from batchscape.analysis.decisions.evidence import Evidence, evidence_of
+from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.report.section import Picture, Section, TableView
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
@@ -33,7 +33,6 @@ def decision_section(
 
     Parameters
     ----------
-    cells : Cells
     tables : Tables
         What its runs were loaded from.
     reaches : DataFrame, optional
@@ -50,11 +49,13 @@ def decision_section(
     views: list[TableView] = []
     pictures: list[Picture] = []
     headlines: dict[str, Estimate] = {}
+    open_: list[str] = []
     everything = evidence_of(cells, tables, reaches=reaches)
     if len(everything) > _MAX_GROUPS:
+        command = ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]
         warnings.append(
             f"{len(everything)} groups of runs may not be compared with one another; the first "
-            f"{_MAX_GROUPS} are shown. For all of them: {shlex.join(_command(cells))}"
+            f"{_MAX_GROUPS} are shown. For all of them: {shlex.join(command)}"
         )
     for number, evidence in enumerate(everything[:_MAX_GROUPS]):
         try:
@@ -64,7 +65,10 @@ def decision_section(
             continue
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
-        answer += _answer(found, evidence)
+        label = f"For {evidence.label}: " if evidence.label else ""
+        answer += [f"{label}{found.headline}", *found.reasons, *found.regret]
+        # Where no time counts the headline says already how to have some.
+        open_ += [line for line in found.missing if line.partition(". ")[2] not in found.headline]
         # The trade-off's own section says what its learning rates are worth.
         warnings += [text for text in found.warnings if text not in evidence.warnings]
         if found.geometry is None:
@@ -87,17 +91,12 @@ def decision_section(
             pictures.append(Picture(f"pareto{suffix}", caption, figure))
     if not answer:
         return None
-    return Section("Which geometry to use", answer, views, pictures, warnings, headlines)
+    title = "Which geometry to use"
+    settle = list(dict.fromkeys(open_))
+    return Section(title, answer, views, pictures, warnings, headlines, settle)
 
 
-def _answer(found: Recommendation, evidence: Evidence) -> Iterable[str]:
-    label = f"For {evidence.label}: " if evidence.label else ""
-    yield f"{label}{found.headline}"
-    yield from found.reasons
-    yield from found.regret
-
-
-def _break_even(found: Recommendation, evidence: Evidence) -> Iterable[tuple[str, Estimate]]:
+def _break_even(found: Recommendation, evidence: Basis) -> Iterable[tuple[str, Estimate]]:
     model = evidence.step_time
     if model is None or evidence.tradeoff is None or found.geometry is None:
         return
@@ -120,7 +119,7 @@ def _break_even_answer(found: Mapping[str, Estimate]) -> Iterable[str]:
         yield f"Break-even global batch, made by {growing[growth]}: {value}."
 
 
-def _headlines(found: Recommendation, evidence: Evidence, suffix: str) -> dict[str, Estimate]:
+def _headlines(found: Recommendation, evidence: Basis, suffix: str) -> dict[str, Estimate]:
     chosen = found.chosen
     if evidence.reaches is None or chosen is None:
         return {}
@@ -145,7 +144,3 @@ def _full(found: Recommendation) -> pd.DataFrame:
     table = found.candidates.copy()
     table["recommended"] = (table[list(FACTORS)] == list(found.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)
-
-
-def _command(cells: Cells) -> list[str]:
-    return ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]

@@ -33,7 +33,6 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
 
     Parameters
     ----------
-    cells : Cells
     table : DataFrame
         As `judge_equivalence` returns it, of one quantity.
     pairs : DataFrame
@@ -92,7 +91,6 @@ def draw_divergence(
 
     Parameters
     ----------
-    cells : Cells
     pairs : DataFrame
         As `loss_differences` returns them.
     spread : DataFrame

@@ -12,6 +12,7 @@ import pandas as pd
 
 from batchscape.analysis.hardware import known_where
 from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.config import Affects, affects_of
 from batchscape.errors import RecordError
 from batchscape.record.summary import SUMMARY
 
@@ -54,49 +55,33 @@ _MOST_NAMED = 3
 """Settings of one group that a label names although they vary together."""
 WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
 """What a run met when it was launched. A run that was not may lack it, and does not vary in it."""
-# A new group of settings must count without being named here, so what does not count is listed.
+# What a run was and did. A column that nobody has named must count, so what does not is listed.
 _NOT_SETTINGS = {
     *GEOMETRY,
     *SEEDS,
     *SUMMARY,
     *WHERE,
     "attempts",
-    # A rule that most runs never meet; those of earlier versions lack it.
-    "budget.divergence_factor",
-    "budget.divergence_steps",
     "cause",
     "devices_per_node",
-    "engine.precision",
     "evaluation_every_samples",
     "learning_rate",
-    "measure.equivalence_margin",
-    "measure.equivalence_margin_steps",
-    "measure.memory",
-    "measure.peak_tflops",
     "rank",
     "reason",
     "run_id",
     "status",
     "stop_reason",
-    "sweep_dir",
-    "sweep_name",
     "task",
     "timing_note",
-    "timing_repeat",
     "timing_valid",
     "train_samples",
     "trajectory_id",
 }
-_NOT_SETTING_PREFIXES = (
-    "batch.",
-    "checkpoint.",
-    "environment.",
-    "launch.",
-    "launcher.",
-    "observed.",
-    "planned_",
-    "tracker.",
-)
+_NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_")
+_RESOLVED = ("batch.", "engine.precision", "launcher.device")
+"""Settings that count as what became of them: columns of `GEOMETRY` and `WHERE`."""
+_WARMUP = "measure.warmup_optimizer_steps"
+"""It decides nothing of a run, but of which steps the recorded time is the median."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +144,7 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         raise RecordError(msg)
     runs = known_where(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
-    candidates = [
-        name
-        for name in runs.columns
-        if name not in _NOT_SETTINGS and not name.startswith(_NOT_SETTING_PREFIXES)
-    ]
+    candidates = [name for name in runs.columns if _tells_apart(name)]
     plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
     where = [name for name in WHERE if name in runs and runs[name].nunique() > 1]
     settings = where + [name for name in candidates if plain[name].nunique() > 1]
@@ -178,6 +159,14 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
     return Cells(runs.assign(cell=cell), table, settings, shown, contexts)
+
+
+def _tells_apart(name: str) -> bool:
+    """Tell whether runs that differ in a column are never pooled."""
+    if name in _NOT_SETTINGS or name.startswith((*_NOT_SETTING_PREFIXES, *_RESOLVED)):
+        return False
+    affects = affects_of(name)
+    return affects is None or bool(affects & Affects.ALL) or name == _WARMUP
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:

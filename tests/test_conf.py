@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 import batchscape.conf
 from batchscape.compose import compose
-from batchscape.config import RunConfig
+from batchscape.config import Affects, RunConfig
+from batchscape.config.settings import settings_of
 from batchscape.errors import ConfigError
 
 CONF = Path(batchscape.conf.__file__).parent
@@ -63,10 +64,13 @@ def dataclass_of(group: str, content: dict[str, Any]) -> Any:
     pytest.fail(f"{group}: no dataclass for {content}")
 
 
-def scope_of(owner: Any, name: str) -> str:
-    """Scope of a setting, as its docstring says."""
-    description = owner.__pydantic_fields__[name].description
-    return str(re.findall(r"Scope:\s+(\w+)", description)[-1])
+def decided(owner: Any) -> dict[str, str]:
+    """What each setting of an option decides, as its type says."""
+    found: dict[str, Affects] = {}
+    for setting in settings_of(owner):
+        name = setting.key.partition(".")[0]
+        found[name] = found.get(name, Affects.NOTHING) | setting.affects
+    return {name: str(affects) for name, affects in found.items()}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -79,7 +83,7 @@ def test_option_composes_and_validates(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_setting_is_visible_with_its_scope(option: str) -> None:
+def test_every_setting_is_visible_with_what_it_decides(option: str) -> None:
     text = (CONF / f"{option}.yaml").read_text()
     assert text.startswith("# "), "the first line says what the option is"
     owner = dataclass_of(option.partition("/")[0], content_of(option))
@@ -89,12 +93,12 @@ def test_every_setting_is_visible_with_its_scope(option: str) -> None:
             match = SETTING.fullmatch(line)
             assert match, line
             seen[match[1]] = match[2]
-    written = {owner.__pydantic_fields__[f.name].alias or f.name: f.name for f in fields(owner)}
-    assert list(seen) == list(written), "all, in the dataclass's order"
+    says = decided(owner)
+    assert list(seen) == list(says), "all, in the dataclass's order"
     for name, comment in seen.items():
         if name != "name":
             assert comment, f"{name} has no comment"
-            assert comment.rpartition("; ")[2] == scope_of(owner, written[name]), name
+            assert comment.rpartition("; ")[2] == says[name], name
 
 
 def test_every_group_has_its_settings_and_every_setting_its_group() -> None:
@@ -112,7 +116,7 @@ def test_every_group_has_its_settings_and_every_setting_its_group() -> None:
     for line in (CONF / "config.yaml").read_text().splitlines():
         match = SETTING.fullmatch(line)
         if match and match[1] in settings:
-            assert match[2].rpartition("; ")[2] == scope_of(RunConfig, match[1]), line
+            assert match[2].rpartition("; ")[2] == decided(RunConfig)[match[1]], line
 
 
 def test_every_model_that_the_first_run_needs_is_small() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields, is_dataclass
 from typing import get_args, get_type_hints
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.config import RunConfig
+from batchscape.config import OUR_GROUPS, Affects, RunConfig, affects_of, that_affect
 from batchscape.errors import ConfigError
 
 
@@ -125,23 +124,62 @@ def test_seeds_derive_from_one(config_of):
     assert (config.resolved_init_seed, config.resolved_data_seed) == (7, 3)
 
 
-def groups(owner):
-    """Yield every dataclass that settings are made of."""
-    yield owner
-    for hint in get_type_hints(owner).values():
-        for member in (hint, *get_args(hint)):
-            if isinstance(member, type) and is_dataclass(member):
-                yield from groups(member)
+def fields_of(owner):
+    """Yield the fields of every dataclass that settings are made of."""
+    for field in fields(owner):
+        yield owner, field.name
+        for member in members(get_type_hints(owner)[field.name]):
+            yield from fields_of(member)
 
 
-def test_every_field_says_its_scope():
-    """The docstring of a field says what it changes: the loss curve, the run, or the display."""
-    for owner in set(groups(RunConfig)) - {RunConfig}:
-        for field in fields(owner):
-            if field.name in {"name", "kind"}:
-                continue
-            text = owner.__pydantic_fields__[field.name].description or ""
-            assert re.search(r"Scope:\s+(trajectory|run|display)\b", text), (owner, field.name)
+def members(hint):
+    inner = [hint] if isinstance(hint, type) and is_dataclass(hint) else []
+    return inner + [member for part in get_args(hint) for member in members(part)]
+
+
+def test_every_setting_says_in_its_type_what_it_decides():
+    """Also those that only tell the kind of a model, an engine, a tracker."""
+    for owner, name in set(fields_of(RunConfig)):
+        hints = get_type_hints(owner, include_extras=True)
+        says = [m for m in getattr(hints[name], "__metadata__", ()) if isinstance(m, Affects)]
+        is_group = name != "ramp" and bool(members(get_type_hints(owner)[name]))
+        assert len(says) == (0 if is_group else 1), (owner, name)
+
+
+@pytest.mark.parametrize(
+    ("key", "affects"),
+    [
+        ("batch.micro_batch_size", Affects.MEMORY | Affects.TIME),
+        ("optimizer.learning_rate", Affects.LOSS),
+        ("model.settings.n_layer", Affects.ALL),
+        ("data._target_", Affects.ALL),
+        ("schedule", Affects.LOSS),
+        ("measure", Affects.COST | Affects.RECORD),
+        ("tracker", Affects.NOTHING),
+        ("timing_repeat", Affects.RECORD),
+        ("hardware", None),
+        ("learning_rate", None),
+    ],
+)
+def test_what_a_key_decides(key, affects):
+    assert affects_of(key) == affects
+
+
+def test_settings_of_a_run_by_what_they_decide(config_of):
+    config = config_of()
+    whole = that_affect(config, Affects.ALL | Affects.RECORD)
+    loss, other = (
+        that_affect(config, Affects.LOSS),
+        that_affect(config, Affects.COST | Affects.RECORD, but=Affects.LOSS),
+    )
+    for group, values in whole.items():
+        parts = loss.get(group, {}), other.get(group, {})
+        if isinstance(values, dict):
+            assert values == {**parts[0], **parts[1]}
+            assert not set(parts[0]) & set(parts[1])
+    assert "tracker" not in whole
+    assert "learning_rate" not in that_affect(config, Affects.MEMORY)["optimizer"]
+    assert that_affect(config, Affects.TIME, told=True).keys().isdisjoint(OUR_GROUPS)
 
 
 @given(

@@ -535,7 +535,7 @@ def test_every_way_of_writing_follows_the_umask(
             lines = JsonLines(folder.lines("steps"))
             lines.append([{"optimizer_step": 1}])
             lines.close()
-        save_checkpoint(folder.checkpoints, 1, {"done": 1}, keep_last=1)
+        save_checkpoint(folder.checkpoints, 1, {"done": 1})
         write_sketch(folder, np.zeros(4))
         with sweep_lock(SweepFolder(tmp_path / "sweep")):
             pass
@@ -791,7 +791,7 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
     array = np.array([payload], dtype=object)
 
     # With a name that fits its content, and both kinds of file that torch reads.
-    whole = save_checkpoint(folder.checkpoints, 5, {"model": payload}, keep_last=1)
+    whole = save_checkpoint(folder.checkpoints, 5, {"model": payload})
     old = pickle.dumps(payload)
     bare = folder.checkpoints / f"step-6-{hashlib.sha256(old).hexdigest()[:16]}.pt"
     bare.write_bytes(old)

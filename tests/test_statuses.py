@@ -74,7 +74,7 @@ def test_every_setting_that_is_named_exists(config_of: Callable[..., RunConfig])
         assert name in {field.name for field in fields(getattr(config, group))}, key
     # And the other way round: what decides how a launch goes on is explained.
     deciding = {field.name for field in fields(config.launcher)} - {
-        *("name", "device", "order_seed", "max_ranks_per_core", "max_ranks_per_device"),
+        *("name", "device", "max_ranks_per_core", "max_ranks_per_device"),
     }
     assert {f"launcher.{name}" for name in deciding} <= named
 

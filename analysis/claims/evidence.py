@@ -15,18 +15,18 @@ from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, lo
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
 from batchscape.analysis.joins import rows_of
+from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
 
 __all__ = ["Context", "Evidence", "View"]
 
 View = Literal["cost", "training", "reaching"]
-"""Memory and times do not depend on learning rate, schedule, budget or evaluation; a loss does;
-when a target is reached does not depend on the budget."""
+"""Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
+is reached does not depend on the budget."""
 
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _RATE = "optimizer.learning_rate"
 _CADENCE = "evaluation.every_samples"
-_NO_COST = ("budget.", "evaluation.", "schedule.", "scaling.")
 _RULED = ("optimizer.", "schedule.", "scaling.")
 _NAMED = ("hardware", "precision", "model.name", "data.name")
 _KEPT = (
@@ -202,9 +202,10 @@ class Evidence:
 
     def _is_free(self, name: str, view: View) -> bool:
         """Tell whether runs of one context may differ in a setting."""
-        if name == _RATE:
+        if name in {_RATE, _CADENCE}:
             return True
-        if name == _CADENCE or (view == "cost" and name.startswith(_NO_COST)):
+        affects = affects_of(name)
+        if view == "cost" and affects is not None and not affects & Affects.COST:
             return True
         if view == "reaching" and name.startswith("budget."):
             return True

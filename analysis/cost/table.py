@@ -10,6 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparison import valid_figures
+from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
 
 __all__ = [
@@ -44,9 +45,6 @@ TIME_PARTS = ("exchange_s", "optimizer_s")
 """Parts of the step time that are measured apart."""
 
 _CONTEXT = ("sweep_dir", "run_id", "cell", "seed", "init_seed", "data_seed", "timing_repeat")
-# What training does with the numbers, not how many there are: neither bytes nor operations.
-_WITHOUT_COST = ("schedule.", "scaling.", "budget.", "loader.", "source_hash")
-_COSTLY_OF_OPTIMIZER = {"optimizer.name", "optimizer.momentum", "optimizer.nesterov"}
 
 
 def cost_groups(cells: Cells) -> pd.DataFrame:
@@ -159,9 +157,6 @@ def _floats(column: pd.Series[Any]) -> pd.Series[float]:
 
 
 def _has_cost(name: str) -> bool:
-    if name == "learning_rate" or name.startswith(_WITHOUT_COST):
-        return False
-    if name.startswith("evaluation."):
-        # An average of the weights is one more copy of them, and one more pass over them.
-        return name == "evaluation.ema_half_life_tokens"
-    return not name.startswith("optimizer.") or name in _COSTLY_OF_OPTIMIZER
+    affects = affects_of(name)
+    # What is no setting is where a run ran; two versions of a model's code are of one cost.
+    return name != "source_hash" if affects is None else bool(affects & Affects.COST)

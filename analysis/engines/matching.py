@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells, setting_label
+from batchscape.config import Affects, affects_of
 
 __all__ = ["counterparts", "engines_of", "in_order", "shared_settings"]
 
 _FIRST = "ddp"
 """The engine that others are held against, where it took part."""
-_OF_THE_LOSS = {"engine.compile", "engine.float32_matmul"}
-_NOT_OF_THE_LOSS = ("engine.", "loader.", "measure.", "observed.")
+_ENGINE = "engine.name"
 
 
 def engines_of(cells: Cells) -> pd.Series[str]:
@@ -24,10 +24,10 @@ def engines_of(cells: Cells) -> pd.Series[str]:
         for programs of others.
     """
     first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
-    name = first.reindex(columns=["engine.name"])["engine.name"]
+    name = first.reindex(columns=[_ENGINE])[_ENGINE]
     label = name.mask(name.eq(PROGRAMS))
     for setting in cells.shown:
-        if setting.startswith("engine.") and setting not in {"engine.name", *_OF_THE_LOSS}:
+        if setting.startswith("engine.") and not _is_of_the_loss(setting):
             value = cells.table[setting]
             said = ", " + setting_label(setting) + " " + value.astype(str)
             label = label + said.where(value.notna() & value.ne("null"), "")
@@ -42,11 +42,12 @@ def in_order(engines: pd.Series[str]) -> list[str]:
 
 def shared_settings(cells: Cells) -> list[str]:
     """Name the settings that vary and that a loss, or a time, depends on beside the engine."""
-    return [
-        name
-        for name in cells.settings
-        if name in _OF_THE_LOSS or not name.startswith(_NOT_OF_THE_LOSS)
-    ]
+    return [name for name in cells.settings if name != _ENGINE and _is_of_the_loss(name)]
+
+
+def _is_of_the_loss(name: str) -> bool:
+    affects = affects_of(name)
+    return affects is None or Affects.LOSS in affects
 
 
 def counterparts(cells: Cells) -> pd.DataFrame:

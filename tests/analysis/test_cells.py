@@ -7,6 +7,7 @@ import pytest
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.cells import plain_texts
+from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.errors import RecordError
@@ -186,3 +187,32 @@ def test_what_is_not_set_is_written_so_whatever_the_column(
 ) -> None:
     column = pd.Series(values, dtype=dtype, index=[5] * len(values))
     assert plain_texts(column).tolist() == texts
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "is_told_apart", "has_cost"),
+    [
+        ("optimizer.beta1", (0.8, 0.9), True, False),
+        ("loader.workers", (0, 2), True, True),
+        ("evaluation.batch_size", (32, 64), True, True),
+        ("engine.activation_checkpointing", (False, True), True, True),
+        ("measure.warmup_optimizer_steps", (1, 5), True, False),
+        ("measure.memory", (False, True), False, False),
+        ("measure.equivalence_margin", (0.1, 0.2), False, False),
+        ("checkpoint.every_s", (1.0, 2.0), False, False),
+        ("launcher.timeout_s", (1.0, 2.0), False, False),
+        ("a_column_of_mine", (1, 2), True, True),
+    ],
+)
+def test_runs_are_pooled_by_what_their_settings_decide(
+    setting: str, values: tuple[Any, Any], is_told_apart: bool, has_cost: bool, build: Any
+) -> None:
+    sweep = build()
+    for seed in range(4):
+        sweep.run((2, 8, 2), seed=seed)
+    runs = load(sweep.path).runs
+    runs[setting] = [values[0], values[0], values[1], values[1]]
+    cells = find_cells(runs)
+    assert cells.settings == ([setting] if is_told_apart else [])
+    assert len(cells.table) == 1 + is_told_apart
+    assert cost_groups(cells)["group"].nunique() == 1 + has_cost

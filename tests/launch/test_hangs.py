@@ -12,14 +12,19 @@ from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named
 
 from batchscape.config import Local
-from batchscape.launch import active, run_sweep
+from batchscape.launch import active, hangs, run_sweep
 from batchscape.launch.hangs import HangWatch
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path
 from batchscape.record.status import RunStatus, Status
 
-SETTINGS = Local("local", hang_least_s=10.0, hang_factor=4.0, hang_outside_s=60.0)
+SETTINGS = Local("local", hang_least_s=10.0, hang_outside_s=60.0)
+
+
+@pytest.fixture(autouse=True)
+def _four_steps(monkeypatch):
+    monkeypatch.setattr(hangs, "FACTOR", 4.0)
 
 
 class Ranks:
@@ -69,7 +74,7 @@ def test_within_steps_the_limit_scales_with_the_step_time(tmp_path, step_s, limi
     assert hang.rank == 1
     assert hang.reason == (
         f"rank 1 hangs in forward of optimizer step 9: no heartbeat for {limit_s} s "
-        f"(hang_factor 4 x step time {step_s} s, at least hang_least_s 10 s); "
+        f"(4 x step time {step_s} s, at least hang_least_s 10 s); "
         "the others wait in backward of optimizer step 9"
     )
 

@@ -112,7 +112,7 @@ def test_the_refusal_says_why_and_how_to_launch_all_the_same(folder: Folder) -> 
         {"schedule": {"name": "cosine", "warmup_samples": 32}},
         {"budget": {"optimizer_steps": 9}},
         {"checkpoint": {"every_s": 1.0}},
-        {"launcher": {"order_seed": 3}},
+        {"launcher": {"max_failures": 3}},
         {"evaluation": {"every_samples": 96, "samples": 8}},
         {"measure": {"warmup_optimizer_steps": 1}},
     ],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.config import Data, RunConfig
-from batchscape.errors import ConfigError, GeometryError
+from batchscape.errors import ConfigError
 from batchscape.plan import resolve as resolve_module
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, Grid
@@ -233,13 +233,13 @@ def test_the_same_run_is_planned_once(plan: MakePlan) -> None:
     found = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
     assert len(found.specs) == 2
     assert found.repeated == 4
-    assert len({cell.outcome.run_id for cell in found.cells}) == len(found.cells)
+    assert len({cell.run_id for cell in found.cells}) == len(found.cells)
 
 
 def test_an_impossible_run_is_an_error_and_an_impossible_cell_is_not(plan: MakePlan) -> None:
-    with pytest.raises(GeometryError, match="multiple of data_parallel_size") as caught:
+    with pytest.raises(ConfigError, match="multiple of data_parallel_size") as caught:
         plan("batch.micro_batch_size=5")
-    assert caught.value.nearest
+    assert "nearest that would work" in str(caught.value)
     found = plan("batch.micro_batch_size=5,8")
     assert [rejection.reason for rejection in found.rejections] == [str(caught.value)]
     with pytest.raises(ConfigError, match="max_ranks_per_core"):
@@ -281,7 +281,7 @@ def test_data_is_prepared_once_and_only_where_needed(
 def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
     found = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
     for cell in found.cells:
-        settings = cell.outcome.config.to_mapping()
+        settings = cell.config.to_mapping()
         assert settings["optimizer"]["learning_rate"] == cell.swept["optimizer.learning_rate"]
         width = {"gpt_nano": 128, "gpt_micro": 32}[cell.swept["model"]]
         assert settings["model"]["d_model"] == width
@@ -289,5 +289,5 @@ def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
 
 def test_an_empty_grid_of_cells_is_one_run(two_cores: Machine) -> None:
     grid = Grid([Cell(CONFIG.to_mapping(), {})], frozenset(), {}, None)
-    with pytest.raises(GeometryError, match="too few values"):
+    with pytest.raises(ConfigError, match="too few values"):
         make_plan(grid, two_cores, lambda _: DataIdentity("x", "y", 1, 1, 1, task="class"))

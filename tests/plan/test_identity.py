@@ -133,7 +133,7 @@ def test_geometry_layout_device_and_content() -> None:
 def test_readable_names() -> None:
     assert ids(BASE)[1].startswith("b32-d2-m8-a2-s0-")
     assert rejected_id(BASE).startswith("b32-d2-m8-s0-")
-    assert rejected_id(changed("launcher.order_seed", 5)) == rejected_id(BASE)
+    assert rejected_id(changed("launcher.concurrent_runs", 5)) == rejected_id(BASE)
     assert rejected_id(changed("seed", 5)) != rejected_id(BASE)
 
 

@@ -1,9 +1,8 @@
-"""Every setting is in exactly the names that its scope says, tried by changing it."""
+"""Every setting is in exactly the names that its type says, tried by changing it."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -44,6 +43,8 @@ from batchscape.config import (
     WandbTracker,
     WarmupStableDecay,
 )
+from batchscape.config.settings import settings_of
+from batchscape.config.types import Affects
 from batchscape.models.source import model_source_hash
 from batchscape.plan.identity import content_hash
 from batchscape.plan.machine import CudaDevice, Machine
@@ -203,8 +204,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "tokens": {"samples": None, "tokens": 491520},
             "optimizer_steps": {"samples": None, "optimizer_steps": 240},
             "target_loss": 2.0,
-            "divergence_factor": 5.0,
-            "divergence_steps": 7,
         },
     ),
     Evaluation: (
@@ -236,7 +235,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
     ),
     Fabric: ("engine", {"name": "fabric"}, ENGINE),
     Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
-    Checkpoint: ("checkpoint", {}, {"every_s": 1.0, "keep_last": 7}),
+    Checkpoint: ("checkpoint", {}, {"every_s": 1.0}),
     Device: ("device", {}, {"memory_limit_gib": 0.5}),
     Measure: (
         "measure",
@@ -262,10 +261,8 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "exclusive_devices": False,
             "timeout_s": 60.0,
             "hang_least_s": None,
-            "hang_factor": 30.0,
             "hang_outside_s": 60.0,
             "retries": 2,
-            "order_seed": 9,
             "retry": ["oom"],
             "max_failures": 2,
             "skip_larger_after_oom": False,
@@ -309,7 +306,7 @@ def owners(owner: type = RunConfig) -> Iterator[type]:
                 yield from owners(member)
 
 
-def settings_of(owner: type) -> list[str]:
+def names_in(owner: type) -> list[str]:
     hints = get_type_hints(owner)
     return [
         field.name
@@ -359,34 +356,59 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "another_module_of_mine.py").write_text("build = 2")
 
 
-CASES = [(owner, name) for owner in dict.fromkeys(owners()) for name in settings_of(owner)]
+CASES = [(owner, name) for owner in dict.fromkeys(owners()) for name in names_in(owner)]
 
 
 def test_every_setting_is_tried() -> None:
     assert set(CHANGES) == set(owners())
     for owner, (_, _, changes) in CHANGES.items():
-        assert set(changes) == set(settings_of(owner)), owner
+        assert set(changes) == set(names_in(owner)), owner
 
 
 @pytest.mark.parametrize(
     ("owner", "name"), CASES, ids=[f"{owner.__name__}.{name}" for owner, name in CASES]
 )
-def test_scope(owner: Any, name: str) -> None:
-    description = owner.__pydantic_fields__[name].description
-    scope = re.findall(r"Scope:\s+(\w+)", description)[-1]
+def test_a_setting_is_in_the_names_that_its_type_says(owner: Any, name: str) -> None:
+    said = {setting.key: setting.affects for setting in settings_of(owner)}
+    affects = said[owner.__pydantic_fields__[name].alias or name]
     group, chosen, changes = CHANGES[owner]
     value = changes[name]
     before = names(merged(group, chosen, {}))
     after = names(merged(group, chosen, value if isinstance(value, dict) else {name: value}))
     changed = [one != other for one, other in zip(before, after, strict=True)]
-    assert (
-        changed
-        == {
-            "trajectory": [True, True],
-            "run": [False, True],
-            "display": [False, False],
-        }[scope]
-    )
+    assert changed == [Affects.LOSS in affects, affects != Affects.NOTHING]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "trajectory_id", "run_id"),
+    [
+        (Gpt, "", "6ab82120c66cdeb6", "b32-d2-m8-a2-s0-11a7f608"),
+        (Llama, "", "09b84d4e00702bdb", "b32-d2-m8-a2-s0-2d887972"),
+        (Mlp, "", "a0ce690eb5ee5554", "b32-d2-m8-a2-s0-c013aea6"),
+        (Sgd, "", "b79a72b691987295", "b32-d2-m8-a2-s0-263a6cfa"),
+        (Muon, "", "d0b80d4b9e015366", "b32-d2-m8-a2-s0-0259d22d"),
+        (Fsdp, "", "d159615487ce424b", "b32-d2-m8-a2-s0-c090aaa6"),
+        (DeepSpeed, "", "88808a960a336ecd", "b32-d2-m8-a2-s0-094dd91a"),
+        (Cosine, "", "d856a94e7ddf1bfb", "b32-d2-m8-a2-s0-69de2aa7"),
+        (Evaluation, "ema_half_life_tokens", "df8d283d610f6d62", "b32-d2-m8-a2-s0-594e1688"),
+        (Budget, "target_loss", "99c98e0fb4f50af7", "b32-d2-m8-a2-s0-1e5041b4"),
+        (Batch, "ramp", "6e812d5ac2f8096e", "b32-d2-m8-a2-s0-08393396"),
+        (Loader, "workers", "96d04550fbbccce3", "b32-d2-m8-a2-s0-4c904788"),
+        (Device, "memory_limit_gib", "96d04550fbbccce3", "b32-d2-m8-a2-s0-635aba3d"),
+        (Measure, "memory", "96d04550fbbccce3", "b32-d2-m8-a2-s0-23de9bbd"),
+        (Measure, "noise_scale_every", "96d04550fbbccce3", "b32-d2-m8-a2-s0-dc79d1e8"),
+        (Ddp, "bucket_cap_mb", "96d04550fbbccce3", "b32-d2-m8-a2-s0-6b77c57e"),
+        (Local, "device", "96d04550fbbccce3", "b32-d2-m8-a2-s0-6d7c6e0e"),
+        (RunConfig, "timing_repeat", "96d04550fbbccce3", "b32-d2-m8-a2-s0-026a0d94"),
+        (RunConfig, "data_seed", "1f15ee921ee16590", "b32-d2-m8-a2-s0.1-a0bbf149"),
+    ],
+)
+def test_names_stay_what_they_are(owner: Any, name: str, trajectory_id: str, run_id: str) -> None:
+    """A change here orphans runs that are done: it must be meant, and said in the changelog."""
+    group, chosen, changes = CHANGES[owner]
+    value = changes[name] if name else {}
+    config = merged(group, chosen, value if isinstance(value, dict) else {name: value})
+    assert names(config) == (trajectory_id, run_id)
 
 
 def test_a_folder_counts_by_its_content(tmp_path: Path) -> None:

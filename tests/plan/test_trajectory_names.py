@@ -68,7 +68,6 @@ DECIDES: dict[str, list[Any]] = {
     "evaluation_batch": [32, 64],
     "ema": [None, 1e5],
     "target_loss": [None, 2.0],
-    "divergence": [(10.0, 20), (5.0, 20), (10.0, 7), (None, 20)],
     "engine": ["ddp", "fsdp", "accelerate", "fabric"],
     "compile": [False, True],
     "precision": ["float32", "bfloat16"],
@@ -112,7 +111,6 @@ def name_of(parts: Parts) -> str:
     seeds["seed"] = parts["seed"]
     if resolved and parts["init_seed"] == parts["data_seed"]:
         seeds = {"seed": parts["init_seed"]}
-    factor, steps = parts["divergence"]
     config = RunConfig.from_mapping(
         {
             "batch": {"global_batch_size": parts["stages"][-1][1]},
@@ -128,8 +126,6 @@ def name_of(parts: Parts) -> str:
             "budget": {
                 "samples": total,
                 "target_loss": parts["target_loss"],
-                "divergence_factor": factor,
-                "divergence_steps": steps,
             },
             "evaluation": {
                 "every_samples": parts["every_samples"],

@@ -20,9 +20,9 @@ from small_disk import fill, with_small_disk
 STATE = {"run_id": "r", "optimizer_step": 3, "model": {"w": torch.arange(4.0)}}
 
 
-def test_round_trip_and_keep_last(tmp_path):
+def test_round_trip_and_the_two_that_are_kept(tmp_path):
     for step in (1, 2, 10):
-        path = save_checkpoint(tmp_path, step, {**STATE, "optimizer_step": step}, keep_last=2)
+        path = save_checkpoint(tmp_path, step, {**STATE, "optimizer_step": step})
     assert path.name.startswith("step-000000010-")
     assert len(list(tmp_path.iterdir())) == 2
     state = load_checkpoint(checkpoints(tmp_path)[0])
@@ -36,8 +36,8 @@ def test_nothing_there_is_no_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty"])
 def test_damage_is_found(tmp_path, damage):
-    save_checkpoint(tmp_path, 1, {**STATE, "optimizer_step": 1}, keep_last=5)
-    newest = save_checkpoint(tmp_path, 2, {**STATE, "optimizer_step": 2}, keep_last=5)
+    save_checkpoint(tmp_path, 1, {**STATE, "optimizer_step": 1})
+    newest = save_checkpoint(tmp_path, 2, {**STATE, "optimizer_step": 2})
     content = newest.read_bytes()
     newest.write_bytes(
         {"flip": content[:200] + bytes([content[200] ^ 1]) + content[201:],
@@ -63,16 +63,16 @@ def test_a_pickle_with_code_is_refused_though_its_digest_fits(tmp_path):
 
 def test_a_failed_write_leaves_nothing_half(tmp_path):
     with pytest.raises(Exception, match="pickle"):
-        save_checkpoint(tmp_path, 1, {"bad": lambda: None}, keep_last=2)
+        save_checkpoint(tmp_path, 1, {"bad": lambda: None})
     assert list(tmp_path.iterdir()) == []
 
 
 def save_until_full(folder):
     torch.set_num_threads(1)
-    first = save_checkpoint(folder, 1, STATE, keep_last=2)
+    first = save_checkpoint(folder, 1, STATE)
     fill(folder, leave=100_000)
     with pytest.raises(DiskError) as raised:
-        save_checkpoint(folder, 2, {**STATE, "large": torch.zeros(500_000)}, keep_last=1)
+        save_checkpoint(folder, 2, {**STATE, "large": torch.zeros(500_000)})
     names = [path.name for path in folder.iterdir() if path.name != "filler"]
     return str(raised.value), names, load_checkpoint(first)["optimizer_step"]
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> RunFolder:
     lines.close()
     for step in (3, 6):
         state = {"run_id": "r", "optimizer_step": step, "w": torch.full((4,), float(step))}
-        save_checkpoint(folder.checkpoints, step, state, keep_last=2)
+        save_checkpoint(folder.checkpoints, step, state)
     return folder
 
 

@@ -1,12 +1,9 @@
-"""Every setting of one run, with its unit and scope, validated once before anything launches.
+"""Every setting of one run, with its unit and what it decides, validated once before a launch.
 
 `RunConfig.from_mapping` takes the plain mapping that Hydra composed (or that a test wrote) and
 either returns a validated configuration or raises `ConfigError` with one line per problem.
-The scope of a setting is what it changes:
-
-* *trajectory*: it decides the loss curve, and is part of `trajectory_id`;
-* *run*: it decides memory and time but not the loss curve, and is part of `run_id`;
-* *display*: it changes neither, and an identical run is not repeated because of it.
+Each field says in its type what it decides (`Affects`): the loss, memory, time, what is recorded,
+or nothing of the run. `settings` is asked for it; what names a run or is never pooled follows.
 """
 
 from batchscape.config.batch import (
@@ -79,10 +76,14 @@ from batchscape.config.optimizer import (
 from batchscape.config.run import (
     RunConfig,
 )
+from batchscape.config.settings import OUR_GROUPS, affects_of, is_of_our_loop, that_affect
+from batchscape.config.types import Affects
 
 __all__ = [
+    "OUR_GROUPS",
     "Accelerate",
     "AdamW",
+    "Affects",
     "Batch",
     "Budget",
     "Checkpoint",
@@ -133,4 +134,7 @@ __all__ = [
     "Transformers",
     "WandbTracker",
     "WarmupStableDecay",
+    "affects_of",
+    "is_of_our_loop",
+    "that_affect",
 ]

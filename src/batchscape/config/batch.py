@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, Positive
+from batchscape.config.types import STRICT, Affects, Count, Positive
 
 __all__ = [
     "Batch",
@@ -21,54 +20,47 @@ __all__ = [
 class RampStage:
     """A part of the training with a global batch of its own."""
 
-    samples: Count
-    """Samples of this stage, a multiple of its global batch. Scope: trajectory."""
-    global_batch_size: Count
-    """Samples per optimizer step in this stage. Scope: trajectory."""
+    samples: Annotated[Count, Affects.LOSS]
+    """Samples of this stage, a multiple of its global batch."""
+    global_batch_size: Annotated[Count, Affects.ALL]
+    """Samples per optimizer step in this stage."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Batch:
     """How one global batch is cut. What is null is derived; a remainder is refused."""
 
-    nodes: Count | None = None
-    """Machines. Scope: run."""
-    devices_per_node: Count | None = None
-    """Data-parallel ranks on each machine. Scope: run."""
-    data_parallel_size: Count | None = None
-    """Data-parallel ranks in all, `nodes` x `devices_per_node`. Scope: run."""
-    micro_batch_size: Count | None = None
-    """Samples per rank per forward and backward. Scope: run."""
-    gradient_accumulation_steps: Count | None = None
-    """Micro-steps per optimizer step, per rank. Scope: run."""
-    global_batch_size: Count | None = None
-    """Samples per optimizer step. Scope: trajectory."""
-    global_batch_tokens: Count | None = None
-    """The same in tokens, a multiple of `data.sequence_length`. Scope: trajectory."""
-    ramp: tuple[RampStage, ...] = ()
+    nodes: Annotated[Count | None, Affects.COST] = None
+    """Machines."""
+    devices_per_node: Annotated[Count | None, Affects.COST] = None
+    """Data-parallel ranks on each machine."""
+    data_parallel_size: Annotated[Count | None, Affects.COST] = None
+    """Data-parallel ranks in all, `nodes` x `devices_per_node`."""
+    micro_batch_size: Annotated[Count | None, Affects.COST] = None
+    """Samples per rank per forward and backward."""
+    gradient_accumulation_steps: Annotated[Count | None, Affects.COST] = None
+    """Micro-steps per optimizer step, per rank."""
+    global_batch_size: Annotated[Count | None, Affects.LOSS | Affects.TIME] = None
+    """Samples per optimizer step."""
+    global_batch_tokens: Annotated[Count | None, Affects.LOSS | Affects.TIME] = None
+    """The same in tokens, a multiple of `data.sequence_length`."""
+    ramp: Annotated[tuple[RampStage, ...], Affects.ALL] = ()
     """Stages before the global batch above is reached, each cut by the same rule: what is given of
-    devices, micro-batch and accumulation holds in every stage. Scope: trajectory."""
+    devices, micro-batch and accumulation holds in every stage."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Budget:
     """How long to train: exactly one of the three sizes, perhaps a target, and when to give up."""
 
-    samples: Count | None = None
-    """Samples in all, a multiple of the global batch. Scope: trajectory."""
-    tokens: Count | None = None
-    """Tokens in all, a multiple of global batch x sequence length (packed data). Scope:
-    trajectory."""
-    optimizer_steps: Count | None = None
-    """Parameter updates in all. Scope: trajectory."""
-    target_loss: Positive | None = None
-    """Stop at the first evaluation whose loss is at most this. Scope: trajectory."""
-    divergence_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 10.0
-    """A run is diverged once its training loss was above this many times the lowest loss of its
-    first 10 optimizer steps for `divergence_steps` optimizer steps in a row; null: only once a loss
-    or gradient is not finite. The rule is in `train.divergence`. Scope: trajectory."""
-    divergence_steps: Count = 20
-    """Optimizer steps in a row that decide it. Scope: trajectory."""
+    samples: Annotated[Count | None, Affects.LOSS] = None
+    """Samples in all, a multiple of the global batch."""
+    tokens: Annotated[Count | None, Affects.LOSS] = None
+    """Tokens in all, a multiple of global batch x sequence length (packed data)."""
+    optimizer_steps: Annotated[Count | None, Affects.LOSS] = None
+    """Parameter updates in all."""
+    target_loss: Annotated[Positive | None, Affects.LOSS] = None
+    """Stop at the first evaluation whose loss is at most this."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
@@ -87,13 +79,13 @@ class Budget:
 class Evaluation:
     """Loss on a fixed held-out set, in fixed batches that do not depend on the geometry."""
 
-    every_samples: Count | None = None
+    every_samples: Annotated[Count | None, Affects.LOSS] = None
     """Training samples between evaluations, a multiple of the global batch; null: only before
-    the first and after the last step. Scope: trajectory."""
-    samples: Count = 256
-    """Held-out samples, the same ones at every evaluation. Scope: trajectory."""
-    batch_size: Count = 64
-    """Samples a forward pass. Scope: trajectory."""
-    ema_half_life_tokens: Positive | None = None
+    the first and after the last step."""
+    samples: Annotated[Count, Affects.LOSS] = 256
+    """Held-out samples, the same ones at every evaluation."""
+    batch_size: Annotated[Count, Affects.LOSS | Affects.MEMORY] = 64
+    """Samples a forward pass."""
+    ema_half_life_tokens: Annotated[Positive | None, Affects.ALL] = None
     """Evaluate an exponential moving average of the weights in which a weight counts half after so
-    many training tokens; null: the weights themselves. Scope: trajectory."""
+    many training tokens; null: the weights themselves."""

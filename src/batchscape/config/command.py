@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.metrics import Metrics
-from batchscape.config.types import STRICT, Count
+from batchscape.config.types import STRICT, Affects, Count
 
 __all__ = ["Command", "ExternalData", "ExternalModel", "Value"]
 
@@ -25,33 +25,32 @@ class Command:
     `docs/own_script.md` lists them. Settings that no placeholder names do not reach the program.
     """
 
-    name: Literal["command"]
-    argv: Annotated[list[str], Field(min_length=1)]
-    """The command, one text an argument; there is no shell. Scope: trajectory (and the content of
-    the files that it names)."""
+    name: Annotated[Literal["command"], Affects.ALL]
+    argv: Annotated[list[str], Field(min_length=1), Affects.ALL]
+    """The command, one text an argument; there is no shell. The content of the files that it
+    names counts too."""
     metrics: Metrics
-    """Where the program leaves its losses and times. Scope: run."""
-    cwd: str | None = None
-    """Folder in which the program starts; null: that of batchscape. Scope: display."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables, over those of batchscape. Scope: trajectory."""
-    values: dict[str, Value] = Field(default_factory=dict)
-    """Placeholders of your own. Scope: trajectory."""
-    files: list[str] = Field(default_factory=list)
+    """Where the program leaves its losses and times."""
+    cwd: Annotated[str | None, Affects.NOTHING] = None
+    """Folder in which the program starts; null: that of batchscape."""
+    environment: Annotated[dict[str, str], Affects.ALL] = Field(default_factory=dict)
+    """Environment variables, over those of batchscape."""
+    values: Annotated[dict[str, Value], Affects.ALL] = Field(default_factory=dict)
+    """Placeholders of your own."""
+    files: Annotated[list[str], Affects.ALL] = Field(default_factory=list)
     """Files and folders that decide the training beside those in argv, such as modules that the
-    script imports; relative to `cwd`. Scope: trajectory (their content)."""
-    precision: Literal["program", "float32", "bfloat16", "float16", "float64"] = "program"
-    """Arithmetic, as a label of tables and as `{precision}`; `program`: whatever the program does.
-    Scope: trajectory."""
-    max_devices: Count | None = None
-    """Most data-parallel ranks that the program can take; wider cells are rejected. Null: no limit.
-    Scope: display."""
-    resumable: bool = False
+    script imports; relative to `cwd`. Their content counts."""
+    precision: Annotated[
+        Literal["program", "float32", "bfloat16", "float16", "float64"], Affects.LOSS
+    ] = "program"
+    """Arithmetic, as a label of tables and as `{precision}`; `program`: whatever the program
+    does."""
+    max_devices: Annotated[Count | None, Affects.NOTHING] = None
+    """Most data-parallel ranks that the program can take; wider cells are rejected. Null: no
+    limit."""
+    resumable: Annotated[bool, Affects.NOTHING] = False
     """Whether the same command goes on from what it finds in `{run_dir}`; false: a run that was cut
-    short begins again from an empty folder. Scope: display."""
-    stop_on_nan: bool = True
-    """End the program at the first loss that is not finite; the run is `diverged` either way.
-    Scope: display."""
+    short begins again from an empty folder."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
@@ -65,17 +64,17 @@ class Command:
 class ExternalModel:
     """The model that the program of `engine=command` builds for itself."""
 
-    name: Literal["external"]
+    name: Annotated[Literal["external"], Affects.ALL]
 
 
 @dataclass(frozen=True, config=STRICT)
 class ExternalData:
     """The data that the program of `engine=command` reads for itself."""
 
-    name: Literal["external"]
-    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    name: Annotated[Literal["external"], Affects.ALL]
+    sequence_length: Annotated[Annotated[int, Field(ge=2)] | None, Affects.ALL] = None
     """Tokens a sample, where every sample is full: tokens are then counted, and `{sequence_length}`
-    is known. Null: samples alone are counted. Scope: trajectory."""
-    files: list[str] = Field(default_factory=list)
+    is known. Null: samples alone are counted."""
+    files: Annotated[list[str], Affects.ALL] = Field(default_factory=list)
     """Files and folders that the program reads, relative to the folder in which batchscape is
-    called. Scope: trajectory (their content)."""
+    called. Their content counts."""

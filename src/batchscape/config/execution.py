@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, NonNegative, Positive, Seed
+from batchscape.config.types import OUR_LOOP, STRICT, Affects, Count, NonNegative, Positive
 
 __all__ = [
     "Checkpoint",
@@ -32,103 +32,94 @@ Repeated = Literal["failed", "oom", "timeout", "all"]
 class Loader:
     """Who fetches the samples of a rank, and how far ahead."""
 
-    workers: NonNegative = 0
-    """Processes beside each rank that fetch samples; 0: the rank itself does. Scope: run."""
-    prefetch: Count = 2
-    """Micro-batches that each worker is ahead. Scope: run."""
+    workers: Annotated[NonNegative, Affects.COST] = 0
+    """Processes beside each rank that fetch samples; 0: the rank itself does."""
+    prefetch: Annotated[Count, Affects.COST] = 2
+    """Micro-batches that each worker is ahead."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Device:
     """What a run may take of each device: a smaller device, emulated by a larger one."""
 
-    memory_limit_gib: Positive | None = None
+    memory_limit_gib: Annotated[Positive | None, Affects.MEMORY] = None
     """Memory that the ranks on one device may take; beyond it they run out of memory. Null: all
-    there is. What counts, on CUDA and on a CPU: `measure.memory_limit`. Scope: run."""
+    there is. What counts, on CUDA and on a CPU: `measure.memory_limit`."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Checkpoint:
     """When the state of a run is written, so that it can go on after an interruption."""
 
-    every_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 120.0
+    every_s: Annotated[
+        Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, Affects.NOTHING
+    ] = 120.0
     """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
-    when interrupted. Scope: display."""
-    keep_last: Count = 2
-    """Newest checkpoints kept while a run is open; none once it is sealed. Scope: display."""
+    when interrupted."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Measure:
     """What is measured beside the loss."""
 
-    warmup_optimizer_steps: NonNegative = 5
-    """First optimizer steps that stay out of step-time figures; finished runs keep theirs. Scope:
-    display."""
-    memory: bool = True
-    """Measure peak memory; on CPU this is a short probe before training. Scope: run."""
-    noise_scale_every: Count | None = 20
-    """Optimizer steps between two samples of the gradient noise scale; null: none. Scope: run."""
-    peak_tflops: Positive | None = None
+    warmup_optimizer_steps: Annotated[NonNegative, Affects.NOTHING] = 5
+    """First optimizer steps that stay out of step-time figures; finished runs keep theirs."""
+    memory: Annotated[bool, Affects.RECORD] = True
+    """Measure peak memory; on CPU this is a short probe before training."""
+    noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20
+    """Optimizer steps between two samples of the gradient noise scale; null: none."""
+    peak_tflops: Annotated[Positive | None, Affects.NOTHING, OUR_LOOP] = None
     """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, or on a CPU
-    what a large matrix product attains. Finished runs keep theirs. Scope: display."""
-    equivalence_margin: Positive = 0.005
+    what a large matrix product attains. Finished runs keep theirs."""
+    equivalence_margin: Annotated[Positive, Affects.NOTHING] = 0.005
     """Largest difference of the final loss, in nats, within which decompositions count as
-    equivalent. Finished runs keep theirs. Scope: display."""
-    equivalence_margin_steps: Positive = 0.02
+    equivalent. Finished runs keep theirs."""
+    equivalence_margin_steps: Annotated[Positive, Affects.NOTHING] = 0.02
     """The same for the logarithm of the steps to a target, where 0.02 is 2 %. Finished runs keep
-    theirs. Scope: display."""
+    theirs."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Local:
     """Runs on this machine."""
 
-    name: Literal["local"]
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes CUDA devices where there are any. Its outcome is part of a run. Scope: run."""
-    concurrent_runs: Count = 1
-    """Runs at the same time; above 1 their times stay out of comparisons. Scope: display."""
-    max_ranks_per_core: Count = 2
+    name: Annotated[Literal["local"], Affects.NOTHING]
+    device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
+    """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
+    concurrent_runs: Annotated[Count, Affects.NOTHING] = 1
+    """Runs at the same time; above 1 their times stay out of comparisons."""
+    max_ranks_per_core: Annotated[Count, Affects.NOTHING] = 2
     """CPU ranks a core at most; above 1 a run may be oversubscribed, and its times stay out of
-    comparisons. Wider runs are rejected. Scope: display."""
-    max_ranks_per_device: Count = 1
-    """The same for CUDA devices; ranks that share one exchange through gloo. Scope: display."""
-    max_runs_per_device: Count = 1
+    comparisons. Wider runs are rejected."""
+    max_ranks_per_device: Annotated[Count, Affects.NOTHING] = 1
+    """The same for CUDA devices; ranks that share one exchange through gloo."""
+    max_runs_per_device: Annotated[Count, Affects.NOTHING] = 1
     """Runs that may share a CUDA device or a core, where `concurrent_runs` allows several; above 1
-    all are oversubscribed, and their times stay out of comparisons. Scope: display."""
-    exclusive_devices: bool = True
-    """Wait for devices that other launchers on this machine hold; false: share them. Scope:
-    display."""
-    timeout_s: Positive | None = None
-    """Longest time a run may take; null: no limit. Scope: display."""
-    hang_least_s: Positive | None = 300.0
-    """A run hangs, and is ended, once no rank has made progress for `hang_factor` optimizer steps
-    of its own, and at least for so many seconds; null: it never does. The rule is in
-    `launch.hangs`. Scope: display."""
-    hang_factor: Positive = 20.0
-    """Mean optimizer steps of the run that a micro-step may take before it counts as a hang. Scope:
-    display."""
-    hang_outside_s: Positive = 1800.0
+    all are oversubscribed, and their times stay out of comparisons."""
+    exclusive_devices: Annotated[bool, Affects.NOTHING] = True
+    """Wait for devices that other launchers on this machine hold; false: share them."""
+    timeout_s: Annotated[Positive | None, Affects.NOTHING] = None
+    """Longest time a run may take; null: no limit."""
+    hang_least_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
+    """A run hangs, and is ended, once no rank has made progress for 20 of its optimizer steps, and
+    at least for so many seconds; null: it never does. The rule is in `launch.hangs`."""
+    hang_outside_s: Annotated[Positive, Affects.NOTHING] = 1800.0
     """The same in seconds for what is outside of steps: the start up to the end of the first step,
-    compilation, a batch of an evaluation, a checkpoint, and all of a program of `engine=command`.
-    Scope: display."""
-    retries: NonNegative = 1
+    compilation, a batch of an evaluation, a checkpoint, and all of a program of
+    `engine=command`."""
+    retries: Annotated[NonNegative, Affects.NOTHING] = 1
     """Times that one launch tries a run again that the machine may have ended: a hang, a rank that
     was killed or lost, a fork server that died. What would happen again is never tried again: an
-    exception, memory that is out, divergence, a time limit. Scope: display."""
-    order_seed: Seed = 0
-    """Seed of the order in which runs are launched. Scope: display."""
-    retry: list[Repeated] = Field(default_factory=list)
+    exception, memory that is out, divergence, a time limit."""
+    retry: Annotated[list[Repeated], Affects.NOTHING] = Field(default_factory=list)
     """Statuses of runs that ended by a fault in an earlier launch and are launched again; such a
-    run goes on from its checkpoint where it has one. The option `--retry` sets it. Scope:
-    display."""
-    max_failures: Count | None = None
+    run goes on from its checkpoint where it has one. The option `--retry` sets it."""
+    max_failures: Annotated[Count | None, Affects.NOTHING] = None
     """Once this many runs of one launch have ended by a fault, no more are started; those that
-    run are finished. null: no limit. Scope: display."""
-    skip_larger_after_oom: bool = True
+    run are finished. null: no limit."""
+    skip_larger_after_oom: Annotated[bool, Affects.NOTHING] = True
     """Reject a run whose micro-batch is larger than that of a run that ran out of memory with all
-    else that decides memory alike; false: try each. Scope: display."""
+    else that decides memory alike; false: try each."""
 
 
 Launcher = Local
@@ -138,15 +129,17 @@ Launcher = Local
 class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
-    name: Literal["wandb"]
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """`auto` is online with an API key and offline without. Scope: display."""
-    project: str = "batchscape"
-    """Project that the runs go to. Scope: display."""
-    entity: str | None = None
-    """User or team; null: the key's default. Scope: display."""
-    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default_factory=list)
-    """Tags of every run, 1 to 64 characters each. Scope: display."""
+    name: Annotated[Literal["wandb"], Affects.NOTHING]
+    mode: Annotated[Literal["auto", "online", "offline", "disabled"], Affects.NOTHING] = "auto"
+    """`auto` is online with an API key and offline without."""
+    project: Annotated[str, Affects.NOTHING] = "batchscape"
+    """Project that the runs go to."""
+    entity: Annotated[str | None, Affects.NOTHING] = None
+    """User or team; null: the key's default."""
+    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Affects.NOTHING] = (
+        Field(default_factory=list)
+    )
+    """Tags of every run, 1 to 64 characters each."""
 
     def __post_init__(self) -> None:
         """Refuse names that W&B would refuse when the runs are done."""
@@ -160,7 +153,7 @@ class WandbTracker:
 class NoTracker:
     """The run folders alone."""
 
-    name: Literal["none"]
+    name: Annotated[Literal["none"], Affects.NOTHING]
 
 
 Tracker = Annotated[WandbTracker | NoTracker, Field(discriminator="name")]

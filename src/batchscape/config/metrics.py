@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT
+from batchscape.config.types import STRICT, Affects
 
 __all__ = [
     "EVALUATION_COLUMNS",
@@ -52,17 +52,17 @@ TimeUnit = Literal["s", "ms", "us", "min", "h"]
 class RecorderMetrics:
     """The program calls `batchscape.recorder` or `batchscape.transformers_callback`."""
 
-    kind: Literal["recorder"]
+    kind: Annotated[Literal["recorder"], Affects.TIME | Affects.RECORD]
 
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerStateMetrics:
     """The `trainer_state.json` of a Hugging Face `Trainer`."""
 
-    kind: Literal["trainer_state"]
-    path: str = "."
+    kind: Annotated[Literal["trainer_state"], Affects.TIME | Affects.RECORD]
+    path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
-    to the folder of the run. Scope: run."""
+    to the folder of the run."""
 
     def __post_init__(self) -> None:
         """Check the path."""
@@ -73,10 +73,9 @@ class TrainerStateMetrics:
 class LitGptCsvMetrics:
     """The `metrics.csv` and `hparams.yaml` that LitGPT's CSV logger writes."""
 
-    kind: Literal["litgpt_csv"]
-    path: str = "."
-    """The file, or a folder that holds one at any depth; relative to the folder of the run.
-    Scope: run."""
+    kind: Annotated[Literal["litgpt_csv"], Affects.TIME | Affects.RECORD]
+    path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
+    """The file, or a folder that holds one at any depth; relative to the folder of the run."""
 
     def __post_init__(self) -> None:
         """Check the path."""
@@ -87,21 +86,22 @@ class LitGptCsvMetrics:
 class JsonlMetrics:
     """A file with one JSON object a line."""
 
-    kind: Literal["jsonl"]
-    path: str
-    """The file, relative to the folder of the run. Scope: run."""
-    columns: dict[str, str]
-    """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`.
-    Scope: run."""
-    units: dict[str, TimeUnit] = Field(default_factory=dict)
-    """Unit of every time among the columns: s, ms, us, min or h. Scope: run."""
-    loss_of: LossOf | None = None
+    kind: Annotated[Literal["jsonl"], Affects.TIME | Affects.RECORD]
+    path: Annotated[str, Affects.TIME | Affects.RECORD]
+    """The file, relative to the folder of the run."""
+    columns: Annotated[dict[str, str], Affects.TIME | Affects.RECORD]
+    """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`."""
+    units: Annotated[dict[str, TimeUnit], Affects.TIME | Affects.RECORD] = Field(
+        default_factory=dict
+    )
+    """Unit of every time among the columns: s, ms, us, min or h."""
+    loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
     """What the program's loss is a mean over: `global_batch`, the micro-batches of one `rank`, one
-    `micro_batch`, or the `window` since the last line. Needed for a loss. Scope: run."""
-    first_step: int = 1
-    """Number that the program gives to its first optimizer step. Scope: run."""
-    initial_step: int = 0
-    """Number that it gives to an evaluation before the first optimizer step. Scope: run."""
+    `micro_batch`, or the `window` since the last line. Needed for a loss."""
+    first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
+    """Number that the program gives to its first optimizer step."""
+    initial_step: Annotated[int, Affects.TIME | Affects.RECORD] = 0
+    """Number that it gives to an evaluation before the first optimizer step."""
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
@@ -122,23 +122,25 @@ class RegexMetrics:
     `iter (?P<optimizer_step>\d+): loss (?P<loss>\S+), time (?P<step_time_s>\S+)ms`.
     """
 
-    kind: Literal["regex"]
-    pattern: str
-    """Matches a line about an optimizer step; searched in every line. Scope: run."""
-    evaluation_pattern: str | None = None
-    """Matches a line about an evaluation. Scope: run."""
-    geometry_pattern: str | None = None
-    """Matches a line about the batch that the program uses, such as `world_size`. Scope: run."""
-    path: str = "log.txt"
-    """The text, relative to the folder of the run; `log.txt` is what it printed. Scope: run."""
-    units: dict[str, TimeUnit] = Field(default_factory=dict)
-    """Unit of every time among the groups: s, ms, us, min or h. Scope: run."""
-    loss_of: LossOf | None = None
-    """What the program's loss is a mean over, see `jsonl`. Needed for a loss. Scope: run."""
-    first_step: int = 1
-    """Number that the program gives to its first optimizer step. Scope: run."""
-    initial_step: int = 0
-    """Number that it gives to an evaluation before the first optimizer step. Scope: run."""
+    kind: Annotated[Literal["regex"], Affects.TIME | Affects.RECORD]
+    pattern: Annotated[str, Affects.TIME | Affects.RECORD]
+    """Matches a line about an optimizer step; searched in every line."""
+    evaluation_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    """Matches a line about an evaluation."""
+    geometry_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    """Matches a line about the batch that the program uses, such as `world_size`."""
+    path: Annotated[str, Affects.TIME | Affects.RECORD] = "log.txt"
+    """The text, relative to the folder of the run; `log.txt` is what it printed."""
+    units: Annotated[dict[str, TimeUnit], Affects.TIME | Affects.RECORD] = Field(
+        default_factory=dict
+    )
+    """Unit of every time among the groups: s, ms, us, min or h."""
+    loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
+    """What the program's loss is a mean over, see `jsonl`. Needed for a loss."""
+    first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
+    """Number that the program gives to its first optimizer step."""
+    initial_step: Annotated[int, Affects.TIME | Affects.RECORD] = 0
+    """Number that it gives to an evaluation before the first optimizer step."""
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""

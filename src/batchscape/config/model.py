@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalModel
-from batchscape.config.types import STRICT, Count, Fraction, Positive
+from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
 
 __all__ = [
     "CustomModel",
@@ -24,24 +24,23 @@ __all__ = [
 class Gpt:
     """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
 
-    name: Literal["gpt"]
-    n_layers: Count
-    """Transformer blocks. Scope: trajectory."""
-    n_heads: Count
-    """Attention heads; must divide `d_model`. Scope: trajectory."""
-    d_model: Count
-    """Width of the residual stream. Scope: trajectory."""
-    vocabulary_size: Count | None = None
-    """Tokens of the embedding, at least the data's vocabulary; null: the data's. Scope:
-    trajectory."""
-    padded_vocabulary: bool = False
+    name: Annotated[Literal["gpt"], Affects.ALL]
+    n_layers: Annotated[Count, Affects.ALL]
+    """Transformer blocks."""
+    n_heads: Annotated[Count, Affects.ALL]
+    """Attention heads; must divide `d_model`."""
+    d_model: Annotated[Count, Affects.ALL]
+    """Width of the residual stream."""
+    vocabulary_size: Annotated[Count | None, Affects.ALL] = None
+    """Tokens of the embedding, at least the data's vocabulary; null: the data's."""
+    padded_vocabulary: Annotated[bool, Affects.ALL] = False
     """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
-    added have no probability and stay zero. Scope: trajectory."""
-    loss_chunk: Count | None = None
+    added have no probability and stay zero."""
+    loss_chunk: Annotated[Count | None, Affects.ALL] = None
     """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
-    loss and gradient part by part take less memory. Scope: trajectory."""
-    dropout: Fraction = 0.0
-    """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
+    loss and gradient part by part take less memory."""
+    dropout: Annotated[Fraction, Affects.ALL] = 0.0
+    """Dropout probability; above 0 a run is not decomposition-invariant."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
@@ -60,30 +59,29 @@ class Llama:
     RMSNorm, rotary positions, SwiGLU, grouped key-value heads, untied embeddings, no biases.
     """
 
-    name: Literal["llama"]
-    n_layers: Count
-    """Transformer blocks. Scope: trajectory."""
-    n_heads: Count
-    """Query heads; must divide `d_model`. Scope: trajectory."""
-    n_kv_heads: Count
-    """Key and value heads; must divide `n_heads`. Scope: trajectory."""
-    d_model: Count
-    """Width of the residual stream. Scope: trajectory."""
-    d_ff: Count
-    """Width of the feed-forward layer. Scope: trajectory."""
-    rope_base: Positive = 10000.0
-    """Base of the wavelengths of the rotary positions. Scope: trajectory."""
-    vocabulary_size: Count | None = None
-    """Tokens of the embedding, at least the data's vocabulary; null: the data's. Scope:
-    trajectory."""
-    padded_vocabulary: bool = False
+    name: Annotated[Literal["llama"], Affects.ALL]
+    n_layers: Annotated[Count, Affects.ALL]
+    """Transformer blocks."""
+    n_heads: Annotated[Count, Affects.ALL]
+    """Query heads; must divide `d_model`."""
+    n_kv_heads: Annotated[Count, Affects.ALL]
+    """Key and value heads; must divide `n_heads`."""
+    d_model: Annotated[Count, Affects.ALL]
+    """Width of the residual stream."""
+    d_ff: Annotated[Count, Affects.ALL]
+    """Width of the feed-forward layer."""
+    rope_base: Annotated[Positive, Affects.LOSS] = 10000.0
+    """Base of the wavelengths of the rotary positions."""
+    vocabulary_size: Annotated[Count | None, Affects.ALL] = None
+    """Tokens of the embedding, at least the data's vocabulary; null: the data's."""
+    padded_vocabulary: Annotated[bool, Affects.ALL] = False
     """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
-    added have no probability and stay zero. Scope: trajectory."""
-    loss_chunk: Count | None = None
+    added have no probability and stay zero."""
+    loss_chunk: Annotated[Count | None, Affects.ALL] = None
     """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
-    loss and gradient part by part take less memory. Scope: trajectory."""
-    tie_embeddings: bool = False
-    """Whether the last layer is the embedding's transpose. Scope: trajectory."""
+    loss and gradient part by part take less memory."""
+    tie_embeddings: Annotated[bool, Affects.ALL] = False
+    """Whether the last layer is the embedding's transpose."""
 
     def __post_init__(self) -> None:
         """Check the rules that no single field can state."""
@@ -107,17 +105,16 @@ class Transformers:
     A causal language model, or a sequence classifier where the data have labels.
     """
 
-    name: Literal["transformers"]
-    path: str | None = None
-    """Folder with a `config.json`, as `save_pretrained` writes it. Scope: trajectory (its
-    content)."""
-    pretrained: bool = False
-    """Start from the weights in the folder instead of random ones. Scope: trajectory."""
-    settings: dict[str, Any] = Field(default_factory=dict)
+    name: Annotated[Literal["transformers"], Affects.ALL]
+    path: Annotated[str | None, Affects.ALL] = None
+    """Folder with a `config.json`, as `save_pretrained` writes it. Its content counts."""
+    pretrained: Annotated[bool, Affects.LOSS] = False
+    """Start from the weights in the folder instead of random ones."""
+    settings: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
     """Entries of the model's configuration, over those of the folder; without a folder,
-    `model_type` among them. Scope: trajectory."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """Implementation of attention. Scope: trajectory."""
+    `model_type` among them."""
+    attention: Annotated[Literal["sdpa", "eager"], Affects.ALL] = "sdpa"
+    """Implementation of attention."""
 
     def __post_init__(self) -> None:
         """Check the rules that no single field can state."""
@@ -141,22 +138,22 @@ class Transformers:
 class CustomModel:
     """A module of your own: `_target_` is called with the arguments and returns it."""
 
-    name: Literal["custom"]
-    target: Annotated[str, Field(alias="_target_")]
-    """Import path of a callable, `package.module.name`. Scope: trajectory (and its source)."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Its keyword arguments. Scope: trajectory."""
+    name: Annotated[Literal["custom"], Affects.ALL]
+    target: Annotated[str, Field(alias="_target_"), Affects.ALL]
+    """Import path of a callable, `package.module.name`. Its source counts too."""
+    arguments: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
+    """Its keyword arguments."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Mlp:
     """A multi-layer perceptron with GELU, for classification."""
 
-    name: Literal["mlp"]
-    hidden_sizes: list[Count]
-    """Width of each hidden layer. Scope: trajectory."""
-    dropout: Fraction = 0.0
-    """Dropout probability; above 0 a run is not decomposition-invariant. Scope: trajectory."""
+    name: Annotated[Literal["mlp"], Affects.ALL]
+    hidden_sizes: Annotated[list[Count], Affects.ALL]
+    """Width of each hidden layer."""
+    dropout: Annotated[Fraction, Affects.ALL] = 0.0
+    """Dropout probability; above 0 a run is not decomposition-invariant."""
 
 
 Model = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Count, Fraction, NonNegative, Positive
+from batchscape.config.types import STRICT, Affects, Count, Fraction, NonNegative, Positive
 
 __all__ = [
     "AdamW",
@@ -26,63 +26,63 @@ __all__ = [
 class AdamW:
     """AdamW with decoupled weight decay (matrices only), PyTorch's fused kernel."""
 
-    name: Literal["adamw"]
-    learning_rate: Positive
-    """Peak learning rate. Scope: trajectory."""
-    beta1: Fraction = 0.9
-    """Decay of the first moment, an optimizer step. Scope: trajectory."""
-    beta2: Fraction = 0.95
-    """Decay of the second moment, an optimizer step. Scope: trajectory."""
-    epsilon: Positive = 1e-8
-    """Added to the denominator. Scope: trajectory."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """Decoupled weight decay of matrices; vectors have none. Scope: trajectory."""
-    gradient_clip_norm: Positive | None = 1.0
-    """Largest norm of the whole gradient; null: no clipping. Scope: trajectory."""
+    name: Annotated[Literal["adamw"], Affects.ALL]
+    learning_rate: Annotated[Positive, Affects.LOSS]
+    """Peak learning rate."""
+    beta1: Annotated[Fraction, Affects.LOSS] = 0.9
+    """Decay of the first moment, an optimizer step."""
+    beta2: Annotated[Fraction, Affects.LOSS] = 0.95
+    """Decay of the second moment, an optimizer step."""
+    epsilon: Annotated[Positive, Affects.LOSS] = 1e-8
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.1
+    """Decoupled weight decay of matrices; vectors have none."""
+    gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = 1.0
+    """Largest norm of the whole gradient; null: no clipping."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Sgd:
     """Stochastic gradient descent with momentum."""
 
-    name: Literal["sgd"]
-    learning_rate: Positive
-    """Peak learning rate. Scope: trajectory."""
-    momentum: Fraction = 0.9
-    """Momentum, an optimizer step. Scope: trajectory."""
-    nesterov: bool = False
-    """Nesterov's variant. Scope: trajectory."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """L2 penalty on matrices; vectors have none. Scope: trajectory."""
-    gradient_clip_norm: Positive | None = None
-    """Largest norm of the whole gradient; null: no clipping. Scope: trajectory."""
+    name: Annotated[Literal["sgd"], Affects.ALL]
+    learning_rate: Annotated[Positive, Affects.LOSS]
+    """Peak learning rate."""
+    momentum: Annotated[Fraction, Affects.ALL] = 0.9
+    """Momentum, an optimizer step."""
+    nesterov: Annotated[bool, Affects.ALL] = False
+    """Nesterov's variant."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.0
+    """L2 penalty on matrices; vectors have none."""
+    gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = None
+    """Largest norm of the whole gradient; null: no clipping."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Muon:
     """Muon for the matrices of hidden layers; AdamW for embeddings, last layer and vectors."""
 
-    name: Literal["muon"]
-    learning_rate: Positive
-    """Peak learning rate of Muon. Scope: trajectory."""
-    momentum: Fraction = 0.95
-    """Momentum of Muon, an optimizer step. Scope: trajectory."""
-    nesterov: bool = True
-    """Nesterov's variant. Scope: trajectory."""
-    newton_schulz_steps: Annotated[int, Field(ge=1, lt=100)] = 5
-    """Iterations of the orthogonalisation. Scope: trajectory."""
-    adamw_learning_rate: Positive = 3e-4
-    """Peak learning rate of AdamW; both follow one schedule. Scope: trajectory."""
-    beta1: Fraction = 0.9
-    """AdamW's decay of the first moment, an optimizer step. Scope: trajectory."""
-    beta2: Fraction = 0.95
-    """AdamW's decay of the second moment, an optimizer step. Scope: trajectory."""
-    epsilon: Positive = 1e-8
-    """Added to AdamW's denominator. Scope: trajectory."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """Decoupled weight decay of matrices; vectors have none. Scope: trajectory."""
-    gradient_clip_norm: Positive | None = 1.0
-    """Largest norm of the whole gradient; null: no clipping. Scope: trajectory."""
+    name: Annotated[Literal["muon"], Affects.ALL]
+    learning_rate: Annotated[Positive, Affects.LOSS]
+    """Peak learning rate of Muon."""
+    momentum: Annotated[Fraction, Affects.ALL] = 0.95
+    """Momentum of Muon, an optimizer step."""
+    nesterov: Annotated[bool, Affects.ALL] = True
+    """Nesterov's variant."""
+    newton_schulz_steps: Annotated[int, Field(ge=1, lt=100), Affects.LOSS | Affects.TIME] = 5
+    """Iterations of the orthogonalisation."""
+    adamw_learning_rate: Annotated[Positive, Affects.LOSS] = 3e-4
+    """Peak learning rate of AdamW; both follow one schedule."""
+    beta1: Annotated[Fraction, Affects.LOSS] = 0.9
+    """AdamW's decay of the first moment, an optimizer step."""
+    beta2: Annotated[Fraction, Affects.LOSS] = 0.95
+    """AdamW's decay of the second moment, an optimizer step."""
+    epsilon: Annotated[Positive, Affects.LOSS] = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.1
+    """Decoupled weight decay of matrices; vectors have none."""
+    gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = 1.0
+    """Largest norm of the whole gradient; null: no clipping."""
 
 
 Optimizer = Annotated[AdamW | Sgd | Muon, Field(discriminator="name")]
@@ -92,16 +92,16 @@ Optimizer = Annotated[AdamW | Sgd | Muon, Field(discriminator="name")]
 class Scaling:
     """How the optimizer's settings follow the global batch B, from a reference batch B0."""
 
-    reference_global_batch_size: Count | None = None
+    reference_global_batch_size: Annotated[Count | None, Affects.LOSS] = None
     """B0, the global batch for which the optimizer's settings are written; null: no rule is
-    applied. Scope: trajectory."""
-    learning_rate: Literal["none", "linear", "sqrt"] = "none"
-    """Learning rate times B / B0, or its root. Scope: trajectory."""
-    betas: Literal["none", "half_life"] = "none"
-    """Adam's betas to the power B / B0: their half-lives in tokens are held. Scope: trajectory."""
-    weight_decay: Literal["none", "timescale"] = "none"
-    """Weight decay such that its timescale in tokens, B / (learning rate x weight decay), is held.
-    Scope: trajectory."""
+    applied."""
+    learning_rate: Annotated[Literal["none", "linear", "sqrt"], Affects.LOSS] = "none"
+    """Learning rate times B / B0, or its root."""
+    betas: Annotated[Literal["none", "half_life"], Affects.LOSS] = "none"
+    """Adam's betas to the power B / B0: their half-lives in tokens are held."""
+    weight_decay: Annotated[Literal["none", "timescale"], Affects.LOSS] = "none"
+    """Weight decay such that its timescale in tokens, B / (learning rate x weight decay), is
+    held."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
@@ -120,37 +120,37 @@ class Scaling:
 class Constant:
     """A linear warm-up to the peak learning rate, constant after it."""
 
-    name: Literal["constant"]
-    warmup_samples: NonNegative = 0
-    """Samples over which the learning rate rises from zero. Scope: trajectory."""
+    name: Annotated[Literal["constant"], Affects.LOSS]
+    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
+    """Samples over which the learning rate rises from zero."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class Cosine:
     """A linear warm-up, then half a cosine down to `final_fraction` of the peak."""
 
-    name: Literal["cosine"]
-    warmup_samples: NonNegative = 0
-    """Samples over which the learning rate rises from zero. Scope: trajectory."""
-    decay_samples: Count | None = None
-    """Samples at which the decay ends; null: the end of the budget. Scope: trajectory."""
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Last learning rate over the peak. Scope: trajectory."""
+    name: Annotated[Literal["cosine"], Affects.LOSS]
+    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
+    """Samples over which the learning rate rises from zero."""
+    decay_samples: Annotated[Count | None, Affects.LOSS] = None
+    """Samples at which the decay ends; null: the end of the budget."""
+    final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.1
+    """Last learning rate over the peak."""
 
 
 @dataclass(frozen=True, config=STRICT)
 class WarmupStableDecay:
     """A linear warm-up, a constant peak, and a decay at the end of the budget."""
 
-    name: Literal["wsd"]
-    decay_samples: Count
-    """Samples of the decay, the last ones of the budget. Scope: trajectory."""
-    warmup_samples: NonNegative = 0
-    """Samples over which the learning rate rises from zero. Scope: trajectory."""
-    shape: Literal["linear", "sqrt"] = "linear"
-    """Decay by a line, or by one minus the root of the part done. Scope: trajectory."""
-    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Last learning rate over the peak. Scope: trajectory."""
+    name: Annotated[Literal["wsd"], Affects.LOSS]
+    decay_samples: Annotated[Count, Affects.LOSS]
+    """Samples of the decay, the last ones of the budget."""
+    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
+    """Samples over which the learning rate rises from zero."""
+    shape: Annotated[Literal["linear", "sqrt"], Affects.LOSS] = "linear"
+    """Decay by a line, or by one minus the root of the part done."""
+    final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.0
+    """Last learning rate over the peak."""
 
 
 Schedule = Annotated[Constant | Cosine | WarmupStableDecay, Field(discriminator="name")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -18,7 +18,7 @@ from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Me
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Optimizer, Scaling, Schedule
-from batchscape.config.types import STRICT, NonNegative, Seed
+from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
 from batchscape.errors import ConfigError
 
 __all__ = ["RunConfig"]
@@ -31,30 +31,30 @@ class RunConfig:
     batch: Batch
     model: Model
     data: Data
-    optimizer: Optimizer
-    schedule: Schedule
-    scaling: Scaling
+    optimizer: Annotated[Optimizer, OUR_LOOP]
+    schedule: Annotated[Schedule, OUR_LOOP]
+    scaling: Annotated[Scaling, OUR_LOOP]
     budget: Budget
-    evaluation: Evaluation
+    evaluation: Annotated[Evaluation, OUR_LOOP]
     engine: Engine
-    loader: Loader
-    checkpoint: Checkpoint
+    loader: Annotated[Loader, OUR_LOOP]
+    checkpoint: Annotated[Checkpoint, OUR_LOOP]
     measure: Measure
     launcher: Launcher
     tracker: Tracker
     device: Device = Field(default_factory=Device)
-    seed: Seed = 0
-    """Sets `init_seed` and `data_seed` where they are null. Scope: trajectory."""
-    init_seed: Seed | None = None
-    """Seed of the initial parameters. Scope: trajectory."""
-    data_seed: Seed | None = None
-    """Seed of the sample order. Scope: trajectory."""
-    timing_repeat: NonNegative = 0
-    """Distinguishes repeats of one and the same run, for timing. Scope: run."""
-    sweep_name: str | None = None
-    """Name of the sweep; null: from the sweep file or the swept settings. Scope: display."""
-    sweep_dir: str | None = None
-    """Folder of the sweep; null: `outputs/<sweep_name>`. Scope: display."""
+    seed: Annotated[Seed, Affects.LOSS, OUR_LOOP] = 0
+    """Sets `init_seed` and `data_seed` where they are null."""
+    init_seed: Annotated[Seed | None, Affects.LOSS, OUR_LOOP] = None
+    """Seed of the initial parameters."""
+    data_seed: Annotated[Seed | None, Affects.LOSS, OUR_LOOP] = None
+    """Seed of the sample order."""
+    timing_repeat: Annotated[NonNegative, Affects.RECORD] = 0
+    """Distinguishes repeats of one and the same run, for timing."""
+    sweep_name: Annotated[str | None, Affects.NOTHING] = None
+    """Name of the sweep; null: from the sweep file or the swept settings."""
+    sweep_dir: Annotated[str | None, Affects.NOTHING] = None
+    """Folder of the sweep; null: `outputs/<sweep_name>`."""
 
     def __post_init__(self) -> None:
         """Check the rules between groups."""

@@ -1,13 +1,16 @@
-"""Kinds of values that settings have."""
+"""Kinds of values that settings have, and what a setting decides."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import Flag, auto
+from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
 __all__ = [
+    "OUR_LOOP",
     "STRICT",
+    "Affects",
     "Count",
     "Fraction",
     "NonNegative",
@@ -19,6 +22,37 @@ __all__ = [
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 """No unknown settings, no conversions, and the text below a field describes it."""
+
+
+class Affects(Flag):
+    """What a setting decides of a run. Each field of a configuration says it in its type.
+
+    Names of runs, and what is pooled or told apart, follow from it: `config.settings` is asked.
+    """
+
+    NOTHING = 0
+    """Where and when a run is done, and what is shown of it: no run is repeated because of it."""
+    LOSS = auto()
+    """The loss curve, whatever the cut: part of `trajectory_id`."""
+    MEMORY = auto()
+    """How many bytes a device holds: out of memory with one value says nothing of another."""
+    TIME = auto()
+    """How long an optimizer step takes, or which times of it are read."""
+    RECORD = auto()
+    """What is kept of a run, and how often it is measured: part of `run_id`, and pooled."""
+    COST = MEMORY | TIME
+    ALL = LOSS | COST
+
+    def __str__(self) -> str:
+        """Write it as the comments in `conf/` do: `loss`, `memory, time`, `all` or `nothing`."""
+        if self == Affects.ALL:
+            return "all"
+        return ", ".join(str(one.name).lower() for one in self) or "nothing"
+
+
+OUR_LOOP: Final = "our loop"
+"""Marks a setting, or a group of them, that our own loop reads: a program of others is told of it
+by a placeholder or not at all."""
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]

@@ -16,15 +16,13 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from statistics import median
 
+from batchscape.config import Affects, that_affect
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 
 __all__ = ["Durations", "Pace"]
-
-_CELL = ("data", "engine", "evaluation", "loader", "model")
-"""Groups of settings that decide a time, beside the geometry."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +130,10 @@ class Durations:
 
     def _cell(self, spec: RunSpec) -> str:
         if spec.run_id not in self._cell_of:
-            settings = spec.config.to_mapping()
+            settings = that_affect(spec.config, Affects.TIME)
+            del settings["batch"], settings["launcher"]
             content = {
-                **{name: settings[name] for name in _CELL},
-                "optimizer": settings["optimizer"]["name"],
-                "measure": settings["measure"]["noise_scale_every"],
+                **settings,
                 "stages": [astuple(stage.geometry) for stage in spec.stages],
                 "precision": spec.precision,
             }

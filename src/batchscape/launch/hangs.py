@@ -2,7 +2,7 @@
 
 The rule: a run hangs when none of its ranks has told of progress for
 
-* `max(hang_least_s, hang_factor x step time)` while all of them are within optimizer steps, where
+* `max(hang_least_s, 20 x step time)` while all of them are within optimizer steps, where
   the step time is the mean of this attempt so far (evaluations and checkpoints included, which
   makes it longer);
 * `hang_outside_s`, or the above if that is longer, while any of them is elsewhere: at its start, in
@@ -27,6 +27,9 @@ from batchscape.config import Launcher
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
 
 __all__ = ["Hang", "HangWatch"]
+
+FACTOR = 20.0
+"""Mean optimizer steps of a run that a micro-step may take before it counts as a hang."""
 
 _LONGEST_LOOK_S = 5.0
 """Time that passes between two looks at most, as far as the rule is concerned."""
@@ -136,8 +139,7 @@ class HangWatch:
 
     def _limit(self) -> tuple[float | None, str]:
         """Return how long the ranks may be silent now, and the rule in words."""
-        least_s, factor = self._settings.hang_least_s, self._settings.hang_factor
-        outside_s = self._settings.hang_outside_s
+        least_s, outside_s = self._settings.hang_least_s, self._settings.hang_outside_s
         if least_s is None:
             return None, ""
         step_s = self._step_time_s
@@ -147,8 +149,8 @@ class HangWatch:
         name = "hang_least_s"
         if outside_s > least_s and (self.is_program or not within):
             name, least_s = "hang_outside_s", outside_s
-        rule = f"hang_factor {factor:g} x step time {step_s:.3g} s, at least {name} {least_s:g} s"
-        return max(least_s, factor * step_s), rule
+        rule = f"{FACTOR:g} x step time {step_s:.3g} s, at least {name} {least_s:g} s"
+        return max(least_s, FACTOR * step_s), rule
 
     def _described(self, limit_s: float, rule: str) -> Hang:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"

@@ -97,7 +97,7 @@ def run_sweep(
     if not specs:
         return SweepResult((), interrupted=False)
     console = OutgoingConsole() if console is None else console
-    ordered = launch_order(specs, specs[0].config.launcher.order_seed)
+    ordered = launch_order(specs)
     check_usable(sweep, run_ids)
     with sweep_lock(sweep), ExitStack() as stack:
         remove_dead_writes(sweep)
@@ -208,7 +208,7 @@ def _keep_index(sweep: SweepFolder, progress: Progress) -> None:
         return
 
 
-def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:
+def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """Order runs at random within blocks of equal seeds.
 
     Every block holds each geometry once, so that a drift of the machine falls on all alike. The
@@ -217,13 +217,11 @@ def launch_order(specs: Sequence[RunSpec], seed: int) -> list[RunSpec]:
     Parameters
     ----------
     specs : sequence of RunSpec
-    seed : int
-        Another seed, another order.
     """
 
     def key(spec: RunSpec) -> tuple[int, int, int, str]:
         config = spec.config
-        digest = hashlib.sha256(f"{seed} {spec.run_id}".encode()).hexdigest()
+        digest = hashlib.sha256(spec.run_id.encode()).hexdigest()
         seeds = config.resolved_init_seed, config.resolved_data_seed
         return (config.timing_repeat, *seeds, digest)
 

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.causes import Cause
@@ -31,19 +32,6 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 __all__ = ["OomKnowledge", "reject"]
-
-_WITHOUT_MEMORY = {
-    # How often and how long, with which numbers, for whom: not how many bytes.
-    *("batch", "budget", "checkpoint", "launcher", "scaling", "schedule", "tracker"),
-    *("seed", "init_seed", "data_seed", "timing_repeat", "sweep_dir", "sweep_name"),
-}
-_WITH_MEMORY = {
-    "evaluation": {"batch_size", "ema_half_life_tokens"},
-    "measure": {"memory", "noise_scale_every"},
-}
-"""Of these groups only the settings named."""
-_NUMBERS = {"learning_rate", "adamw_learning_rate"}
-"""Of the optimizer: what changes no size."""
 
 
 class OomKnowledge:
@@ -183,15 +171,9 @@ def _ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
 
 def _memory_key(spec: RunSpec) -> str:
     """Return all that decides memory, but for micro-batch and accumulation."""
-    settings = spec.config.to_mapping()
-    kept: dict[str, Any] = {
-        group: {k: v for k, v in values.items() if k in _WITH_MEMORY.get(group, values)}
-        if isinstance(values, dict)
-        else values
-        for group, values in settings.items()
-        if group not in _WITHOUT_MEMORY
-    }
-    kept["optimizer"] = {k: v for k, v in kept["optimizer"].items() if k not in _NUMBERS}
+    kept = that_affect(spec.config, Affects.MEMORY)
+    # The geometry, and the type of the device.
+    del kept["batch"], kept["launcher"]
     resolved = {
         "nodes": spec.geometry.nodes,
         "data_parallel_size": spec.geometry.data_parallel_size,

@@ -14,15 +14,9 @@ from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
 from batchscape.plan.expand import Cell, Grid
-from batchscape.plan.identity import name_sweep
+from batchscape.plan.identity import name_sweep, rejected_id
 from batchscape.plan.machine import Machine
-from batchscape.plan.resolve import (
-    Rejection,
-    check_multiples,
-    placement_problem,
-    reject,
-    resolve,
-)
+from batchscape.plan.resolve import check_multiples, placement_problem, resolve
 from batchscape.plan.stages import solve_geometries
 from batchscape.programs.script import command_source_hash
 from batchscape.programs.settings import (
@@ -43,11 +37,25 @@ _MAX_PROBLEMS = 5
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell of the plan."""
+    """One cell of the plan: a run to launch, or the reason why there is none."""
 
-    outcome: RunSpec | Rejection
+    config: RunConfig
     swept: dict[str, Any]
     """The value of each axis, by key."""
+    geometries: tuple[BatchGeometry, ...] = ()
+    """One a stage; empty where there is none."""
+    reason: str | None = None
+    """Why it is never launched: the rule, the values, and what would work; None: it is."""
+    run_id: str = ""
+    """Of the run. A cell that merely lacks devices has the name of the run that it would be, so
+    that a larger machine goes on in the same folder."""
+    spec: RunSpec | None = None
+    """What is launched; None where nothing is."""
+
+    @property
+    def geometry(self) -> BatchGeometry | None:
+        """The last geometry, which names a run; None where there is none."""
+        return self.geometries[-1] if self.geometries else None
 
 
 @dataclass(frozen=True)
@@ -64,12 +72,12 @@ class Plan:
     @property
     def specs(self) -> list[RunSpec]:
         """The runs to launch."""
-        return [c.outcome for c in self.cells if isinstance(c.outcome, RunSpec)]
+        return [cell.spec for cell in self.cells if cell.spec is not None]
 
     @property
-    def rejections(self) -> list[Rejection]:
+    def rejections(self) -> list[PlannedCell]:
         """The cells that are never launched."""
-        return [c.outcome for c in self.cells if isinstance(c.outcome, Rejection)]
+        return [cell for cell in self.cells if cell.spec is None]
 
 
 def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
@@ -91,77 +99,66 @@ def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
     ------
     ConfigError
         If a setting holds a secret or breaks a rule, settings of the whole sweep differ between
-        cells, or no cell at all can be launched (a `GeometryError` where there is one cell only).
+        cells, or no cell at all can be launched.
     """
     refuse_secrets(cell.settings for cell in grid.cells)
-    configs = [without_unpassed(config) for config in _validate(grid.cells)]
+    cells = _validated(grid.cells)
+    configs = [cell.config for cell in cells]
     _check_common(configs)
     check_commands(configs, grid.axis_keys, grid.fixed)
     sweep_name, sweep_dir = name_sweep(
         configs[0], sweep_file=grid.sweep_file, swept_keys=grid.axis_keys, fixed=grid.fixed
     )
-    solved = {(config.batch, config.sequence_length): config for config in configs}
-    by_batch = {batch: _geometries(config) for batch, config in solved.items()}
-    geometries = [by_batch[config.batch, config.sequence_length] for config in configs]
-    problems = [
-        str(stages)
-        if isinstance(stages, GeometryError)
-        else too_wide(stages[-1], config) or placement_problem(stages[-1], config, machine)
-        for config, stages in zip(configs, geometries, strict=True)
-    ]
-    _refuse_empty(problems, geometries)
-    _check_launched(configs, geometries, problems)
-    check_varied(
-        configs,
-        [
-            None if isinstance(stages, GeometryError) or problem else stages[-1]
-            for stages, problem in zip(geometries, problems, strict=True)
-        ],
-    )
+    cells = _cut(cells, machine)
+    launched = [cell for cell in cells if cell.reason is None]
+    if not launched:
+        raise ConfigError(_nothing_to_launch(cells))
+    _check_multiples(launched)
+    check_varied((cell.config, cell.geometries[-1]) for cell in launched)
 
     prepared: dict[str, DataIdentity] = {}
     hashed: dict[str, str | None] = {}
     planned: dict[str, PlannedCell] = {}
-    for cell, config, stages, problem in zip(
-        grid.cells, configs, geometries, problems, strict=True
-    ):
-        outcome: RunSpec | Rejection
-        if isinstance(stages, GeometryError):
-            outcome = reject(config, str(stages))
+    for cell in cells:
+        config = cell.config
+        if not cell.geometries:
+            settled = replace(cell, run_id=rejected_id(config))
         else:
-            is_command = isinstance(config.engine, Command)
-            data, model = repr(config.data), repr(config.engine if is_command else config.model)
+            command = config.engine if isinstance(config.engine, Command) else None
+            data, source = repr(config.data), repr(command or config.model)
             if data not in prepared:
                 prepared[data] = prepare(config.data)
-            if model not in hashed:
-                hashed[model] = _source_hash(config)
-            outcome = resolve(
+            if source not in hashed:
+                hashed[source] = (
+                    command_source_hash(command) if command else model_source_hash(config)
+                )
+            spec = resolve(
                 config,
-                stages,
+                cell.geometries,
                 prepared[data],
-                source_hash=hashed[model],
+                source_hash=hashed[source],
                 machine=machine,
                 sweep_name=sweep_name,
             )
-            if problem is not None:
-                outcome = reject(config, problem, geometry=stages[-1], run_id=outcome.run_id)
-        planned.setdefault(outcome.run_id, PlannedCell(outcome, cell.swept))
-    return Plan(sweep_name, sweep_dir, tuple(planned.values()), len(configs) - len(planned))
+            settled = replace(cell, run_id=spec.run_id, spec=spec if cell.reason is None else None)
+        planned.setdefault(settled.run_id, settled)
+    return Plan(sweep_name, sweep_dir, tuple(planned.values()), len(cells) - len(planned))
 
 
-def _validate(cells: Sequence[Cell]) -> list[RunConfig]:
+def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:
     """Validate every cell; tell each distinct problem once."""
-    configs: list[RunConfig] = []
+    valid: list[PlannedCell] = []
     counts: Counter[str] = Counter()
     examples: dict[str, Cell] = {}
     for cell in cells:
         try:
-            configs.append(RunConfig.from_mapping(cell.settings))
+            config = without_unpassed(RunConfig.from_mapping(cell.settings))
+            valid.append(PlannedCell(config, cell.swept))
         except ConfigError as error:
             counts[str(error)] += 1
             examples.setdefault(str(error), cell)
     if not counts:
-        return configs
+        return valid
     told = []
     for message, count in counts.most_common(_MAX_PROBLEMS):
         where = ""
@@ -188,51 +185,45 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
                 raise ConfigError(msg)
 
 
-def _source_hash(config: RunConfig) -> str | None:
-    if isinstance(config.engine, Command):
-        return command_source_hash(config.engine)
-    return model_source_hash(config)
+def _cut(cells: Sequence[PlannedCell], machine: Machine) -> list[PlannedCell]:
+    """Return cells with their geometries, or with the reason why they have none that can run."""
+    solved: dict[object, tuple[BatchGeometry, ...] | str] = {}
+    cut = []
+    for cell in cells:
+        config = cell.config
+        asked = config.batch, config.sequence_length
+        if asked not in solved:
+            try:
+                solved[asked] = solve_geometries(config)
+            except GeometryError as error:
+                solved[asked] = str(error)
+        found = solved[asked]
+        if isinstance(found, str):
+            cut.append(replace(cell, reason=found))
+        else:
+            reason = too_wide(found[-1], config) or placement_problem(found[-1], config, machine)
+            cut.append(replace(cell, geometries=found, reason=reason))
+    return cut
 
 
-def _geometries(config: RunConfig) -> tuple[BatchGeometry, ...] | GeometryError:
-    try:
-        return solve_geometries(config)
-    except GeometryError as error:
-        return error
-
-
-def _refuse_empty(
-    problems: Sequence[str | None], geometries: Sequence[tuple[BatchGeometry, ...] | GeometryError]
-) -> None:
+def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
     """A sweep that would launch nothing is a mistake, not an empty result."""
-    if None in problems:
-        return
-    if len(problems) == 1:
-        if isinstance(geometries[0], GeometryError):
-            raise geometries[0]
-        raise ConfigError(str(problems[0]))
-    distinct = list(dict.fromkeys(str(problem) for problem in problems))
-    shown = "".join(f"\n  {problem}" for problem in distinct[:_MAX_PROBLEMS])
+    distinct = list(dict.fromkeys(str(cell.reason) for cell in cells))
+    if len(cells) == 1:
+        return distinct[0]
+    shown = "".join(f"\n  {reason}" for reason in distinct[:_MAX_PROBLEMS])
     more = len(distinct) - _MAX_PROBLEMS
-    msg = f"none of the {len(problems)} cells can be launched:{shown}"
-    raise ConfigError(msg + (f"\n  and {more} further reasons" if more > 0 else ""))
+    text = f"none of the {len(cells)} cells can be launched:{shown}"
+    return text + (f"\n  and {more} further reasons" if more > 0 else "")
 
 
-def _check_launched(
-    configs: Sequence[RunConfig],
-    geometries: Sequence[tuple[BatchGeometry, ...] | GeometryError],
-    problems: Sequence[str | None],
-) -> None:
+def _check_multiples(launched: Sequence[PlannedCell]) -> None:
     """Check what depends on all global batches that are launched together."""
-    launched = [
-        (config, stages[-1].global_batch_size)
-        for config, stages, problem in zip(configs, geometries, problems, strict=True)
-        if problem is None and not isinstance(stages, GeometryError) and not config.batch.ramp
-    ]
-    global_batches = {size for _, size in launched}
+    counted = [cell for cell in launched if not cell.config.batch.ramp]
+    global_batches = {cell.geometries[-1].global_batch_size for cell in counted}
     checked = set()
-    for config, _ in launched:
-        counted = (config.budget, config.evaluation, config.sequence_length)
-        if counted not in checked:
-            checked.add(counted)
+    for config in (cell.config for cell in counted):
+        sizes = (config.budget, config.evaluation, config.sequence_length)
+        if sizes not in checked:
+            checked.add(sizes)
             check_multiples(config, global_batches)

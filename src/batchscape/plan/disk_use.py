@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from batchscape.config import Command, Sgd
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes, size_text
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
 
 __all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "run_disk_use"]
@@ -55,8 +55,6 @@ class DiskUse:
     peak: int
     """Needed at most at one time, with as many runs at once as are allowed."""
     largest_checkpoint: int
-    kept: int
-    """Checkpoints that a run keeps."""
     unknown: int
     """Runs whose checkpoints are not counted."""
     free: int
@@ -88,7 +86,7 @@ def run_disk_use(spec: RunSpec) -> RunDiskUse:
     if isinstance(spec.config.engine, Command):
         return RunDiskUse(sealed, 0, sealed + lines)
     checkpoint = _checkpoint(spec)
-    copies = spec.config.checkpoint.keep_last + 1
+    copies = CHECKPOINTS_KEPT + 1
     # Tables are written while the lines and the checkpoints are still there.
     peak = sealed + lines + copies * (checkpoint or 0)
     return RunDiskUse(sealed, checkpoint, peak)
@@ -113,7 +111,6 @@ def disk_use(specs: Sequence[RunSpec], sweep: SweepFolder) -> DiskUse:
         total=total,
         peak=total + sum(extra),
         largest_checkpoint=max((run.checkpoint or 0 for run in each), default=0),
-        kept=max((spec.config.checkpoint.keep_last for spec in open_ones), default=0),
         unknown=sum(run.checkpoint is None for run in each),
         free=free_bytes(sweep.path),
     )
@@ -128,7 +125,7 @@ def describe_disk_use(use: DiskUse) -> str:
     if use.largest_checkpoint:
         text += (
             f" (checkpoints of up to {size_text(use.largest_checkpoint)}; a run keeps its newest "
-            f"{use.kept} until it is sealed)"
+            f"{CHECKPOINTS_KEPT} until it is sealed)"
         )
     if use.unknown:
         text += f"; without the checkpoints of {use.unknown}, whose models only their code knows"
@@ -137,7 +134,7 @@ def describe_disk_use(use: DiskUse) -> str:
         return text
     return (
         f"{text} That does not fit: make space, give a sweep_dir on another disk, or a smaller "
-        f"checkpoint.keep_last or launcher.concurrent_runs"
+        "launcher.concurrent_runs"
     )
 
 

@@ -10,7 +10,15 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Budget, Command, Gpt, Llama, RunConfig
+from batchscape.config import (
+    Affects,
+    Command,
+    Gpt,
+    Llama,
+    RunConfig,
+    affects_of,
+    that_affect,
+)
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import table_rows, vocabulary_size
 from batchscape.record.placeholders import (
@@ -22,14 +30,8 @@ from batchscape.record.spec import DataIdentity, Stage
 
 __all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
 
-_DISPLAY = {"checkpoint", "hydra", "launcher", "measure", "sweep_dir", "sweep_name", "tracker"}
-"""Groups and settings that change neither a loss curve nor a memory or time."""
-_REPEAT = "timing_repeat"
-_RUN = {"measure.memory", "measure.noise_scale_every"}
-"""Settings of those groups that are part of a run: what was not measured never will be."""
-
-_ENGINE_OF_TRAJECTORY = {"name", "precision", "compile", "float32_matmul"}
-"""Settings of an engine that a trajectory is named by; the others name a run."""
+_BESIDE = {"timing_repeat", "launcher", "launcher.device"}
+"""What is measured again, or on another device, belongs in the folder of what it repeats."""
 
 
 def content_hash(content: Any, digits: int) -> str:  # noqa: ANN401  (anything that JSON carries)
@@ -75,9 +77,9 @@ def trajectory_id(
     if isinstance(config.engine, Command):
         values = placeholder_values(config, stages)
         return _command_trajectory_id(config.engine, values, data, stages, source_hash)
-    settings = config.to_mapping()
+    settings = that_affect(config, Affects.LOSS)
     named = {**asdict(data), "folder": None}
-    model, schedule = settings["model"], settings["schedule"]
+    model, schedule, engine = settings["model"], settings["schedule"], settings["engine"]
     if isinstance(config.model, Gpt | Llama):
         tokens = vocabulary_size(config.model, data)
         # A vocabulary that is a multiple already is not padded, whatever was asked for.
@@ -95,29 +97,15 @@ def trajectory_id(
         ],
         "schedule": schedule,
         "evaluation": settings["evaluation"],
-        "engine": config.engine.name,
-        "compile": config.engine.compile,
+        **engine,
+        "engine": engine["name"],
         "precision": precision,
-        "float32_matmul": config.engine.float32_matmul,
         "target_loss": config.budget.target_loss,
         "init_seed": config.resolved_init_seed,
         "data_seed": config.resolved_data_seed,
     }
-    if (rule := _divergence_rule(config)) is not None:
-        content["divergence"] = rule
+    del content["name"]
     return content_hash(content, 16)
-
-
-def _divergence_rule(config: RunConfig) -> list[float | int | None] | None:
-    """Return what may end a run before its budget; None of the usual rule.
-
-    Runs were named before there was one; those that completed without it are not repeated.
-    """
-    factor, steps = config.budget.divergence_factor, config.budget.divergence_steps
-    usual = Budget(samples=1)
-    if (factor, steps) == (usual.divergence_factor, usual.divergence_steps):
-        return None
-    return [factor, None if factor is None else steps]
 
 
 def _command_trajectory_id(
@@ -147,25 +135,26 @@ def _command_trajectory_id(
 
 
 def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_type: str) -> str:
-    """Name a run: a trajectory, on one layout of devices, measured once."""
-    content = {
+    """Name a run: a trajectory, on one layout of devices, measured once.
+
+    A device whose memory is not limited has no part in the name.
+    """
+    content: dict[str, Any] = {
         "trajectory_id": trajectory,
         "geometries": [astuple(stage.geometry) for stage in stages],
         "device_type": device_type,
-        "timing_repeat": config.timing_repeat,
-        "measure_memory": config.measure.memory,
     }
-    if isinstance(config.engine, Command):
-        content["metrics"] = asdict(config.engine.metrics)
-    else:
-        content |= {
-            **{k: v for k, v in asdict(config.engine).items() if k not in _ENGINE_OF_TRAJECTORY},
-            "loader": asdict(config.loader),
-            "noise_scale_every": config.measure.noise_scale_every,
-        }
-    if config.device.memory_limit_gib is not None:
-        # Emulated, another device; without a limit, names are as they were before there was one.
-        content["memory_limit_gib"] = config.device.memory_limit_gib
+    # What a program is not told changes nothing of its run.
+    told = isinstance(config.engine, Command)
+    cost = Affects.COST | Affects.RECORD
+    for group, values in that_affect(config, cost, but=Affects.LOSS, told=told).items():
+        if group in {"loader", "timing_repeat"}:
+            content[group] = values
+        elif group not in {"batch", "launcher"}:  # the geometry and the type of the device
+            content |= values
+    content["measure_memory"] = content.pop("memory")
+    if content["memory_limit_gib"] is None:
+        del content["memory_limit_gib"]
     geometry = stages[-1].geometry
     return "-".join(
         (
@@ -189,12 +178,11 @@ def rejected_id(config: RunConfig) -> str:
         "a": batch.gradient_accumulation_steps,
         "s": _seeds(config),
     }
-    settings = {key: value for key, value in config.to_mapping().items() if key not in _DISPLAY}
+    settings = that_affect(config, Affects.ALL | Affects.RECORD)
+    # Without a geometry nothing is measured, anywhere.
+    del settings["measure"], settings["launcher"]
     if config.device.memory_limit_gib is None:
         del settings["device"]
-    if _divergence_rule(config) is None:
-        for name in ("divergence_factor", "divergence_steps"):
-            del settings["budget"][name]
     # What `seed` stands for, so that equal cells have equal names.
     del settings["seed"]
     settings["init_seed"] = config.resolved_init_seed
@@ -219,8 +207,8 @@ def name_sweep(
 
     The name is that of the sweep file, else made of the swept settings, else `run`; settings that
     the command line fixes add a short hash. Values of swept settings do not count, so that added
-    seeds or cells extend the same folder; nor do settings of display scope, nor `timing_repeat`:
-    what is measured again belongs beside what it repeats.
+    seeds or cells extend the same folder; nor do settings that decide nothing of a run, nor
+    `timing_repeat` and `launcher.device`: what is measured again belongs beside what it repeats.
 
     Parameters
     ----------
@@ -242,7 +230,7 @@ def name_sweep(
             msg = f"sweep_name={name!r}: a name has letters, digits and any of _ - . , only"
             raise ConfigError(msg)
     else:
-        counted_keys = (key for key in swept_keys if key != _REPEAT)
+        counted_keys = (key for key in swept_keys if key != "timing_repeat")
         name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in counted_keys}))
         # Never `..`, and never hidden.
         name = re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "run"
@@ -253,4 +241,5 @@ def name_sweep(
 
 
 def _names_a_sweep(key: str) -> bool:
-    return key in _RUN or re.split(r"[./@]", key)[0] not in _DISPLAY | {"sweeps", _REPEAT}
+    key = key.partition("@")[0].replace("/", ".")
+    return key not in _BESIDE and bool(affects_of(key))

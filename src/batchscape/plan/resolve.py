@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from batchscape.config import Constant, Cosine, ExternalData, Gpt, Llama, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
-from batchscape.plan.identity import rejected_id, run_id, trajectory_id
+from batchscape.plan.identity import run_id, trajectory_id
 from batchscape.plan.machine import Machine
 from batchscape.plan.stages import check_evaluations, make_stages
 from batchscape.record.spec import DataIdentity, RunSpec
 
 __all__ = [
-    "Rejection",
     "check_multiples",
     "placement_problem",
-    "reject",
     "resolve",
 ]
 
@@ -36,18 +33,6 @@ _UNCOUNTED = {
     "evaluation.every_samples": "evaluation.every_samples=null (before and after the training)",
 }
 """What to use where samples are not to be counted."""
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A cell that is never launched."""
-
-    run_id: str
-    config: RunConfig
-    geometry: BatchGeometry | None
-    """The geometry that this machine cannot hold; None where there is none."""
-    reason: str
-    """The rule, the values, and what would work."""
 
 
 def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machine) -> str | None:
@@ -70,21 +55,6 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
         f"launcher.{setting}={-(-ranks // devices)} would let ranks share {name}, so that no time "
         "of theirs is valid"
     )
-
-
-def reject(
-    config: RunConfig,
-    reason: str,
-    *,
-    geometry: BatchGeometry | None = None,
-    run_id: str | None = None,
-) -> Rejection:
-    """Return a rejected cell.
-
-    A cell that merely lacks devices has the name of the run that it would be, so that a larger
-    machine goes on in the same folder.
-    """
-    return Rejection(run_id or rejected_id(config), config, geometry, reason)
 
 
 def resolve(

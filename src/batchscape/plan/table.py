@@ -19,7 +19,6 @@ from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import describe_disk_use, disk_use
-from batchscape.plan.resolve import Rejection
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -40,7 +39,6 @@ _GEOMETRY = (
     "global_batch_size",
 )
 _GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
-_LAUNCH, _REJECTED = "launch", "rejected"
 _ARROW = " -> "
 _FIRST, _LAST = 100, 5
 """Rows that a person is shown of a long table, from its start and from its end."""
@@ -73,33 +71,30 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def plan_table(plan: Plan) -> RenderableType:
     """Return what a person wants to know before a launch: the runs, the rejected cells, counts."""
-    rows = plan_rows(plan)
-    launched = [row for row in rows if row["planned"] == _LAUNCH]
+    specs = plan.specs
     sweep = SweepFolder(plan.sweep_dir)
     shown = {*_GEOMETRY, "ramp", "seed"}
     extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
     columns = (*extra, "seed", "optimizer_steps", "samples")
     name = Column("run_id", no_wrap=True)
     runs = Table(name, _GEOMETRY_TITLE, *columns, "status", box=box.SIMPLE_HEAD)
-    specs = {spec.run_id: spec for spec in plan.specs}
-    first, last = _ends(launched)
-    for row in [*first, *last]:
-        if last and row is last[0]:
+    rows = {cell.run_id: _row(cell) for cell in plan.cells}
+    first, last = _ends(specs)
+    for spec in [*first, *last]:
+        if last and spec is last[0]:
             runs.add_row("...")
-        values = (_show(row[column]) for column in columns)
-        status = _status(sweep.run(row["run_id"]))
-        runs.add_row(row["run_id"], _cuts(specs[row["run_id"]]), *values, status)
+        values = (_show(rows[spec.run_id][column]) for column in columns)
+        runs.add_row(spec.run_id, _cuts(spec), *values, _status(sweep.run(spec.run_id)))
     parts: list[RenderableType] = [runs]
     if last:
-        left_out = len(launched) - len(first) - len(last)
+        left_out = len(specs) - len(first) - len(last)
         text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
         parts.append(Text(text))
-    if len(launched) < len(rows):
-        parts.append(_rejected_table([row for row in rows if row["planned"] != _LAUNCH]))
+    if rejected := [rows[cell.run_id] for cell in plan.rejections]:
+        parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
-    if plan.specs:
-        parts.append(Text(describe_disk_use(disk_use(plan.specs, sweep))))
+    parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 
@@ -123,7 +118,7 @@ def _not_told(plan: Plan) -> list[str]:
 def write_plan(plan: Plan) -> None:
     """Write `plan.csv`, and a run folder for each rejected cell."""
     sweep = SweepFolder(plan.sweep_dir)
-    check_usable(sweep, [cell.outcome.run_id for cell in plan.cells])
+    check_usable(sweep, [cell.run_id for cell in plan.cells])
     rows = plan_rows(plan)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -139,22 +134,21 @@ def write_plan(plan: Plan) -> None:
 
 def _row(cell: PlannedCell) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(PLAN_COLUMNS)
-    outcome = cell.outcome
-    batch = outcome.config.batch
-    row |= {name: getattr(outcome.geometry or batch, name) for name in ("nodes", *_GEOMETRY)}
-    row |= {"run_id": outcome.run_id, "seed": outcome.config.seed}
-    if isinstance(outcome, RunSpec):
+    asked, spec = cell.config.batch, cell.spec
+    row |= {name: getattr(cell.geometry or asked, name) for name in ("nodes", *_GEOMETRY)}
+    row |= {"run_id": cell.run_id, "seed": cell.config.seed}
+    if spec is not None:
         row |= {
-            "planned": _LAUNCH,
-            "optimizer_steps": outcome.optimizer_steps,
-            "samples": outcome.samples,
-            "ramp": _ramp(outcome, "global_batch_size") if len(outcome.stages) > 1 else None,
-            "device_type": outcome.device_type,
-            "precision": outcome.precision,
-            "trajectory_id": outcome.trajectory_id,
+            "planned": "launch",
+            "optimizer_steps": spec.optimizer_steps,
+            "samples": spec.samples,
+            "ramp": _ramp(spec, "global_batch_size") if len(spec.stages) > 1 else None,
+            "device_type": spec.device_type,
+            "precision": spec.precision,
+            "trajectory_id": spec.trajectory_id,
         }
     else:
-        row |= {"planned": _REJECTED, "reason": outcome.reason}
+        row |= {"planned": "rejected", "reason": cell.reason}
     return row | {key: value for key, value in cell.swept.items() if key not in row}
 
 
@@ -221,7 +215,7 @@ def _resolved(config: RunConfig) -> dict[str, list[str]] | None:
     return {"not_passed": not_passed(config)} if isinstance(config.engine, Command) else None
 
 
-def _write_rejection(folder: RunFolder, sweep_name: str, rejection: Rejection) -> None:
+def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell) -> None:
     # A run that a larger machine did is a result, whatever this one can hold.
     if folder.launch.exists():
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from batchscape.config import Command, Constant, Evaluation, RunConfig
@@ -87,13 +87,13 @@ def check_commands(
             _check_engine(config.engine, swept, fixed)
 
 
-def check_varied(configs: Sequence[RunConfig], geometries: Sequence[BatchGeometry | None]) -> None:
+def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
     """Check that a program is told of every factor of the batch that differs between its runs.
 
     Parameters
     ----------
-    geometries : sequence of BatchGeometry or None
-        One a cell, None where there is none.
+    launched : iterable of RunConfig and BatchGeometry
+        Of every cell that is launched; those of other engines are left alone.
 
     Raises
     ------
@@ -101,8 +101,8 @@ def check_varied(configs: Sequence[RunConfig], geometries: Sequence[BatchGeometr
         If it is not: all of these runs would train alike.
     """
     by_argv: dict[tuple[str, ...], list[BatchGeometry]] = {}
-    for config, geometry in zip(configs, geometries, strict=True):
-        if isinstance(config.engine, Command) and geometry is not None:
+    for config, geometry in launched:
+        if isinstance(config.engine, Command):
             by_argv.setdefault(tuple(used_placeholders(config.engine)), []).append(geometry)
     for used, cells in by_argv.items():
         values = {name: sorted({getattr(cell, name) for cell in cells}) for name in _FACTORS}

@@ -181,8 +181,7 @@ class Supervision:
             waits.look()
             self._read(reader, rows)
             self._beat()
-            nan = self._diverged is not None and self._command.stop_on_nan
-            if (self._stop or nan) and not asked:
+            if (self._stop or self._diverged is not None) and not asked:
                 asked = True
                 program.ask_to_end()
                 self._kill_at = time.monotonic() + _STOP_GRACE_S

@@ -51,7 +51,7 @@ CAUSE_ADVICE: dict[Cause, str] = {
     Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
     Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
     Cause.HANG: "read the stacks of all ranks in its log.txt; where it is only that slow, raise "
-    "the setting that its reason names (launcher.hang_least_s, hang_factor or hang_outside_s); "
+    "the setting that its reason names (launcher.hang_least_s or hang_outside_s); "
     "add --retry failed",
     Cause.TIME_LIMIT: STATUS_ADVICE[Status.TIMEOUT],
     Cause.EXCEPTION: STATUS_ADVICE[Status.FAILED],

@@ -28,10 +28,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CHECKPOINT", "FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
+__all__ = ["CHECKPOINT", "CHECKPOINTS_KEPT", "FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
 
 FORMAT_VERSION = 2
 """Version of the layout and of the columns; a reader refuses another one."""
+
+CHECKPOINTS_KEPT = 2
+"""Newest checkpoints of a run that is open; none are kept once it is sealed."""
 
 TABLES = ("steps", "evals", "ranks")
 """Tables that every run folder holds."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from batchscape.config import Command, RunConfig
+from batchscape.config import OUR_GROUPS, Command, RunConfig, is_of_our_loop
 from batchscape.config.template import placeholders
 from batchscape.errors import ConfigError
 
@@ -69,16 +69,10 @@ CUT_PLACEHOLDERS = frozenset(
 OF_THE_START = ("run_dir", "run_id", "python", "port")
 """Placeholders that only the start of a run can fill in."""
 
-_DOTTED = ("optimizer", "schedule", "scaling", "evaluation", "loader", "checkpoint")
-"""Groups of our own loop: their settings reach a program by placeholders or not at all."""
-_SEEDS = {
+_BY_NAME = {
     "seed": ("seed", "init_seed", "data_seed"),
     "init_seed": ("init_seed", "seed"),
     "data_seed": ("data_seed", "seed"),
-}
-"""By setting: the placeholders by any of which it reaches the program."""
-_BY_NAME = {
-    **_SEEDS,
     "optimizer.learning_rate": ("learning_rate",),
     "schedule.warmup_samples": ("warmup_optimizer_steps",),
     "evaluation.every_samples": ("evaluation_every_optimizer_steps",),
@@ -91,7 +85,7 @@ _BY_NAME = {
     "scaling.weight_decay": ("optimizer.weight_decay",),
     "data.sequence_length": ("sequence_length", "tokens", "global_batch_tokens"),
 }
-_MEASURED_IN_OUR_LOOP = ("measure.noise_scale_every", "measure.peak_tflops")
+"""By setting: the placeholders by any of which it reaches the program, beside its own key."""
 
 
 def used_placeholders(command: Command) -> list[str]:
@@ -169,29 +163,30 @@ def is_passed(key: str, used: Iterable[str]) -> bool:
         Placeholders of the command.
     """
     names = set(used)
-    group, dot, _ = key.partition(".")
-    if group in _DOTTED and not dot:
-        by_name = {by for setting, many in _BY_NAME.items() for by in many if _in(setting, group)}
-        return bool(by_name & names) or any(_in(name, group) for name in names)
-    if group in _DOTTED or key in _BY_NAME:
+    if key in OUR_GROUPS:
+        by_name = {by for setting, many in _BY_NAME.items() for by in many if _in(setting, key)}
+        return bool(by_name & names) or any(_in(name, key) for name in names)
+    if is_of_our_loop(key) or key in _BY_NAME:
         return key in names or not names.isdisjoint(_BY_NAME.get(key, ()))
-    return key not in _MEASURED_IN_OUR_LOOP
+    return True
 
 
 def not_passed(config: RunConfig) -> list[str]:
     """Return the settings of our own loop that do not reach the program, by their dotted keys."""
     used = used_placeholders(_command(config))
-    settings = config.to_mapping()
-    keys = [f"{group}.{name}" for group in _DOTTED for name in settings[group]]
-    keys += [*_MEASURED_IN_OUR_LOOP, *_SEEDS]
-    return [key for key in keys if not is_passed(key, used)]
+    keys = [
+        f"{group}.{name}" if isinstance(values, dict) else group
+        for group, values in config.to_mapping().items()
+        for name in (values if isinstance(values, dict) else (group,))
+    ]
+    return [key for key in keys if is_of_our_loop(key) and not is_passed(key, used)]
 
 
 def _dotted(config: RunConfig, stage: Stage) -> dict[str, Any]:
     settings = config.to_mapping() | {"optimizer": asdict(stage.optimizer)}
     return {
         f"{group}.{name}": value
-        for group in _DOTTED
+        for group in OUR_GROUPS
         for name, value in settings[group].items()
         if isinstance(value, str | int | float | None)
     }

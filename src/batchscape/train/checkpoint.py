@@ -19,15 +19,13 @@ import torch
 from batchscape.errors import CheckpointError
 from batchscape.record.disk import disk_error
 from batchscape.record.files import sha256_of
-from batchscape.record.folder import CHECKPOINT
+from batchscape.record.folder import CHECKPOINT, CHECKPOINTS_KEPT
 
 __all__ = ["checkpoints", "load_checkpoint", "save_checkpoint"]
 
 
-def save_checkpoint(
-    folder: Path, optimizer_step: int, state: Mapping[str, Any], keep_last: int
-) -> Path:
-    """Write a checkpoint and remove older ones.
+def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any]) -> Path:
+    """Write a checkpoint, and remove all but the newest `CHECKPOINTS_KEPT`.
 
     Parameters
     ----------
@@ -37,8 +35,6 @@ def save_checkpoint(
         Optimizer steps done.
     state : mapping
         Tensors, numbers, strings and containers of them.
-    keep_last : int
-        Checkpoints kept, this one included.
 
     Returns
     -------
@@ -65,7 +61,7 @@ def save_checkpoint(
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-    for old in checkpoints(folder)[keep_last:]:
+    for old in checkpoints(folder)[CHECKPOINTS_KEPT:]:
         old.unlink(missing_ok=True)
     return path
 

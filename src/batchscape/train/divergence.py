@@ -5,11 +5,10 @@ A run is diverged at the first optimizer step of which one holds:
 * its loss is not finite;
 * the norm of its gradient is not finite, and the update was not skipped (in float16 an overflow is
   answered by a smaller loss scale and is no divergence);
-* its loss, like those of the `budget.divergence_steps - 1` steps before it, is above
-  `budget.divergence_factor` times the lowest loss of the first 10 optimizer steps. That is about
-  the loss of the untrained model, which a training that has not exploded stays below; the lowest
-  of several, so that an explosion in the very first steps does not raise the bar. Where it is not
-  above 0, this part of the rule does not apply.
+* its loss, like those of the 19 steps before it, is above 10 times the lowest loss of the first 10
+  optimizer steps. That is about the loss of the untrained model, which a training that has not
+  exploded stays below; the lowest of several, so that an explosion in the very first steps does
+  not raise the bar. Where it is not above 0, this part of the rule does not apply.
 
 A held-out loss that is not finite is divergence as well. The losses are those of the whole global
 batch, reduced over the ranks, which every rank has from the same exchange: nothing more is asked,
@@ -22,26 +21,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["FIRST_STEPS", "DivergenceRule"]
+__all__ = ["FACTOR", "FIRST_STEPS", "STEPS", "DivergenceRule"]
 
 FIRST_STEPS = 10
 """Optimizer steps whose lowest loss is the level that an explosion is measured by."""
+FACTOR = 10.0
+"""Times that level that a loss is too high."""
+STEPS = 20
+"""Consecutive optimizer steps that are too high before that is divergence."""
 
 
 class DivergenceRule:
-    """Judges one optimizer step after the other.
+    """Judges one optimizer step after the other."""
 
-    Parameters
-    ----------
-    factor : float or None
-        Times the level that a loss is too high; None: only what is not finite counts.
-    steps : int
-        Consecutive optimizer steps that are too high before that is divergence.
-    """
-
-    def __init__(self, factor: float | None, steps: int) -> None:
-        self._factor = factor
-        self._steps = steps
+    def __init__(self) -> None:
         self._level = math.inf
         """Lowest loss of the first optimizer steps."""
         self._above = 0
@@ -70,15 +63,15 @@ class DivergenceRule:
             return f"the gradient norm of optimizer step {optimizer_step} is not finite"
         if optimizer_step <= FIRST_STEPS:
             self._level = min(self._level, loss)
-        if self._factor is None or not 0 < self._level < math.inf:
+        if not 0 < self._level < math.inf:
             return None
-        self._above = self._above + 1 if loss > self._factor * self._level else 0
-        if self._above < self._steps:
+        self._above = self._above + 1 if loss > FACTOR * self._level else 0
+        if self._above < STEPS:
             return None
         return (
             f"the loss exploded: {loss:.4g} at optimizer step {optimizer_step}, the last of "
-            f"{self._steps} in a row above {self._factor:g} x {self._level:.4g}, the lowest loss "
-            f"of the first {FIRST_STEPS} (budget.divergence_factor, budget.divergence_steps)"
+            f"{STEPS} in a row above {FACTOR:g} x {self._level:.4g}, the lowest loss "
+            f"of the first {FIRST_STEPS}"
         )
 
     def state(self) -> dict[str, Any]:

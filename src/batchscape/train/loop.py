@@ -104,8 +104,7 @@ class Training:
             spec.config.measure.noise_scale_every,
         )
         self._loader: Loader = InlineLoader(self._dataset, self._stream, device, spec.precision)
-        budget = spec.config.budget
-        self._rule = DivergenceRule(budget.divergence_factor, budget.divergence_steps)
+        self._rule = DivergenceRule()
         self.recorder: StepRecorder
         self._engine: Engine
         self._average: WeightAverage | None = None
@@ -442,8 +441,7 @@ class Training:
                 **engine,
                 "average": average,
             }
-            keep_last = self.spec.config.checkpoint.keep_last
-            save_checkpoint(self._folder.checkpoints, self.done, state, keep_last)
+            save_checkpoint(self._folder.checkpoints, self.done, state)
         self._last_checkpoint = time.monotonic()
         self.checkpoint_s += time.perf_counter() - began
 

@@ -21,17 +21,9 @@ from batchscape.record.disk import disk_error
 from batchscape.record.files import remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
-from batchscape.record.index import (
-    INDEXED,
-    WORTH_AN_INDEX,
-    IndexedRows,
-    read_index,
-    write_index,
-)
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
-from batchscape.record.reading import RunRead, open_rows
-from batchscape.record.reading_pool import Columns, read_many
+from batchscape.record.reading import RunRead, open_rows, read_folders
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
@@ -76,14 +68,10 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
         If the file is damaged.
     """
     sealed = folder.parquet(table)
-    if not sealed.exists():
-        return open_rows(folder, table)
     seal = RunStatus.read(folder.status).seal.get(sealed.name) if folder.status.exists() else None
-    if seal is None and folder.lines(table).exists():
-        # A launcher died while it sealed the run: the lines are whole, the table may not be.
+    if seal is None:
         return open_rows(folder, table)
-    if seal is not None:
-        _verify(sealed, seal)
+    _verify(sealed, seal)
     try:
         return pd.read_parquet(sealed)
     except (OSError, ValueError) as error:
@@ -154,11 +142,12 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
     ----------
     folder : RunFolder
     status : RunStatus
-        The final status with its summary; its `seal` is filled in.
+        The final status with its summary; its `seal` and `rows` are filled in.
     tables : mapping of str to DataFrame
         Rows of each table, with the columns of `record.columns`.
     """
     status.seal = {}
+    status.rows = {table: len(rows) for table, rows in tables.items()}
     for table, rows in tables.items():
         path = folder.parquet(table)
         temporary = path.with_suffix(".tmp")
@@ -257,26 +246,16 @@ def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tab
     distinct: dict[Path, Path] = {}
     for sweep_dir in sweep_dirs:
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
-    paths: list[Path] = []
+    folders: list[RunFolder] = []
     sweeps: list[str] = []
-    known: list[IndexedRows] = []
-    try:
-        for sweep_dir in distinct.values():
-            folders = SweepFolder(sweep_dir).run_folders()
-            if not folders:
-                msg = no_runs(sweep_dir)
-                raise RecordError(msg)
-            paths += [folder.path for folder in folders]
-            sweeps += [str(sweep_dir)] * len(folders)
-            index = read_index(SweepFolder(sweep_dir), wanted)
-            if index is not None:
-                known.append(index)
-        runs, read = read_many(paths, wanted, known)
-    finally:
-        for index in known:
-            index.close()
-    if len(distinct) == 1 and wanted == INDEXED:
-        _keep_index(SweepFolder(*distinct.values()), runs, known, read)
+    for sweep_dir in distinct.values():
+        found = SweepFolder(sweep_dir).run_folders()
+        if not found:
+            msg = no_runs(sweep_dir)
+            raise RecordError(msg)
+        folders += found
+        sweeps += [str(sweep_dir)] * len(found)
+    runs, read = read_folders(folders, wanted)
     damaged = {run.folder: run.damage for run in runs if run.damage is not None}
     copies = copies_among({run.folder: run.content for run in runs})
     counted = [
@@ -290,15 +269,6 @@ def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tab
         copies=copies,
         **{table: _joined(table, read[table], runs, sweeps, copies) for table in TABLES},
     )
-
-
-def _keep_index(
-    sweep: SweepFolder, runs: Sequence[RunRead], known: Sequence[IndexedRows], columns: Columns
-) -> None:
-    """Write the index of a sweep, where enough was read that it did not hold."""
-    held = sum(bool(run.folder) for part in known for run in part.runs)
-    if sum(run.content is not None for run in runs) - held >= WORTH_AN_INDEX:
-        write_index(sweep, runs, columns)
 
 
 def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,8 @@ import shutil
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from batchscape.record.index import INDEXED, index_is_stale
+from batchscape.record.packed_rows import packed_rows, unpacked_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,6 @@ from batchscape.record import index as index_module
 from batchscape.record import reading, tables
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import TABLES, SweepFolder
-from batchscape.record.index import INDEXED, index_is_stale
-from batchscape.record.packed_rows import packed_rows, unpacked_rows
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
 from exact import assert_same_rows

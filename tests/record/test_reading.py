@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from batchscape.record.growing import PLAIN, GrowingColumn
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from batchscape.record import growing, reading, reading_pool
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
-from batchscape.record.growing import PLAIN, GrowingColumn
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
 from exact import assert_same_rows

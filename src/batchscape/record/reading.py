@@ -152,9 +152,7 @@ def _read_some(
     }
 
 
-def _scanned(
-    table: str, sources: Sequence[_Source], count: int, schema: pl.Schema
-) -> pl.DataFrame:
+def _scanned(table: str, sources: Sequence[_Source], count: int, schema: pl.Schema) -> pl.DataFrame:
     """Join the rows of runs, in their order; there have to be as many as were counted.
 
     Raises

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
-from batchscape.record.reading import RunRead, open_rows, read_folders
+from batchscape.record.reading import open_rows, read_folders
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
@@ -226,23 +224,6 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
         If a folder holds no runs, or a table has no such column.
     """
     wanted = _wanted(columns or {})
-    with _uncollected():
-        return _load(sweep_dirs, wanted)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Have the collector rest: of the millions of objects that are made, none is garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tables:
     distinct: dict[Path, Path] = {}
     for sweep_dir in sweep_dirs:
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
@@ -255,19 +236,24 @@ def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tab
             raise RecordError(msg)
         folders += found
         sweeps += [str(sweep_dir)] * len(found)
-    runs, read = read_folders(folders, wanted)
-    damaged = {run.folder: run.damage for run in runs if run.damage is not None}
+    runs, columns_read = read_folders(folders, wanted)
     copies = copies_among({run.folder: run.content for run in runs})
-    counted = [
-        (run, sweep)
-        for run, sweep in zip(runs, sweeps, strict=True)
-        if run.damage is None and run.folder not in copies
+    kept = [run.damage is None and run.folder not in copies for run in runs]
+    rows = [
+        {"sweep_dir": sweep, **run.row}
+        for run, sweep, keep in zip(runs, sweeps, kept, strict=True)
+        if keep
     ]
     return Tables(
-        runs=pd.DataFrame([{"sweep_dir": sweep, **run.row} for run, sweep in counted]),
-        damaged=damaged,
+        runs=pd.DataFrame(rows),
+        damaged={run.folder: run.damage for run in runs if run.damage is not None},
         copies=copies,
-        **{table: _joined(table, read[table], runs, sweeps, copies) for table in TABLES},
+        **{
+            table: _joined(
+                columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
+            )
+            for table in TABLES
+        },
     )
 
 
@@ -284,28 +270,21 @@ def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _joined(
-    table: str,
-    read: Mapping[str, pd.api.extensions.ExtensionArray],
-    runs: Sequence[RunRead],
-    sweeps: Sequence[str],
-    copies: Mapping[str, str],
+    columns: Mapping[str, pd.api.extensions.ExtensionArray],
+    counts: Sequence[int],
+    kept: Sequence[bool],
+    runs: Sequence[Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """Name the run of each row, and leave out the rows of copies."""
-    counts = np.array([run.counts.get(table, 0) for run in runs], dtype=np.int64)
-    kept = np.array([run.folder not in copies for run in runs], dtype=bool)
-    whole = np.repeat(kept, counts)
-    columns = {name: column if kept.all() else column[whole] for name, column in read.items()}
-    counts = counts[kept]
-    names = [run.row.get("run_id", "") for run, keep in zip(runs, kept, strict=True) if keep]
-    folders = [sweep for sweep, keep in zip(sweeps, kept, strict=True) if keep]
-    return pd.DataFrame(
-        {
-            **columns,
-            "run_id": _repeated(names, counts),
-            "sweep_dir": _repeated(folders, counts),
-        },
-        copy=False,
-    )
+    """Name the run of each row, and leave out the rows of runs that are not kept."""
+    lengths, keep = np.array(counts, dtype=np.int64), np.array(kept, dtype=bool)
+    if lengths[~keep].any():
+        chosen = np.repeat(keep, lengths)
+        columns = {name: column[chosen] for name, column in columns.items()}
+    named = {
+        name: _repeated([run[name] for run in runs], lengths[keep])
+        for name in ("run_id", "sweep_dir")
+    }
+    return pd.DataFrame({**columns, **named}, copy=False)
 
 
 def _repeated(texts: Sequence[str], counts: NDArray[np.int64]) -> pd.Categorical:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
@@ -33,11 +34,8 @@ Wanted = Mapping[str, Sequence[str]]
 Columns = dict[str, dict[str, ExtensionArray]]
 """Whole columns, by table and name."""
 
-_Source = bytes | pd.DataFrame
-"""Rows of one run: the content of a sealed file, or its lines."""
-
-_RUNS_A_SCAN = 500
-"""Run folders whose files are in memory at once."""
+_RUNS_A_SCAN = 250
+"""Runs whose sealed files are scanned at once; those of the next ones are read meanwhile."""
 
 
 @dataclass
@@ -53,6 +51,18 @@ class RunRead:
     """Rows by table."""
     damage: str | None = None
     """Why the folder could not be read."""
+
+
+class _Opened(NamedTuple):
+    """A run and what its rows are made of."""
+
+    run: RunRead
+    sources: dict[str, bytes | pd.DataFrame]
+    """By table: the content of a sealed file, or rows that were read from lines."""
+
+
+_Scanned = tuple[list[RunRead], "dict[str, pl.DataFrame]"]
+"""Runs, and the rows of all of them by table."""
 
 
 def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[RunRead], Columns]:
@@ -78,14 +88,21 @@ def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[Run
         table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in names})
         for table, names in wanted.items()
     }
-    runs: list[RunRead] = []
-    parts = {table: [schema.to_frame()] for table, schema in schemas.items()}
-    for start in range(0, len(folders), _RUNS_A_SCAN):
-        read, frames = _read_some(folders[start : start + _RUNS_A_SCAN], schemas)
-        runs += read
-        for table, frame in frames.items():
-            parts[table].append(frame)
-    return runs, {table: _columns(table, pl.concat(parts.pop(table))) for table in wanted}
+    scans: list[Future[_Scanned]] = []
+    with ThreadPoolExecutor(1) as beside:
+        for start in range(0, len(folders), _RUNS_A_SCAN):
+            opened = _opened(folders[start : start + _RUNS_A_SCAN], wanted)
+            if scans:
+                scans[-1].result()  # so that no more files are in memory than of two scans
+            scans.append(beside.submit(_scanned, opened, schemas))
+    runs = [run for scan in scans for run in scan.result()[0]]
+    columns: Columns = {}
+    for table, schema in schemas.items():
+        # Nothing else may hold on to the rows, so that columns go as they are handed over.
+        columns[table] = _columns(
+            table, pl.concat([schema.to_frame(), *(s.result()[1].pop(table) for s in scans)])
+        )
+    return runs, columns
 
 
 def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -119,49 +136,47 @@ def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> 
         raise DamageError(msg)
 
 
-def _read_some(
-    folders: Sequence[RunFolder], schemas: Mapping[str, pl.Schema]
-) -> tuple[list[RunRead], dict[str, pl.DataFrame]]:
-    """Read folders with one scan a table; where it fails, the folder that it fails for is found."""
-    import polars as pl
-
-    runs: list[RunRead] = []
-    sources: dict[str, list[_Source]] = {table: [] for table in schemas}
+def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:
+    opened = []
     for folder in folders:
         try:
-            run, found = _read_twice(folder, schemas)
+            opened.append(_read_twice(folder, wanted))
         except RecordError as error:
-            runs.append(RunRead(str(folder.path), damage=str(error)))
-            continue
-        runs.append(run)
-        for table, source in found.items():
-            sources[table].append(source)
+            opened.append(_Opened(RunRead(str(folder.path), damage=str(error)), {}))
+    return opened
+
+
+def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:
+    """Scan each table once for all runs; where that fails, find the run that it fails for."""
     try:
-        return runs, {
-            table: _scanned(table, sources[table], sum(run.counts.get(table, 0) for run in runs), s)
-            for table, s in schemas.items()
+        return [run for run, _ in opened], {
+            table: _rows(table, opened, schema) for table, schema in schemas.items()
         }
     except DamageError as error:
-        if len(folders) == 1:
-            nothing = {table: schema.to_frame() for table, schema in schemas.items()}
-            return [RunRead(str(folders[0].path), damage=f"{folders[0].path}/{error}")], nothing
-    half = len(folders) // 2
-    first, second = (_read_some(part, schemas) for part in (folders[:half], folders[half:]))
-    return first[0] + second[0], {
-        table: pl.concat([first[1][table], second[1][table]]) for table in schemas
-    }
+        if len(opened) == 1:
+            folder = opened[0].run.folder
+            damaged = _Opened(RunRead(folder, damage=f"{folder}/{error}"), {})
+            return _scanned([damaged], schemas)
+    import polars as pl
+
+    half = len(opened) // 2
+    (runs, rows), (more_runs, more_rows) = (
+        _scanned(part, schemas) for part in (opened[:half], opened[half:])
+    )
+    return runs + more_runs, {table: pl.concat([rows[table], more_rows[table]]) for table in rows}
 
 
-def _scanned(table: str, sources: Sequence[_Source], count: int, schema: pl.Schema) -> pl.DataFrame:
-    """Join the rows of runs, in their order; there have to be as many as were counted.
+def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFrame:
+    """Join the rows of runs, in their order.
 
     Raises
     ------
     DamageError
-        If a file is not what its seal promises, or its columns are of other types.
+        If they are not as many as were counted, or columns are of other types.
     """
     import polars as pl
 
+    sources = [sources[table] for _, sources in opened if table in sources]
     parts = [schema.to_frame()]
     try:
         for is_sealed, some in groupby(sources, key=lambda source: isinstance(source, bytes)):
@@ -172,14 +187,14 @@ def _scanned(table: str, sources: Sequence[_Source], count: int, schema: pl.Sche
                 )
                 parts.append(scan.collect())
             else:
-                opened = cast("list[pd.DataFrame]", list(some))
-                parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in opened]
+                lines = cast("list[pd.DataFrame]", list(some))
+                parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
     except pl.exceptions.PolarsError as error:
         msg = f"{table}.parquet is damaged: {error}"
         raise DamageError(msg) from None
-    rows = pl.concat(parts)
-    if len(rows) != count:
-        msg = f"{table}.parquet is damaged: it holds {len(rows)} rows, and {count} were sealed"
+    rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
+    if len(rows) != counted:
+        msg = f"{table}.parquet is damaged: it holds {len(rows)} rows, and {counted} were sealed"
         raise DamageError(msg)
     return rows
 
@@ -194,19 +209,19 @@ def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     }
 
 
-def _read_twice(folder: RunFolder, wanted: Wanted) -> tuple[RunRead, dict[str, _Source]]:
+def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:
     """Read a folder, and again where its launcher may have gone on with it meanwhile."""
     with contextlib.suppress(DamageError):
         return _read(folder, wanted)
     return _read(folder, wanted)
 
 
-def _read(folder: RunFolder, wanted: Wanted) -> tuple[RunRead, dict[str, _Source]]:
+def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     run = RunRead(str(folder.path), row, content_of_run(row["run_id"], status))
     sealed = {name: _verified(folder, name, status) for name in status.seal}
-    sources: dict[str, _Source] = {}
+    sources: dict[str, bytes | pd.DataFrame] = {}
     for table in (table for table, names in wanted.items() if names):
         content = sealed.get(folder.parquet(table).name)
         if content is not None:
@@ -218,7 +233,7 @@ def _read(folder: RunFolder, wanted: Wanted) -> tuple[RunRead, dict[str, _Source
         check_rows(folder, status, table, run.counts[table])
         if rows is not None:
             sources[table] = rows
-    return run, sources
+    return _Opened(run, sources)
 
 
 def _verified(folder: RunFolder, name: str, status: RunStatus) -> bytes:

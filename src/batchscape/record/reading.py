@@ -201,12 +201,11 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
 
 def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     """Hand columns over to pandas, one after the other: each is let go of as it is copied."""
-    return {
-        name: pd.api.types.pandas_dtype(COLUMNS[table][name].dtype).__from_arrow__(
-            rows.drop_in_place(name).to_arrow()
-        )
-        for name in rows.columns
-    }
+    columns = {}
+    for name in rows.columns:
+        dtype: Any = pd.api.types.pandas_dtype(COLUMNS[table][name].dtype)
+        columns[name] = dtype.__from_arrow__(rows.drop_in_place(name).to_arrow())
+    return columns
 
 
 def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:

@@ -1,10 +1,9 @@
 """What loading and reporting many runs take: time and memory, against plain pandas.
 
 Writes a sweep of made-up runs in the real format (once; a folder that is there is used again).
-Then fresh processes load it, first from the run folders alone, as the launcher does at the end of a
-large sweep, which leaves an index; then from that index; and report it. The peer reads some of the
-same run folders as `docs/record.md` shows for one: two JSON files, `pandas.read_parquet` for each
-table, one `concat`.
+Then fresh processes load it, as a report does, and report it. The peer reads some of the same run
+folders as `docs/record.md` shows for one: two JSON files, `pandas.read_parquet` for each table, one
+`concat`.
 
     python benchmarks/report_at_scale.py [--runs 10000] [--points 1000] [--folder DIR]
 """
@@ -20,16 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import psutil
 from short_run import make_run
 
+from batchscape.analysis.report.write import READ
 from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
 from batchscape.record.columns import COLUMNS
@@ -238,43 +236,24 @@ def _typed(table: str, **columns: Any) -> pd.DataFrame:
 
 
 class Taken(NamedTuple):
-    """What a process and its children took."""
+    """What a process took."""
 
     wall_s: float
     cpu_s: float
     peak_gib: float
-    """Resident memory, summed over the processes; shared pages count in each."""
+    """Resident memory."""
 
 
 def measure(*command: str) -> Taken:
-    """Run a command and watch it."""
-    before = os.times()
+    """Run a command, which starts no other process."""
     began = time.perf_counter()
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, sum(_resident(process)))
-        time.sleep(0.1)  # looking through all processes takes its time, too
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
     wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}")
-    after = os.times()
-    cpu_s = (after.children_user + after.children_system) - (
-        before.children_user + before.children_system
-    )
-    return Taken(wall_s, cpu_s, peak / 2**30)
-
-
-def _resident(process: psutil.Process) -> Iterator[int]:
-    try:
-        members = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
-    for member in members:
-        try:
-            yield member.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
+    return Taken(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
 
 
 def read_with_pandas(folder: Path, runs: int) -> float:
@@ -310,29 +289,23 @@ def main() -> None:
             part.rename(folder)
         n_runs = len(SweepFolder(folder).run_folders())
         out = Path(scratch) / "report"
-        shutil.rmtree(SweepFolder(folder).index, ignore_errors=True)
         load = (
-            "import sys; from pathlib import Path; from batchscape.analysis import load; "
-            "from batchscape.record.index import INDEXED; load(Path(sys.argv[1]), columns=INDEXED)"
+            "import sys; from pathlib import Path; from batchscape.record.tables import load; "
+            f"load(Path(sys.argv[1]), columns={READ!r})"
         )
-        first, again = (measure(sys.executable, "-c", load, str(folder)) for _ in range(2))
+        loaded = measure(sys.executable, "-c", load, str(folder))
         report = measure(
             sys.executable, "-m", "batchscape", "report", str(folder), "--out", str(out)
         )
         peer_s = read_with_pandas(folder, PEER_RUNS) * n_runs
     print(f"{n_runs} runs of {options.points} points, {os.cpu_count()} cores")
-    for name, taken in (
-        ("load from the run folders", first),
-        ("load from the index", again),
-        ("report from the index", report),
-    ):
+    for name, taken in (("load", loaded), ("report", report)):
         print(
             f"{name}: {taken.wall_s:.1f} s, {taken.cpu_s:.1f} s of processor time, "
-            f"peak of {taken.peak_gib:.2f} GiB in all processes"
+            f"peak of {taken.peak_gib:.2f} GiB"
         )
     print(f"plain pandas, every column: {peer_s:.1f} s for all, from {PEER_RUNS} runs at most")
-    print(f"ratio plain pandas / load from the run folders: {peer_s / first.wall_s:.1f}")
-    print(f"ratio plain pandas / load from the index: {peer_s / again.wall_s:.1f}")
+    print(f"ratio plain pandas / load: {peer_s / loaded.wall_s:.1f}")
 
 
 if __name__ == "__main__":

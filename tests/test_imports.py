@@ -121,13 +121,37 @@ def test_plan_imports_neither_torch_nor_pandas_nor_wandb() -> None:
     code = "from batchscape.cli import main\nassert main(['plan', 'sweeps=musev_224']) == 0"
     loaded = modules_after(code)
     assert "hydra" in loaded
-    assert not loaded & {"torch", "pandas", "wandb", "sklearn", "matplotlib", "scipy"}
+    assert not loaded & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
 
 
 def test_a_worker_imports_no_hydra() -> None:
     loaded = modules_after("import batchscape.train.worker")
     assert "torch" in loaded
-    assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib"}
+    assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib", "polars"}
+
+
+def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
+    """And for nobody before it reads: trainer, launcher and the tests on a GPU do without it."""
+    known = {path for part in (*PARTS, "analysis") for path in files(part)}
+    users = {path for path in known if {n.split(".")[0] for n in imported(path)} & {"polars"}}
+    assert {str(path.relative_to(ROOT)) for path in users} == {"record/reading.py"}
+    everything = "batchscape.analysis, batchscape.cli, batchscape.launch.local, batchscape.recorder"
+    loaded = modules_after(f"import {everything}, batchscape.record.tables")
+    assert "pandas" in loaded
+    assert "polars" not in loaded
+
+
+def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path) -> None:
+    run = ["run", f"sweep_dir={tmp_path / 'sweep'}", "data=digits", "model=mlp"]
+    run += ["budget.samples=64", "batch.global_batch_size=32", "tracker=none"]
+    code = (
+        "from batchscape.cli import main\n"
+        f"assert main({run}) == 0\n"
+        f"assert main(['status', {str(tmp_path / 'sweep')!r}]) == 0"
+    )
+    loaded = modules_after(code)
+    assert "pandas" in loaded
+    assert "polars" not in loaded
 
 
 def test_only_the_process_that_mirrors_imports_wandb() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.engines.matching import counterparts, in_order
-from batchscape.analysis.joins import chunks_of
+from batchscape.analysis.joins import rows_of
 
 __all__ = ["EngineLosses", "compare_engines"]
 
@@ -49,27 +49,25 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
         mean square over optimizer steps of the spread between seeds), and `run_ids`.
     """
     members = _members(cells)
-    extremes, differences, spreads = [], [], []
-    for part in chunks_of(members, steps, ["optimizer_step", "loss"], by="family"):
-        found = part[np.isfinite(part["loss"])].astype({"optimizer_step": "int64"})
-        names = ["group", "family", "engine", "cell", "reference"]
-        rows = found.assign(**{name: members[name].to_numpy()[found["run"]] for name in names})
-        keys = ["group", "family", "optimizer_step", "engine"]
-        extremes.append(rows.groupby(keys)["loss"].agg(["min", "max", "count"]).reset_index())
-        own = rows[rows["cell"] == rows["reference"]]
-        base = own.set_index(["family", "optimizer_step"])["loss"].rename("base")
-        held = rows[rows["cell"] != rows["reference"]].join(base, on=["family", "optimizer_step"])
-        held["largest"] = (held["loss"] - held["base"]).abs()
-        differences.append(held[["group", "engine", "optimizer_step", "largest"]].dropna())
-        spreads.append(own[["group", "optimizer_step", "loss"]])
-    of_seeds = pd.concat(spreads).groupby(["group", "optimizer_step"])["loss"].std()
+    rows = rows_of(members, steps, ["optimizer_step", "loss"])
+    rows = rows[np.isfinite(rows["loss"])].astype({"optimizer_step": "int64"})
+    names = ["group", "family", "engine", "cell", "reference"]
+    rows = rows.assign(**{name: members[name].to_numpy()[rows["run"]] for name in names})
+    keys = ["group", "family", "optimizer_step", "engine"]
+    extremes = rows.groupby(keys)["loss"].agg(["min", "max", "count"]).reset_index()
+    own = rows[rows["cell"] == rows["reference"]]
+    base = own.set_index(["family", "optimizer_step"])["loss"].rename("base")
+    held = rows[rows["cell"] != rows["reference"]].join(base, on=["family", "optimizer_step"])
+    held["largest"] = (held["loss"] - held["base"]).abs()
+    differences = held[["group", "engine", "optimizer_step", "largest"]].dropna()
+    of_seeds = own.groupby(["group", "optimizer_step"])["loss"].std()
     spread = of_seeds.dropna().rename("sd").reset_index()
-    pairs = _pairs(pd.concat(extremes), members)
+    pairs = _pairs(extremes, members)
     square = (spread.set_index("group")["sd"] ** 2).groupby("group").mean()
     pairs["seed_sd"] = np.sqrt(pairs["group"].map(square).astype(float))
     return EngineLosses(
         pairs,
-        _windowed(pd.concat(differences), ["group", "engine"]).rename(columns={"value": "largest"}),
+        _windowed(differences, ["group", "engine"]).rename(columns={"value": "largest"}),
         _windowed(spread, ["group"]).rename(columns={"value": "sd"}),
     )
 

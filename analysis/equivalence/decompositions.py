@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.joins import chunks_of
+from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "compared",
     "loss_differences",
     "members_of",
-    "paired_parts",
     "reference_labels",
     "seed_spread",
 ]
@@ -51,30 +50,12 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     AnalysisError
         If a reference has an optimizer step twice.
     """
-    return pd.concat([pairs for pairs, _ in paired_parts(cells, steps)], ignore_index=True)
-
-
-def paired_parts(cells: Cells, steps: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield what `loss_differences` and `seed_spread` return, some whole families at a time.
-
-    Parameters
-    ----------
-    cells, steps
-        As for `loss_differences`.
-
-    Yields
-    ------
-    tuple of DataFrame
-        Pairs and spread; once at least, empty where there are none.
-    """
     members = members_of(cells)
     names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
     categories = pd.CategoricalDtype(pd.Index(names.sort_index()))
-    for rows in _member_rows(members, steps):
-        pairs = _paired(rows)
-        numbers = pairs.pop("trajectory").to_numpy()
-        pairs["trajectory_id"] = pd.Categorical.from_codes(numbers, dtype=categories)
-        yield pairs, _spread(rows[rows["cell"] == rows["reference"]])
+    pairs = _paired(_member_rows(members, steps))
+    numbers = pairs.pop("trajectory").to_numpy()
+    return pairs.assign(trajectory_id=pd.Categorical.from_codes(numbers, dtype=categories))
 
 
 def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -92,7 +73,10 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """
     members = members_of(cells)
     references = members[members["cell"] == members["reference"]]
-    return pd.concat(map(_spread, _member_rows(references, steps)), ignore_index=True)
+    rows = _member_rows(references, steps)
+    groups = rows.groupby(["reference", "optimizer_step"])
+    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
+    return spread.assign(samples=groups["samples"].first()).reset_index()
 
 
 def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -165,20 +149,20 @@ def reference_labels(cells: Cells) -> pd.Series[str]:
     return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
 
 
-def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Attach the rows to their members, whole families at a time."""
-    names = ["optimizer_step", "samples", "loss"]
-    for part in chunks_of(members, steps, names, by="reference"):
-        rows = part.astype({"optimizer_step": "int64", "samples": "int64"})
-        run = rows.pop("run").to_numpy()
-        columns = ("cell", "reference", "trajectory")
-        yield rows.assign(**{name: members[name].to_numpy()[run] for name in columns})
+def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Attach the rows to their members."""
+    rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
+    run = rows.pop("run").to_numpy()
+    columns = ("cell", "reference", "trajectory")
+    # Cells and trajectories are few, and rows may be ten million.
+    known = {name: members[name].to_numpy().astype("int32")[run] for name in columns}
+    return rows.astype({"optimizer_step": "int64", "samples": "int64"}).assign(**known)
 
 
 def _paired(rows: pd.DataFrame) -> pd.DataFrame:
     # A trajectory is of one family, so that it names the reference; with the step it is a number.
     step = rows["optimizer_step"].to_numpy()
-    key = rows["trajectory"].to_numpy() * (step.max(initial=0) + 1) + step
+    key = rows["trajectory"].to_numpy().astype("int64") * (step.max(initial=0) + 1) + step
     own = (rows["cell"] == rows["reference"]).to_numpy()
     base, others = np.flatnonzero(own), np.flatnonzero(~own)
     known = pd.Index(key[base])
@@ -190,12 +174,6 @@ def _paired(rows: pd.DataFrame) -> pd.DataFrame:
     pairs["loss_reference"] = rows["loss"].to_numpy()[base[place[place >= 0]]]
     pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
     return pairs
-
-
-def _spread(rows: pd.DataFrame) -> pd.DataFrame:
-    groups = rows.groupby(["reference", "optimizer_step"])
-    spread = groups["loss"].agg(["std", "count"]).set_axis(["sd", "n"], axis=1)
-    return spread.assign(samples=groups["samples"].first()).reset_index()
 
 
 def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.DataFrame:

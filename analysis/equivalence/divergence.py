@@ -51,7 +51,7 @@ def growth_of_differences(pairs: pd.DataFrame, beyond: float) -> pd.DataFrame:
     if not 0 < beyond < math.inf:
         msg = f"a difference to look for must be above 0 and finite, got {beyond=}"
         raise AnalysisError(msg)
-    pairs = pairs[pairs["difference"].notna()]
+    pairs = pairs.dropna(subset=["difference"])
     step = pairs["optimizer_step"].to_numpy(dtype=float)
     size = pairs["difference"].abs().to_numpy(dtype=float)
     cell, names = pd.factorize(pairs["cell"], sort=True)

@@ -105,10 +105,11 @@ def draw_divergence(
     Figure or None
         None where all losses are equal to the last bit, or none is paired.
     """
-    drawn = pairs[pairs["difference"].abs().gt(0) & np.isfinite(pairs["difference"])]
-    families = sorted(drawn["reference"].unique())[:MOST_PANELS]
+    differ = pairs["difference"].abs().gt(0) & np.isfinite(pairs["difference"])
+    families = sorted(pairs.loc[differ, "reference"].unique())[:MOST_PANELS]
     if not families:
         return None
+    drawn = pairs[differ & pairs["reference"].isin(families)]
     columns = min(len(families), 3)
     rows = -(-len(families) // columns)
     width = COLUMN_IN if columns == 1 else PAGE_IN

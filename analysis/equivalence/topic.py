@@ -80,7 +80,7 @@ def equivalence_section(
         return None
     views, pictures = [], []
     if len(judged):
-        losses = compare_losses(cells, tables.steps, _margin_of(judged), MOST_PANELS)
+        losses = compare_losses(cells, tables.steps, _margin_of(judged))
         views += _loss_views(cells, judged, losses)
         if figures:
             pictures = _pictures(cells, judged, pairs, losses)
@@ -171,7 +171,7 @@ def _pictures(
             "decomposition and the first one of its trajectory, at the same optimizer step; "
             "differences of exactly 0 are left out."
         )
-        if losses.n_families > MOST_PANELS:
+        if losses.pairs["reference"].nunique() > MOST_PANELS:
             caption += f" The first {MOST_PANELS} groups of decompositions are drawn."
         pictures.append(Picture("divergence", caption, over_steps))
     return pictures

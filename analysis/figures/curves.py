@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
-from batchscape.analysis.joins import chunks_of
+from batchscape.analysis.joins import rows_of
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
 
@@ -122,13 +121,7 @@ def mean_curves(
         `mean`, `low` and `high` (over runs), in order.
     """
     runs = _chosen(cells, "completed", timed=timed)
-    parts = [_averaged(runs, part, value, points) for part in _parts(runs, rows, value)]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _averaged(runs: pd.DataFrame, rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
-    """Average the curves of whole cells."""
-    joined = _windowed(rows.dropna(subset=[value]), points)
+    joined = _windowed(_joined(runs, rows, value).dropna(subset=[value]), points)
     by_run = joined.groupby(["cell", "run", "window"])[[*PROGRESS, value]].mean()
     curves = by_run.groupby(["cell", "window"]).agg(
         **{name: (name, "mean") for name in PROGRESS},
@@ -140,7 +133,7 @@ def _averaged(runs: pd.DataFrame, rows: pd.DataFrame, value: str, points: int) -
     curves = curves.reset_index()
     # Where some runs have ended, the mean would jump to that of the others.
     whole = curves["n"] == curves["cell"].map(runs.groupby("cell").size())
-    return curves[whole].drop(columns=["n", "window"])
+    return curves[whole].drop(columns=["n", "window"]).reset_index(drop=True)
 
 
 def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.DataFrame:
@@ -157,8 +150,8 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
         `cell`, `run`, the columns of progress, and `loss`.
     """
     runs = _chosen(cells, "diverged", timed=timed)
-    parts = [part[part["loss"].abs() < np.inf] for part in _parts(runs, steps, "loss")]
-    return pd.concat(parts, ignore_index=True)
+    rows = _joined(runs, steps, "loss")
+    return rows[rows["loss"].abs() < np.inf].reset_index(drop=True)
 
 
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
@@ -166,10 +159,10 @@ def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
     return runs[runs["timing_valid"]] if timed else runs
 
 
-def _parts(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> Iterator[pd.DataFrame]:
-    """Attach the rows to the cells of their runs, whole cells at a time."""
-    for part in chunks_of(runs, rows, [*PROGRESS, value], by="cell"):
-        yield part.assign(cell=runs["cell"].to_numpy()[part["run"]])
+def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Attach the rows to the cells of their runs."""
+    joined = rows_of(runs, rows, [*PROGRESS, value])
+    return joined.assign(cell=runs["cell"].to_numpy()[joined["run"]])
 
 
 def _points(cells: Cells, *, timed: bool) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +25,8 @@ __all__ = [
     "looks",
     "name_group",
     "paper_style",
-    "render",
     "save",
     "tint",
-    "write_figure",
 ]
 
 COLUMN_IN = 3.5
@@ -143,19 +140,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     list of Path
         The files written.
     """
-    return write_figure(render(figure), folder, name)
-
-
-def write_figure(rendered: Mapping[str, bytes], folder: Path, name: str) -> list[Path]:
-    """Write what `render` returned, and return the files."""
-    files = {folder / f"{name}.{ending}": content for ending, content in rendered.items()}
-    for path, content in files.items():
-        path.write_bytes(content)
-    return list(files)
-
-
-def render(figure: Figure) -> dict[str, bytes]:
-    """Return the content of the files that `save` writes, by their ending."""
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
     # Saving would lay the figure out for each file, and draw it once more every time.
@@ -163,10 +147,10 @@ def render(figure: Figure) -> dict[str, bytes]:
         figure.set_dpi(_DPI)
         layout.execute(figure)
         figure.set_layout_engine(None)
-    png, pdf = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=_DPI)
-    figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
-    return {"png": png.getvalue(), "pdf": pdf.getvalue()}
+    png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
+    figure.savefig(png, dpi=_DPI)
+    figure.savefig(pdf, metadata={"CreationDate": None})
+    return [png, pdf]
 
 
 def colour_of(index: int, total: int) -> str:

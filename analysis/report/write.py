@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -23,8 +22,7 @@ from batchscape.analysis.figures.bars import (
 )
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.rendering import Renderer
-from batchscape.analysis.figures.style import looks, write_figure
+from batchscape.analysis.figures.style import looks, paper_style, save
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
@@ -39,16 +37,20 @@ from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.report.topics import find_sections
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
+from batchscape.record.columns import COLUMNS
 from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
-from batchscape.record.index import INDEXED
+from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load
 
-__all__ = ["Report", "write_report"]
+__all__ = ["READ", "Report", "write_report"]
 
-
-_RUNS_A_PROCESS = 1000
-"""Runs whose figures are worth the start of a process that renders them."""
+READ = {
+    "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
+    "evals": tuple(COLUMNS["evals"]),
+    "ranks": ("memory_method", "exchanges_every_micro_step"),
+}
+"""Columns that a report reads of the tables of its runs."""
 
 
 @dataclass(frozen=True)
@@ -131,35 +133,28 @@ def write_report(
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
     check_place(out, "report.md")
-    n_folders = sum(len(SweepFolder(sweep_dir).run_folders()) for sweep_dir in sweep_dirs)
-    beside = figures and n_folders >= _RUNS_A_PROCESS and os.cpu_count() != 1
-    # The process starts while the runs are loaded.
-    with Renderer(beside=beside) as renderer:
-        tables = _loaded(sweep_dirs)
-        cells = find_cells(tables.runs)
-        comparison = compare(cells)
-        grid = comparison_grid(comparison, cells)
-        drawn = _draw(cells, tables, renderer) if figures else {}
-        sections, shown = [], []
-        for section in find_sections(cells, tables, targets):
-            sections.append(section)
-            # Rendered beside the sections that follow.
-            shown += [(p.name, renderer.submit(p.figure)) for p in section.pictures if figures]
-        notes = find_notes(cells, tables.damaged, tables.copies)
-        _clear(out)
-        files = write_table(out / "tables", "comparison", comparison, grid)
-        files.append(out / "tables" / "runs.csv")
-        write_csv(files[-1], cells.runs)
-        files += write_sections(sections, out, figures=False)
-    for name, rendered in [*drawn.items(), *shown]:
-        files += write_figure(rendered.result(), out / "figures", name)
+    tables = _loaded(sweep_dirs)
+    cells = find_cells(tables.runs)
+    comparison = compare(cells)
+    grid = comparison_grid(comparison, cells)
+    drawn = _drawn(cells, tables) if figures else {}
+    sections = list(find_sections(cells, tables, targets))
+    notes = find_notes(cells, tables.damaged, tables.copies)
+    _clear(out)
+    files = write_table(out / "tables", "comparison", comparison, grid)
+    files.append(out / "tables" / "runs.csv")
+    write_csv(files[-1], cells.runs)
+    with paper_style():
+        for name, figure in drawn.items():
+            files += save(figure, out / "figures", name)
+    files += write_sections(sections, out, figures=figures)
     text = page(
         cells,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         comparison=grid,
         sections=sections,
         notes=notes,
-        figures=[name for name, rendered in drawn.items() if rendered.result()],
+        figures=list(drawn),
         drawn=figures,
     )
     (out / "report.md").write_text(visible(text), encoding="utf-8")
@@ -174,34 +169,33 @@ def write_report(
 
 
 def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
-    tables = load(*sweep_dirs, columns=INDEXED)
+    tables = load(*sweep_dirs, columns=READ)
     if tables.runs.empty:
         lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
         raise RecordError("\n".join(["no run folder could be read:", *lines]))
     return tables
 
 
-def _draw(cells: Cells, tables: Tables, renderer: Renderer) -> dict[str, Future[dict[str, bytes]]]:
-    """Have drawn what there is to draw of the comparison; return the contents by name."""
+def _drawn(cells: Cells, tables: Tables) -> dict[str, Figure]:
+    """Draw what there is to draw of the comparison, by name."""
     look = looks(cells)
-    shown = with_room(cells, MAX_PANELS, timed=False)
-    curves = loss_curves(shown, tables.steps, tables.evals, timed=False)
-    # What is drawn of the runs is in the curves.
-    table = replace(cells, runs=cells.runs.iloc[:0])
-    drawn = {
-        "loss_vs_optimizer_steps": renderer.draw(draw_loss, table, curves, "optimizer_step", look),
-        "loss_vs_samples": renderer.draw(draw_loss, table, curves, "samples", look),
-    }
-    shown = with_room(cells, MAX_PANELS, timed=True)
-    timed = loss_curves(shown, tables.steps, tables.evals, timed=True)
-    return {
-        **drawn,
-        "loss_vs_time": renderer.draw(draw_loss, table, timed, "train_time_s", look),
-        "memory": renderer.draw(draw_memory, cells, look),
-        "step_time": renderer.draw(draw_step_time, cells, look),
-        "processor_time": renderer.draw(draw_processor_time, cells, look),
-        "throughput": renderer.draw(draw_throughput, cells, look),
-    }
+    curves, timed = (
+        loss_curves(
+            with_room(cells, MAX_PANELS, timed=timed), tables.steps, tables.evals, timed=timed
+        )
+        for timed in (False, True)
+    )
+    with paper_style():
+        figures = {
+            "loss_vs_optimizer_steps": draw_loss(cells, curves, "optimizer_step", look),
+            "loss_vs_samples": draw_loss(cells, curves, "samples", look),
+            "loss_vs_time": draw_loss(cells, timed, "train_time_s", look),
+            "memory": draw_memory(cells, look),
+            "step_time": draw_step_time(cells, look),
+            "processor_time": draw_processor_time(cells, look),
+            "throughput": draw_throughput(cells, look),
+        }
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _clear(out: Path) -> None:

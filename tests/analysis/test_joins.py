@@ -1,4 +1,4 @@
-"""Rows of some runs, at once and in parts."""
+"""Rows of some runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.analysis.joins import chunks_of, rows_of
+from batchscape.analysis.joins import rows_of
 
 
 @st.composite
@@ -49,22 +49,3 @@ def test_rows_are_those_that_a_merge_finds(given_tables):
     )
     kept = texts.merge(numbered, on=keys, how="left")["run"].dropna()
     assert found["run"].tolist() == kept.tolist()
-
-
-@pytest.mark.parametrize(
-    "size", [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.slow)]
-)
-@given(given_tables=tables())
-def test_parts_hold_whole_groups_and_every_row_once(given_tables, size):
-    runs, rows = given_tables
-    parts = list(chunks_of(runs, rows, ["optimizer_step", "loss"], by="cell", size=size))
-    groups = [set(runs["cell"].to_numpy()[part["run"]]) for part in parts]
-    assert sum(map(len, groups)) == len(set().union(*groups))
-    whole = rows_of(runs, rows, ["optimizer_step", "loss"])
-    order = ["run", "optimizer_step"]
-    pd.testing.assert_frame_equal(
-        pd.concat(parts).sort_values(order, ignore_index=True),
-        whole.sort_values(order, ignore_index=True),
-    )
-    if size == 1000:
-        assert len(parts) == 1

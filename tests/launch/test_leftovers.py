@@ -49,7 +49,6 @@ def test_unfinished_files_of_the_dead_are_removed_and_others_are_not(tmp_path: P
         for path in (
             sweep.plan,
             run.status,
-            sweep.index / "index.json",
             run.checkpoints / "step-1.pt",
         )
     ]

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
-from batchscape.record import growing, reading, reading_pool
+from batchscape.record import reading
 from batchscape.record.columns import COLUMNS
-from batchscape.record.files import JsonLines, write_json
+from batchscape.record.files import JsonLines, sha256_of, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
-from batchscape.record.growing import PLAIN, GrowingColumn
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, seal
 from exact import assert_same_rows
 
 STEPS = (4, 1, 0, 7, 3, 5)
+TEXTS = {"run_id": str, "sweep_dir": str}
 
 
 @pytest.fixture
@@ -77,25 +74,18 @@ def rows_by_pandas(sweep, table):
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.fixture(params=[1, pytest.param(3, marks=pytest.mark.slow)])
-def processes(request, monkeypatch):
-    """Read with one process, and with three, though the runs are few."""
-    monkeypatch.setattr(reading_pool, "_RUNS_A_PROCESS", 1)
-    monkeypatch.setattr(reading_pool, "_cores", lambda: request.param)
-
-
-@pytest.mark.usefixtures("processes")
-def test_rows_are_those_that_pandas_reads(sweep):
+@pytest.mark.parametrize("runs_a_scan", [500, 2])
+def test_rows_are_those_that_pandas_reads(sweep, runs_a_scan, monkeypatch):
+    monkeypatch.setattr(reading, "_RUNS_A_SCAN", runs_a_scan)
     tables = load(sweep)
     for table in TABLES:
-        found = getattr(tables, table).astype({"run_id": str, "sweep_dir": str})
+        found = getattr(tables, table).astype(TEXTS)
         assert_same_rows(found, rows_by_pandas(sweep, table))
     assert tables.runs["run_id"].tolist() == ["run-0", "run-1", "run-2", "run-4", "run-5"]
     assert [path.rpartition("/")[2] for path in tables.damaged] == ["run-3"]
     assert "differs from what was sealed" in next(iter(tables.damaged.values()))
 
 
-@pytest.mark.usefixtures("processes")
 def test_lines_count_where_a_launcher_died_while_it_sealed_a_run(sweep):
     folder = SweepFolder(sweep).run("run-5")
     folder.parquet("steps").write_bytes(b"of the seal that was never written")
@@ -115,8 +105,9 @@ def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(sweep, monkeypatch):
         check(folder, status, table, found)
 
     monkeypatch.setattr(reading, "check_rows", meanwhile)
-    found = reading.read_folders([folder.path], {table: tuple(COLUMNS[table]) for table in TABLES})
-    assert [(run.damage, run.row["status"]) for run in found.runs] == [(None, "running")]
+    tables = load(sweep)
+    assert str(folder.path) not in tables.damaged
+    assert tables.runs.set_index("run_id").loc["run-5", "status"] == "running"
 
 
 def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep):
@@ -134,7 +125,6 @@ def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep
     assert len(load(sweep, columns={"ranks": []}).damaged) == 3
 
 
-@pytest.mark.usefixtures("processes")
 def test_rows_of_copies_are_left_out(sweep, tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(sweep / "runs" / "run-1", copy / "runs" / "run-1")
@@ -161,57 +151,76 @@ def test_unknown_columns_are_refused(sweep, columns, message):
         load(sweep, columns=columns)
 
 
-def test_a_process_that_dies_costs_nothing_but_time(sweep, monkeypatch):
-    expected = load(sweep)
-    monkeypatch.setattr(reading_pool, "_RUNS_A_PROCESS", 1)
-    monkeypatch.setattr(reading_pool, "_cores", lambda: 2)
-    monkeypatch.setattr(reading_pool, "_START", "raise SystemExit(3)")
-    found = load(sweep)
-    assert_same_rows(found.steps, expected.steps)
-    assert_same_rows(found.runs, expected.runs)
+def change_sealed(folder, table, change):
+    """Write another sealed table, with the seal that fits."""
+    path, status = folder.parquet(table), RunStatus.read(folder.status)
+    change(pd.read_parquet(path)).to_parquet(path, index=False)
+    status.seal[path.name]["sha256"] = sha256_of(path)
+    status.write(folder.status)
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_while_it_hands_over_is_an_error(sweep, monkeypatch):
-    start = (
-        "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-        "from batchscape.record import reading_pool; "
-        "from batchscape.record.growing import GrowingColumn; "
-        "GrowingColumn.values = lambda self: []; reading_pool.serve()"
-    )
-    monkeypatch.setattr(reading_pool, "_RUNS_A_PROCESS", 1)
-    monkeypatch.setattr(reading_pool, "_cores", lambda: 2)
-    monkeypatch.setattr(reading_pool, "_START", start)
-    with pytest.raises(RecordError, match="ended before it had handed over"):
-        load(sweep)
-
-
-@given(
-    st.sampled_from(sorted(PLAIN)),
-    st.lists(
-        st.lists(st.none() | st.integers(-(2**62), 2**62), max_size=9) | st.integers(0, 9),
-        max_size=6,
-    ),
+@pytest.mark.parametrize(
+    ("table", "change", "reason"),
+    [
+        ("steps", lambda rows: rows.assign(loss="low"), "column loss: incoming: String"),
+        ("steps", lambda rows: rows.astype({"tokens": "Float64"}), "column tokens: incoming: Fl"),
+        (
+            "ranks",
+            lambda rows: rows.astype({"attempt": "Int32"}),
+            "column attempt: incoming: Int32",
+        ),
+        ("steps", lambda rows: rows[:-1], "it holds 3 rows, and 4 were sealed"),
+    ],
 )
-def test_a_growing_column_holds_what_was_appended(dtype, pieces):
-    """A number stands for a run without the column, of that many rows."""
-    plain = PLAIN[dtype]
-    column = GrowingColumn(dtype)
-    expected = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(growing, "_BLOCK", 4)
-        for piece in pieces:
-            if isinstance(piece, int):
-                column.append(None, piece)
-                expected += [None] * piece
-                continue
-            values = [None if value is None else plain(value).item() for value in piece]
-            chunked = pa.chunked_array([values[:2], values[2:]], pa.from_numpy_dtype(plain))
-            column.append(chunked, len(values))
-            expected += values
-        missing = np.concatenate([np.zeros(0, bool), *column.missing()])
-        values = np.concatenate([np.zeros(0, plain), *column.values()])
-    assert column.size == len(expected)
-    assert missing.tolist() == [value is None for value in expected]
-    assert column.has_missing == (None in expected)
-    assert values[~missing].tolist() == [value for value in expected if value is not None]
+def test_a_table_that_does_not_fit_is_named_and_costs_no_other_run(sweep, table, change, reason):
+    whole, folder = load(sweep), SweepFolder(sweep).run("run-0")
+    change_sealed(folder, table, change)
+    tables = load(sweep)
+    said = tables.damaged.pop(str(folder.path))
+    assert said.startswith(f"{folder.parquet(table)} is damaged")
+    assert reason in said
+    assert tables.damaged == whole.damaged
+    for name in TABLES:
+        rows = getattr(whole, name)
+        assert_same_rows(
+            getattr(tables, name).astype(TEXTS), rows[rows["run_id"] != "run-0"].astype(TEXTS)
+        )
+
+
+def test_a_file_that_was_sealed_and_is_no_table_is_named(sweep):
+    folder = SweepFolder(sweep).run("run-4")
+    folder.parquet("ranks").write_bytes(b"no table at all")
+    status = RunStatus.read(folder.status)
+    status.seal["ranks.parquet"]["sha256"] = sha256_of(folder.parquet("ranks"))
+    status.write(folder.status)
+    tables = load(sweep)
+    assert "ranks.parquet is damaged" in tables.damaged[str(folder.path)]
+    counts = tables.steps["run_id"].value_counts()
+    assert counts.to_dict() == {"run-5": 5, "run-0": 4, "run-1": 1, "run-2": 0}
+
+
+def test_columns_that_nobody_knows_are_left_out_and_those_that_lack_are_missing(sweep):
+    folder = SweepFolder(sweep).run("run-0")
+    change_sealed(folder, "steps", lambda rows: rows.assign(more=1).drop(columns="loss"))
+    tables = load(sweep)
+    assert str(folder.path) not in tables.damaged
+    assert list(tables.steps) == [*COLUMNS["steps"], "run_id", "sweep_dir"]
+    own = tables.steps[tables.steps["run_id"] == "run-0"]
+    assert own["loss"].isna().all()
+    assert own["tokens"].tolist() == [40, 80, 120, 160]
+
+
+def test_the_bytes_that_were_verified_are_those_that_are_parsed(sweep, monkeypatch):
+    path = SweepFolder(sweep).run("run-0").parquet("steps")
+    expected, content, sha256 = load(sweep), path.read_bytes(), hashlib.sha256
+
+    def changed_meanwhile(given):
+        if given == content:
+            path.write_bytes(SweepFolder(sweep).run("run-4").parquet("steps").read_bytes())
+        return sha256(given)
+
+    monkeypatch.setattr(hashlib, "sha256", changed_meanwhile)
+    found = load(sweep)
+    assert path.read_bytes() != content
+    assert found.damaged == expected.damaged
+    assert_same_rows(found.steps.astype(TEXTS), expected.steps.astype(TEXTS))

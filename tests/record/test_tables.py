@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
 from contextlib import contextmanager
@@ -383,21 +382,6 @@ def test_spec_round_trip(run, spec_of):
 def test_an_empty_folder_is_no_sweep(tmp_path):
     with pytest.raises(RecordError, match="holds no runs"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize("was_on", [True, False])
-def test_the_collector_is_left_as_it_was(run, tmp_path, was_on):
-    seal(run, completed(), data_parallel_size=2)
-    before = gc.isenabled()
-    try:
-        (gc.enable if was_on else gc.disable)()
-        load(tmp_path)
-        assert gc.isenabled() == was_on
-        with pytest.raises(RecordError, match="holds no runs"):
-            load(tmp_path / "nowhere")
-        assert gc.isenabled() == was_on
-    finally:
-        (gc.enable if before else gc.disable)()
 
 
 def test_status_round_trip(tmp_path):

@@ -44,7 +44,7 @@ def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:
         runs, folders = [place], []
     else:
         runs = [run for run in place.run_folders() if CLAIMS.holder(run) is None]
-        folders = [place.path, place.index]
+        folders = [place.path]
     for run in runs:
         folders += [run.path, run.checkpoints]
     for folder in folders:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from batchscape.config import Command, Transformers
-from batchscape.errors import BatchscapeError, LaunchError
+from batchscape.errors import LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.durations import Durations
@@ -30,10 +30,8 @@ from batchscape.launch.session import Session
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.disk import Reserve
 from batchscape.record.folder import SweepFolder
-from batchscape.record.index import INDEXED, index_is_stale
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load
 from batchscape.record.usable import check_usable
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
@@ -125,9 +123,6 @@ def run_sweep(
                 command=command,
             )
         interrupted = interrupts.count > 0
-        if not interrupted:
-            with presence:
-                _keep_index(sweep, progress)
     with presence:
         note = mirror.finish(len(specs), interrupted=interrupted)
     done = standing.settled | launched.done
@@ -193,19 +188,6 @@ def _launched(
         )
         with progress:
             return _Launched(session.run(deque(missing)), session.stopped)
-
-
-def _keep_index(sweep: SweepFolder, progress: Progress) -> None:
-    """Write the index of a sweep anew, where many runs are outside of it."""
-    try:
-        if index_is_stale(sweep):
-            progress.note("Writing the index of this sweep, which its reports read ...")
-            load(sweep.path, columns=INDEXED)
-    except KeyboardInterrupt:
-        progress.note("The index is left to the first report", "yellow")
-    except (BatchscapeError, OSError):
-        # The runs are done: whatever the matter is with their files, a report will say it.
-        return
 
 
 def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:

@@ -34,7 +34,7 @@ def is_plain_name(name: object) -> bool:
 def refuse_links(sweep: SweepFolder) -> None:
     """Refuse a sweep folder in which something leads out of it, or is no file at all.
 
-    Looked at are the sweep folder, `index`, `damaged`, each run with its folders but the content of
+    Looked at are the sweep folder, `damaged`, each run with its folders but the content of
     `program`, and `wandb` with each of its folders; W&B makes all below those anew. What lies in
     the folder of a report is looked at by who writes there, see `refuse_links_at`.
 
@@ -99,7 +99,7 @@ def _refuse(entries: Iterable[os.DirEntry[str]], root: Path, what: str, advice: 
 
 def _entries(sweep: SweepFolder) -> Iterator[os.DirEntry[str]]:
     # Every entry is judged before what it leads to is listed.
-    for folder in (sweep.path, sweep.index, sweep.damaged):
+    for folder in (sweep.path, sweep.damaged):
         yield from _below(folder)
     for run in _inside(sweep.runs):
         yield run

@@ -166,11 +166,6 @@ class SweepFolder:
         return self.path / "plan.csv"
 
     @property
-    def index(self) -> Path:
-        """Folder of the index, where the sweep is large. Derived from the run folders."""
-        return self.path / "index"
-
-    @property
     def wandb(self) -> Path:
         """Folder of everything that Weights & Biases writes for the sweep."""
         return self.path / "wandb"

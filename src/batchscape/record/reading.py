@@ -1,56 +1,41 @@
-"""Reading run folders, one after the other, into columns."""
+"""Reading run folders into columns: Polars scans what is sealed, lines are read one by one."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from pandas.api.extensions import ExtensionArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.copies import Content, content_of_run
 from batchscape.record.files import read_json_lines
-from batchscape.record.folder import TABLES, RunFolder
-from batchscape.record.growing import GrowingColumn, GrowingTable
+from batchscape.record.folder import RunFolder
 from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus, Status
 
-__all__ = [
-    "Part",
-    "Rows",
-    "RunRead",
-    "Shape",
-    "Wanted",
-    "check_rows",
-    "open_rows",
-    "read_folders",
-    "signature_of",
-]
+if TYPE_CHECKING:
+    # Its runtime takes time and memory that trainer and launcher need not spend: it is imported
+    # where sweeps are read.
+    import polars as pl
+
+__all__ = ["Columns", "RunRead", "Wanted", "check_rows", "open_rows", "read_folders"]
 
 Wanted = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
 
+Columns = dict[str, dict[str, ExtensionArray]]
+"""Whole columns, by table and name."""
 
-_WATCHED = (
-    "config.json",
-    "status.json",
-    "environment.json",
-    "launch.json",
-    "command.json",
-    *(f"{table}.parquet" for table in TABLES),
-    "gradient_sketch.npy",
-)
-"""Files of a run folder that its rows are made of, or that its seal names."""
+_RUNS_A_SCAN = 250
+"""Runs whose sealed files are scanned at once; those of the next ones are read meanwhile."""
 
 
 @dataclass
@@ -64,103 +49,60 @@ class RunRead:
     """None where the run is open."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
-    signature: str = ""
-    """State of the folder before it was read, see `signature_of`."""
     damage: str | None = None
     """Why the folder could not be read."""
 
 
-@dataclass
-class Part:
-    """Some run folders, read."""
+class _Opened(NamedTuple):
+    """A run and what its rows are made of."""
 
-    runs: list[RunRead]
-    columns: dict[str, dict[str, GrowingColumn]]
-    """Rows of all of the runs, in their order, by table and name."""
-
-
-class Shape(NamedTuple):
-    """What is known of a column before its numbers."""
-
-    size: int
-    has_missing: bool
-    texts: list[str | None]
-
-    @classmethod
-    def of(cls, column: GrowingColumn) -> Shape:
-        """Describe a column that was read."""
-        return cls(column.size, column.has_missing, column.texts())
+    run: RunRead
+    sources: dict[str, bytes | pd.DataFrame]
+    """By table: the content of a sealed file, or rows that were read from lines."""
 
 
-class Rows(Protocol):
-    """Rows that were read, or that lie ready to be."""
-
-    runs: list[RunRead]
-    shapes: dict[tuple[str, str], Shape]
-    """By table and name of the column."""
-
-    def fill(
-        self, key: tuple[str, str], values: NDArray[Any], missing: NDArray[np.bool_] | None
-    ) -> None:
-        """Write the numbers of a column to where they belong; once, in order of the columns."""
+_Scanned = tuple[list[RunRead], "dict[str, pl.DataFrame]"]
+"""Runs, and the rows of all of them by table."""
 
 
-def read_folders(paths: Sequence[Path], wanted: Wanted) -> Part:
+def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[RunRead], Columns]:
     """Read run folders; a damaged one is named, and adds no rows.
 
     Parameters
     ----------
-    paths : sequence of Path
-        Run folders.
+    folders : sequence of RunFolder
     wanted : mapping of str to sequence of str
         Columns to read, for every table.
 
     Returns
     -------
-    Part
+    runs : list of RunRead
+        In the order of the folders.
+    columns : mapping
+        Rows of all of the runs, in the same order.
     """
-    tables = {
-        table: GrowingTable({name: COLUMNS[table][name].dtype for name in names})
+    import polars as pl
+
+    types = {"Int64": pl.Int64, "Float64": pl.Float64, "boolean": pl.Boolean, "string": pl.String}
+    schemas = {
+        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in names})
         for table, names in wanted.items()
     }
-    texts: dict[str, str] = {}
-    runs = []
-    for path in paths:
-        try:
-            run, rows = _read_twice(RunFolder(path), wanted)
-        except RecordError as error:
-            runs.append(RunRead(str(path), damage=str(error)))
-            continue
-        for table, (count, found) in rows.items():
-            tables[table].append(found, count)
-        # Thousands of runs repeat the same names and values: each is kept once.
-        run.row = {
-            texts.setdefault(name, name): texts.setdefault(value, value)
-            if isinstance(value, str)
-            else value
-            for name, value in run.row.items()
-        }
-        runs.append(run)
-    return Part(runs, {table: growing.columns() for table, growing in tables.items()})
-
-
-def signature_of(folder: str) -> str:
-    """Name the state of a run folder by sizes and times of change.
-
-    Parameters
-    ----------
-    folder : str
-    """
-    parts = []
-    for name in _WATCHED:
-        try:
-            # Tens of thousands of files: a path object for each takes several times as long.
-            found = os.stat(f"{folder}/{name}")  # noqa: PTH116
-        except OSError:
-            parts.append("-")
-        else:
-            parts.append(f"{found.st_size}:{found.st_mtime_ns}")
-    return " ".join(parts)
+    scans: list[Future[_Scanned]] = []
+    with ThreadPoolExecutor(1) as beside:
+        for start in range(0, len(folders), _RUNS_A_SCAN):
+            opened = _opened(folders[start : start + _RUNS_A_SCAN], wanted)
+            if scans:
+                scans[-1].result()  # so that no more files are in memory than of two scans
+            scans.append(beside.submit(_scanned, opened, schemas))
+    runs = [run for scan in scans for run in scan.result()[0]]
+    columns: Columns = {}
+    for table, schema in schemas.items():
+        # Nothing else may hold on to the rows, so that columns go as they are handed over.
+        columns[table] = _columns(
+            table, pl.concat([schema.to_frame(), *(s.result()[1].pop(table) for s in scans)])
+        )
+    return runs, columns
 
 
 def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -194,68 +136,113 @@ def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> 
         raise DamageError(msg)
 
 
-def _read_twice(
-    folder: RunFolder, wanted: Wanted
-) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
+def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:
+    opened = []
+    for folder in folders:
+        try:
+            opened.append(_read_twice(folder, wanted))
+        except RecordError as error:
+            opened.append(_Opened(RunRead(str(folder.path), damage=str(error)), {}))
+    return opened
+
+
+def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:
+    """Scan each table once for all runs; where that fails, find the run that it fails for."""
+    try:
+        return [run for run, _ in opened], {
+            table: _rows(table, opened, schema) for table, schema in schemas.items()
+        }
+    except DamageError as error:
+        if len(opened) == 1:
+            folder = opened[0].run.folder
+            damaged = _Opened(RunRead(folder, damage=f"{folder}/{error}"), {})
+            return _scanned([damaged], schemas)
+    import polars as pl
+
+    half = len(opened) // 2
+    (runs, rows), (more_runs, more_rows) = (
+        _scanned(part, schemas) for part in (opened[:half], opened[half:])
+    )
+    return runs + more_runs, {table: pl.concat([rows[table], more_rows[table]]) for table in rows}
+
+
+def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFrame:
+    """Join the rows of runs, in their order.
+
+    Raises
+    ------
+    DamageError
+        If they are not as many as were counted, or columns are of other types.
+    """
+    import polars as pl
+
+    sources = [sources[table] for _, sources in opened if table in sources]
+    parts = [schema.to_frame()]
+    try:
+        for is_sealed, some in groupby(sources, key=lambda source: isinstance(source, bytes)):
+            if is_sealed:
+                files = cast("list[bytes]", list(some))
+                scan = pl.scan_parquet(
+                    files, schema=schema, missing_columns="insert", extra_columns="ignore"
+                )
+                parts.append(scan.collect())
+            else:
+                lines = cast("list[pd.DataFrame]", list(some))
+                parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
+    except pl.exceptions.PolarsError as error:
+        msg = f"{table}.parquet is damaged: {error}"
+        raise DamageError(msg) from None
+    rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
+    if len(rows) != counted:
+        msg = f"{table}.parquet is damaged: it holds {len(rows)} rows, and {counted} were sealed"
+        raise DamageError(msg)
+    return rows
+
+
+def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
+    """Hand columns over to pandas, one after the other: each is let go of as it is copied."""
+    columns = {}
+    for name in rows.columns:
+        dtype: Any = pd.api.types.pandas_dtype(COLUMNS[table][name].dtype)
+        columns[name] = dtype.__from_arrow__(rows.drop_in_place(name).to_arrow())
+    return columns
+
+
+def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:
     """Read a folder, and again where its launcher may have gone on with it meanwhile."""
     with contextlib.suppress(DamageError):
         return _read(folder, wanted)
     return _read(folder, wanted)
 
 
-def _read(
-    folder: RunFolder, wanted: Wanted
-) -> tuple[RunRead, dict[str, tuple[int, pa.Table | None]]]:
-    signature = signature_of(str(folder.path))
+def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
-    rows = {table: _rows(folder, table, status, names) for table, names in wanted.items()}
-    tables = {folder.parquet(table).name for table in wanted}
-    for name in sorted(status.seal.keys() - tables):
-        _verified(folder.path, name, status)
-    if not status.seal:
-        for table, (count, read) in rows.items():
-            if read is not None:
-                check_rows(folder, status, table, count)
-    content = content_of_run(row["run_id"], status)
-    counts = {table: count for table, (count, _) in rows.items()}
-    return RunRead(str(folder.path), row, content, counts, signature), rows
+    run = RunRead(str(folder.path), row, content_of_run(row["run_id"], status))
+    sealed = {name: _verified(folder, name, status) for name in status.seal}
+    sources: dict[str, bytes | pd.DataFrame] = {}
+    for table in (table for table, names in wanted.items() if names):
+        content = sealed.get(folder.parquet(table).name)
+        if content is not None:
+            run.counts[table] = status.rows.get(table, 0)
+            sources[table] = content
+            continue
+        rows = open_rows(folder, table) if folder.lines(table).exists() else None
+        run.counts[table] = 0 if rows is None else len(rows)
+        check_rows(folder, status, table, run.counts[table])
+        if rows is not None:
+            sources[table] = rows
+    return _Opened(run, sources)
 
 
-def _rows(
-    folder: RunFolder, table: str, status: RunStatus, names: Sequence[str]
-) -> tuple[int, pa.Table | None]:
-    """Read some columns of a table, and its length; a sealed file is read and verified in one."""
-    path = folder.parquet(table)
-    content = _verified(folder.path, path.name, status)
-    if not names:
-        return 0, None
-    if content is not None and path.name not in status.seal and folder.lines(table).exists():
-        content = None  # a launcher died while it sealed the run: the lines are whole
-    if content is None:
-        rows = pa.Table.from_pandas(open_rows(folder, table), preserve_index=False)
-        return rows.num_rows, rows
+def _verified(folder: RunFolder, name: str, status: RunStatus) -> bytes:
+    """Read a file that must be what was sealed."""
+    path = folder.path / name
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
-        # Of the names, those that the file has not are left out.
-        return file.metadata.num_rows, file.read(list(names), use_threads=False)
-    except (OSError, ValueError) as error:  # errors of pyarrow are among them
-        msg = f"{path} is damaged: {error}"
-        raise DamageError(msg) from None
-
-
-def _verified(folder: Path, name: str, status: RunStatus) -> bytes | None:
-    """Read a file that must be what was sealed, if it was; None where there is none."""
-    try:
-        # Small files in great numbers: a buffer or a look beforehand would take as long again.
-        with open(os.path.join(folder, name), "rb", buffering=0) as file:  # noqa: PTH118, PTH123
-            content = file.read()
+        content = path.read_bytes()
     except FileNotFoundError:
-        content = None
-    sealed = status.seal.get(name)
-    if sealed is not None and (
-        content is None or hashlib.sha256(content).hexdigest() != sealed["sha256"]
-    ):
-        msg = f"{folder / name} is missing or differs from what was sealed"
+        content = b""
+    if hashlib.sha256(content).hexdigest() != status.seal[name]["sha256"]:
+        msg = f"{path} is missing or differs from what was sealed"
         raise DamageError(msg)
     return content

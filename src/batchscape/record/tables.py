@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,17 +19,9 @@ from batchscape.record.disk import disk_error
 from batchscape.record.files import remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
-from batchscape.record.index import (
-    INDEXED,
-    WORTH_AN_INDEX,
-    IndexedRows,
-    read_index,
-    write_index,
-)
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
-from batchscape.record.reading import RunRead, open_rows
-from batchscape.record.reading_pool import Columns, read_many
+from batchscape.record.reading import open_rows, read_folders
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
@@ -76,14 +66,10 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
         If the file is damaged.
     """
     sealed = folder.parquet(table)
-    if not sealed.exists():
-        return open_rows(folder, table)
     seal = RunStatus.read(folder.status).seal.get(sealed.name) if folder.status.exists() else None
-    if seal is None and folder.lines(table).exists():
-        # A launcher died while it sealed the run: the lines are whole, the table may not be.
+    if seal is None:
         return open_rows(folder, table)
-    if seal is not None:
-        _verify(sealed, seal)
+    _verify(sealed, seal)
     try:
         return pd.read_parquet(sealed)
     except (OSError, ValueError) as error:
@@ -154,11 +140,12 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
     ----------
     folder : RunFolder
     status : RunStatus
-        The final status with its summary; its `seal` is filled in.
+        The final status with its summary; its `seal` and `rows` are filled in.
     tables : mapping of str to DataFrame
         Rows of each table, with the columns of `record.columns`.
     """
     status.seal = {}
+    status.rows = {table: len(rows) for table, rows in tables.items()}
     for table, rows in tables.items():
         path = folder.parquet(table)
         temporary = path.with_suffix(".tmp")
@@ -237,68 +224,37 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
         If a folder holds no runs, or a table has no such column.
     """
     wanted = _wanted(columns or {})
-    with _uncollected():
-        return _load(sweep_dirs, wanted)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Have the collector rest: of the millions of objects that are made, none is garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _load(sweep_dirs: Sequence[Path], wanted: dict[str, tuple[str, ...]]) -> Tables:
     distinct: dict[Path, Path] = {}
     for sweep_dir in sweep_dirs:
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
-    paths: list[Path] = []
+    folders: list[RunFolder] = []
     sweeps: list[str] = []
-    known: list[IndexedRows] = []
-    try:
-        for sweep_dir in distinct.values():
-            folders = SweepFolder(sweep_dir).run_folders()
-            if not folders:
-                msg = no_runs(sweep_dir)
-                raise RecordError(msg)
-            paths += [folder.path for folder in folders]
-            sweeps += [str(sweep_dir)] * len(folders)
-            index = read_index(SweepFolder(sweep_dir), wanted)
-            if index is not None:
-                known.append(index)
-        runs, read = read_many(paths, wanted, known)
-    finally:
-        for index in known:
-            index.close()
-    if len(distinct) == 1 and wanted == INDEXED:
-        _keep_index(SweepFolder(*distinct.values()), runs, known, read)
-    damaged = {run.folder: run.damage for run in runs if run.damage is not None}
+    for sweep_dir in distinct.values():
+        found = SweepFolder(sweep_dir).run_folders()
+        if not found:
+            msg = no_runs(sweep_dir)
+            raise RecordError(msg)
+        folders += found
+        sweeps += [str(sweep_dir)] * len(found)
+    runs, columns_read = read_folders(folders, wanted)
     copies = copies_among({run.folder: run.content for run in runs})
-    counted = [
-        (run, sweep)
-        for run, sweep in zip(runs, sweeps, strict=True)
-        if run.damage is None and run.folder not in copies
+    kept = [run.damage is None and run.folder not in copies for run in runs]
+    rows = [
+        {"sweep_dir": sweep, **run.row}
+        for run, sweep, keep in zip(runs, sweeps, kept, strict=True)
+        if keep
     ]
     return Tables(
-        runs=pd.DataFrame([{"sweep_dir": sweep, **run.row} for run, sweep in counted]),
-        damaged=damaged,
+        runs=pd.DataFrame(rows),
+        damaged={run.folder: run.damage for run in runs if run.damage is not None},
         copies=copies,
-        **{table: _joined(table, read[table], runs, sweeps, copies) for table in TABLES},
+        **{
+            table: _joined(
+                columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
+            )
+            for table in TABLES
+        },
     )
-
-
-def _keep_index(
-    sweep: SweepFolder, runs: Sequence[RunRead], known: Sequence[IndexedRows], columns: Columns
-) -> None:
-    """Write the index of a sweep, where enough was read that it did not hold."""
-    held = sum(bool(run.folder) for part in known for run in part.runs)
-    if sum(run.content is not None for run in runs) - held >= WORTH_AN_INDEX:
-        write_index(sweep, runs, columns)
 
 
 def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -314,28 +270,21 @@ def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
 
 
 def _joined(
-    table: str,
-    read: Mapping[str, pd.api.extensions.ExtensionArray],
-    runs: Sequence[RunRead],
-    sweeps: Sequence[str],
-    copies: Mapping[str, str],
+    columns: Mapping[str, pd.api.extensions.ExtensionArray],
+    counts: Sequence[int],
+    kept: Sequence[bool],
+    runs: Sequence[Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """Name the run of each row, and leave out the rows of copies."""
-    counts = np.array([run.counts.get(table, 0) for run in runs], dtype=np.int64)
-    kept = np.array([run.folder not in copies for run in runs], dtype=bool)
-    whole = np.repeat(kept, counts)
-    columns = {name: column if kept.all() else column[whole] for name, column in read.items()}
-    counts = counts[kept]
-    names = [run.row.get("run_id", "") for run, keep in zip(runs, kept, strict=True) if keep]
-    folders = [sweep for sweep, keep in zip(sweeps, kept, strict=True) if keep]
-    return pd.DataFrame(
-        {
-            **columns,
-            "run_id": _repeated(names, counts),
-            "sweep_dir": _repeated(folders, counts),
-        },
-        copy=False,
-    )
+    """Name the run of each row, and leave out the rows of runs that are not kept."""
+    lengths, keep = np.array(counts, dtype=np.int64), np.array(kept, dtype=bool)
+    if lengths[~keep].any():
+        chosen = np.repeat(keep, lengths)
+        columns = {name: column[chosen] for name, column in columns.items()}
+    named = {
+        name: _repeated([run[name] for run in runs], lengths[keep])
+        for name in ("run_id", "sweep_dir")
+    }
+    return pd.DataFrame({**columns, **named}, copy=False)
 
 
 def _repeated(texts: Sequence[str], counts: NDArray[np.int64]) -> pd.Categorical:

@@ -190,13 +190,14 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     hints = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
     columns |= _spread(DISTURBED, hints["processor_time_s"].groupby(own["cell"]))
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
-    counts = [name for name in table if name.endswith("_n")]
+    counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 
 
-def _spread(name: str, group: SeriesGroupBy[float, int]) -> dict[str, pd.Series[Any]]:
+def _spread(name: str, group: SeriesGroupBy[Any, Any]) -> dict[str, pd.Series[Any]]:
     sd, n = group.std(), group.count()
-    parts = {"mean": group.mean(), "sd": sd, "ci95": half_widths(sd, n), "n": n}
+    parts: dict[str, pd.Series[Any]] = {"mean": group.mean(), "sd": sd}
+    parts |= {"ci95": half_widths(sd, n), "n": n}
     return {f"{name}_{part}": column for part, column in parts.items()}
 
 

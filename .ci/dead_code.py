@@ -23,7 +23,8 @@ ALLOWED = {
         power_capped processor_time_s raw_eval_loss throttled workspace_gib""",
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps evaluation_pattern geometry_pattern
-        tokens_per_optimizer_step""",
+        max_ranks_per_core max_ranks_per_device tokens_per_optimizer_step""",
+    "columns of a table, taken from the object as a whole": "detectable_margin smallest_margin",
     "columns are documented where they are declared": "meaning",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
         AccelerateEngine ByteText DeepSpeedEngine FabricEngine GridSweeper Patients Regressor

@@ -1,8 +1,8 @@
 """Checks inside of JSON files, so that a flipped byte is found and not read as another number.
 
 A JSON object ends with a key `sha256`: the digest of every byte before it. A row of JSON lines ends
-with a key `crc32`, of the row's bytes before it. Both are plain JSON for other readers; files and
-rows without a check, which older versions wrote, are read as they are.
+with a key `crc32`, of the row's bytes before it. Both are plain JSON for other readers. Whoever
+changes one by hand removes its check: without one it is read as it is.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ROOT = Path(batchscape.__file__).parent
 # <- train, programs <- plan, launch <- doctor <- cli. A part imports from lower layers, and from
 # its own one only where it is listed.
 LAYERS = (
-    {"completion", "credentials", "errors", "geometry", "outgoing", "targets", "terminal"},
+    {"completion", "credentials", "errors", "geometry", "outgoing", "user_code", "terminal"},
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines", "tracking"},
@@ -29,7 +29,7 @@ LAYERS = (
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
-    ("targets", "errors"),
+    ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("credentials", "errors"),
     ("outgoing", "credentials"),  # a secret does not leave

@@ -10,7 +10,7 @@ from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.estimates import Estimate
 
-__all__ = ["ONE_SEED", "Claim", "Finding", "Verdict", "found", "nothing", "undecided"]
+__all__ = ["ONE_SEED", "Claim", "ClaimResult", "Verdict", "found", "nothing", "undecided"]
 
 ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is no interval"
 """Why a difference that was seen decides nothing."""
@@ -24,7 +24,7 @@ _MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimResult:
     """What the runs of one context say about a claim."""
 
     answer: Answer
@@ -82,7 +82,7 @@ class Claim:
     """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
     """Which settings tell contexts apart."""
-    decide: Callable[[Context], Finding | None]
+    decide: Callable[[Context], ClaimResult | None]
     """The rule. None: the context has none of the runs that it needs."""
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
@@ -105,7 +105,7 @@ class Claim:
             Verdict(self, OPEN, missing.effect, "", (), missing.explanation, self.settle_on(names))
         ]
 
-    def _found(self, context: Context, evidence: Evidence) -> Finding | None:
+    def _found(self, context: Context, evidence: Evidence) -> ClaimResult | None:
         """Decide; where valid times of these very runs would tell more, the command for them."""
         finding = self.decide(context)
         untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
@@ -143,7 +143,7 @@ class Claim:
         on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
         return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
 
-    def _verdict(self, context: Context, finding: Finding) -> Verdict:
+    def _verdict(self, context: Context, finding: ClaimResult) -> Verdict:
         """Join a finding and the command, with more seeds where those that there are say little."""
         n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
@@ -177,7 +177,7 @@ def found(
     ratio: bool,
     unit: str = "",
     note: str | None = None,
-) -> Finding:
+) -> ClaimResult:
     """Return the finding that some contrasts lead to.
 
     Parameters
@@ -196,12 +196,14 @@ def found(
             f"{explanation.strip()} Of {len(contrasts)} comparisons {single} "
             f"{'has' if single == 1 else 'have'} fewer than two pairs of runs and no interval."
         )
-    return Finding(answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts))
+    return ClaimResult(
+        answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts)
+    )
 
 
 def nothing(
     reason: str, definition: str, run_ids: Iterable[str] = (), contrasts: Sequence[Contrast] = ()
-) -> Finding:
+) -> ClaimResult:
     """Return the finding of runs that say nothing, with the reason.
 
     Parameters
@@ -217,9 +219,11 @@ def nothing(
     """
     estimate = Estimate.unknown(reason, 0, definition)
     ids = tuple(sorted(set(run_ids)))
-    return Finding(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))
+    return ClaimResult(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))
 
 
-def undecided(contrasts: Sequence[Contrast], definition: str, reason: str = ONE_SEED) -> Finding:
+def undecided(
+    contrasts: Sequence[Contrast], definition: str, reason: str = ONE_SEED
+) -> ClaimResult:
     """Return the finding of contrasts that decide nothing; as `nothing`."""
     return nothing(reason, definition, run_ids_of(contrasts), contrasts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from batchscape.analysis.claims.claim import Finding, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     Contrast,
@@ -36,7 +36,7 @@ def follows(
     *,
     lacking: str,
     reported: Literal["along", "across"],
-) -> Finding | None:
+) -> ClaimResult | None:
     """Judge growth by more than a margin along one factor, and equality within it across.
 
     Parameters
@@ -54,7 +54,7 @@ def follows(
 
     Returns
     -------
-    Finding or None
+    ClaimResult or None
         None without any contrast.
     """
     contrasts = [*figure.along, *figure.across]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
+from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -33,7 +33,7 @@ _LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
 
 
-def learning_rate_grows_with_batch(context: Context) -> Finding | None:
+def learning_rate_grows_with_batch(context: Context) -> ClaimResult | None:
     """The best learning rate rises with the global batch, by the exponent that a report gives."""
     try:
         optima = _optima(context)
@@ -48,7 +48,7 @@ def learning_rate_grows_with_batch(context: Context) -> Finding | None:
     ids = tuple(sorted(set(behind["run_id"])))
     left_out = "".join(f" Left out: B = {text}." for text in laws.left_out) + elsewhere
     if not exponent.is_identified:
-        return Finding(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
+        return ClaimResult(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
     n_seeds = int(used["n"].max())
     if np.isnan(exponent.low):
         return nothing(str(exponent.note), exponent.definition, ids)
@@ -62,10 +62,10 @@ def learning_rate_grows_with_batch(context: Context) -> Finding | None:
         f"the interval; the square root rule (0.5) is {root}within the interval."
         f"{f' {notes}.' if notes else ''}{left_out}"
     )
-    return Finding(answer, replace(exponent, note=notes), ids, explanation, n_seeds=n_seeds)
+    return ClaimResult(answer, replace(exponent, note=notes), ids, explanation, n_seeds=n_seeds)
 
 
-def large_batch_less_variance(context: Context) -> Finding | None:
+def large_batch_less_variance(context: Context) -> ClaimResult | None:
     """The gradient of an update varies less from step to step as the global batch grows."""
     if "gradient_norm" not in context.evidence.steps:
         return None

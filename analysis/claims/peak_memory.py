@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from batchscape.analysis.claims.claim import Finding, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -37,7 +37,7 @@ _DEVICES, _MICRO, _STEPS = (
 )
 
 
-def memory_follows_micro(context: Context) -> Finding | None:
+def memory_follows_micro(context: Context) -> ClaimResult | None:
     """Peak memory grows with the micro-batch, and not with the global batch at a fixed one."""
     figures = context.logs(context.figures[_PEAK])
     along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
@@ -56,7 +56,7 @@ def memory_follows_micro(context: Context) -> Finding | None:
     )
 
 
-def accumulation_costs_memory(context: Context) -> Finding | None:
+def accumulation_costs_memory(context: Context) -> ClaimResult | None:
     """Accumulation holds gradients between micro-steps, so A > 1 peaks higher than A = 1."""
     figures = context.logs(context.figures[_PEAK])
     contrasts = pair(figures, "value", _STEPS, [_DEVICES, _MICRO], only_doubled=True)
@@ -73,7 +73,7 @@ def accumulation_costs_memory(context: Context) -> Finding | None:
     return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
-def rank0_costs_memory(context: Context) -> Finding | None:
+def rank0_costs_memory(context: Context) -> ClaimResult | None:
     """Rank 0 holds more than the other ranks of its run."""
     measured = [name for name in ("device_used_gib", _PEAK) if name in context.evidence.ranks]
     for name in measured:

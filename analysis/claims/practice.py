@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Finding, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -28,7 +28,7 @@ _MUSEV = (16, 7, 2)
 _CUT = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]
 
 
-def accumulation_4_or_8(context: Context) -> Finding | None:
+def accumulation_4_or_8(context: Context) -> ClaimResult | None:
     """At a fixed global batch, 4 or 8 is not slower than any other accumulation."""
     figures = context.logs(context.figures["step_time_s"])
     figures = figures[np.isfinite(figures["value"])]
@@ -92,7 +92,7 @@ def _best_side(sides: Sequence[list[Contrast]], places: int) -> tuple[Answer, Co
     return min(judged, key=lambda item: (order.index(item[0]), item[1].mean))
 
 
-def musev_224(context: Context) -> Finding | None:
+def musev_224(context: Context) -> ClaimResult | None:
     """No other cut of 224 on at most 16 devices is faster without more memory a device."""
     own = context.figures[
         context.figures["global_batch_size"].eq(224)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Finding, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, undecided
 from batchscape.analysis.claims.contrasts import (
     Contrast,
     all_above,
@@ -36,7 +36,7 @@ _DEVICES, _MICRO, _STEPS = (
 )
 
 
-def microstep_time_follows_micro(context: Context) -> Finding | None:
+def microstep_time_follows_micro(context: Context) -> ClaimResult | None:
     """Forward and backward of one micro-step grow with the micro-batch, not with accumulation."""
     figures = context.figures
     figures = context.logs(figures["forward_backward_s"] / figures[_STEPS])
@@ -56,7 +56,7 @@ def microstep_time_follows_micro(context: Context) -> Finding | None:
     )
 
 
-def global_batch_is_free_per_iteration(context: Context) -> Finding | None:
+def global_batch_is_free_per_iteration(context: Context) -> ClaimResult | None:
     """Step time over accumulation stays equal while accumulation raises the global batch."""
     figures = context.figures
     figures = context.logs(figures["step_time_s"] / figures[_STEPS])
@@ -74,7 +74,7 @@ def global_batch_is_free_per_iteration(context: Context) -> Finding | None:
     return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
-def micro_before_accumulation(context: Context) -> Finding | None:
+def micro_before_accumulation(context: Context) -> ClaimResult | None:
     """At a fixed global batch the cut with most accumulation is slower than that with least."""
     figures = context.logs(context.figures["step_time_s"])
     contrasts = pair(figures, "value", _STEPS, [_DEVICES, "global_batch_size"], only_ends=True)
@@ -91,7 +91,7 @@ def micro_before_accumulation(context: Context) -> Finding | None:
     return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
-def devices_scale_batch_linearly(context: Context) -> Finding | None:
+def devices_scale_batch_linearly(context: Context) -> ClaimResult | None:
     """Devices multiply the global batch, and the exchange takes a share of the step."""
     figures = context.figures
     scaled = figures.groupby([_MICRO, _STEPS])[_DEVICES].nunique().gt(1)

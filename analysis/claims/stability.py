@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
+from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -46,7 +46,7 @@ class _Ends(NamedTuple):
     note: str | None
 
 
-def too_small_unstable(context: Context) -> Finding | None:
+def too_small_unstable(context: Context) -> ClaimResult | None:
     """The smallest global batch diverges or rises more often than the middle one."""
     ends = _ends(context, largest=False)
     if ends is None:
@@ -90,7 +90,7 @@ def too_small_unstable(context: Context) -> Finding | None:
     )
 
 
-def too_large_generalises_worse(context: Context) -> Finding | None:
+def too_large_generalises_worse(context: Context) -> ClaimResult | None:
     """At an equal training loss the largest global batch has a higher held-out loss."""
     ends = _ends(context, largest=True)
     if ends is None:
@@ -240,7 +240,7 @@ def _more_often(diverged: pd.DataFrame, ends: _Ends) -> float:
 
 def _diverges(
     diverged: pd.DataFrame, ends: _Ends, p: float, counts: str, run_ids: pd.Series[str]
-) -> Finding:
+) -> ClaimResult:
     """Return what divergence alone says, where no rise can be compared."""
     shares = diverged["sum"] / diverged["size"]
     effect = Estimate(
@@ -258,7 +258,7 @@ def _diverges(
         f"No rise of the loss can be compared. Seeds that diverged: {counts} (Fisher's exact test, "
         f"p = {p:.2g}).{_beware(ends.note)}"
     )
-    return Finding(SUPPORTED, effect, tuple(sorted(set(run_ids))), explanation)
+    return ClaimResult(SUPPORTED, effect, tuple(sorted(set(run_ids))), explanation)
 
 
 def _spreads(context: Context, runs: pd.DataFrame, ends: _Ends) -> str:

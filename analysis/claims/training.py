@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import ONE_SEED, Finding, found, nothing, undecided
+from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     OPEN,
     SUPPORTED,
@@ -39,7 +39,7 @@ _BATCH = "global_batch_size"
 _CUT = ["data_parallel_size", "gradient_accumulation_steps", "micro_batch_size"]
 
 
-def fewer_updates_slower_convergence(context: Context) -> Finding | None:
+def fewer_updates_slower_convergence(context: Context) -> ClaimResult | None:
     """The largest global batch takes longer than some smaller one to reach a target loss."""
     if context.reaches.empty or context.reaches[_BATCH].nunique() < 2:
         return None
@@ -88,7 +88,7 @@ def fewer_updates_slower_convergence(context: Context) -> Finding | None:
     )
 
 
-def decompositions_are_equivalent(context: Context) -> Finding | None:
+def decompositions_are_equivalent(context: Context) -> ClaimResult | None:
     """All cuts of one global batch end at the same loss, run by run, within the margin."""
     figures, left_out = _losses(context)
     contrasts = _cuts(figures, [])
@@ -106,7 +106,7 @@ def decompositions_are_equivalent(context: Context) -> Finding | None:
     )
 
 
-def accumulation_equals_large_batch(context: Context) -> Finding | None:
+def accumulation_equals_large_batch(context: Context) -> ClaimResult | None:
     """Accumulation over A micro-batches ends at the loss of one that is A times larger."""
     figures, left_out = _losses(context)
     least = figures.groupby([_BATCH, "data_parallel_size"])["gradient_accumulation_steps"]
@@ -127,7 +127,7 @@ def _alike(
     within: list[str],
     left_out: str,
     more: str = "",
-) -> Finding | None:
+) -> ClaimResult | None:
     """Judge whether all pairs of cuts that agree in `within` end at the same loss."""
     if not contrasts:
         return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
@@ -188,7 +188,7 @@ def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
     return most if most[_BATCH].nunique() > 1 else None
 
 
-def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> Finding:
+def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> ClaimResult:
     """Give the ratio of samples as such, which does not decide about time."""
     groups = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)), [])
     contrasts = [contrast for group in groups for contrast in group]

@@ -10,7 +10,7 @@ import pytest
 from sweeps_of_fakes import renamed, spec_named
 
 from batchscape.config import RunConfig
-from batchscape.launch.durations import Durations, Pace
+from batchscape.launch.durations import Duration, Durations
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
@@ -27,13 +27,13 @@ def cell(ranks: int, seed: int = 0) -> RunSpec:
 
 
 def test_the_pace_of_a_run() -> None:
-    assert Pace.of(over()) == Pace(5.0, 2.0)
+    assert Duration.of(over()) == Duration(5.0, 2.0)
     more = over(evaluation_s=6.0, checkpoint_s=6.0, compile_s=3.0)
-    assert Pace.of(more) == Pace(8.0, 3.0)
+    assert Duration.of(more) == Duration(8.0, 3.0)
     # A program that does not tell its times: by the clock.
     attempts = [Attempt(100.0, 0, ended_at=110.0), Attempt(200.0, 0, ended_at=202.0)]
     told = RunStatus(Status.COMPLETED, attempts=attempts, summary={"samples": 24})
-    assert Pace.of(told) == Pace(0.0, 0.5)
+    assert Duration.of(told) == Duration(0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_pace_of_a_run() -> None:
     ],
 )
 def test_what_has_no_pace(status: RunStatus) -> None:
-    assert Pace.of(status) is None
+    assert Duration.of(status) is None
 
 
 def test_the_same_cell_before_the_nearest(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_thousands_of_cells_without_a_run_are_looked_up_once(
     asked: list[str] = []
     find = Durations._nearest_pace
 
-    def count(self: Durations, spec: RunSpec, ranks: int) -> Pace | None:
+    def count(self: Durations, spec: RunSpec, ranks: int) -> Duration | None:
         asked.append(spec.run_id)
         return find(self, spec, ranks)
 

@@ -16,7 +16,7 @@ import pytest
 
 from batchscape.errors import LaunchError
 from batchscape.launch.lock import sweep_lock
-from batchscape.record.claims import CLAIMS, Claim
+from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, exclusively, is_held, take
 
@@ -58,7 +58,7 @@ def taken(path: Path) -> Lock:
     return lock
 
 
-def claimed(run: RunFolder) -> Claim:
+def claimed(run: RunFolder) -> RunClaim:
     claim = CLAIMS.claim(run)
     assert claim is not None
     return claim

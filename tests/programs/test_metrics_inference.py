@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.programs.metrics.inference import Batch, evenly
+from batchscape.programs.metrics.inference import ObservedBatch, evenly
 
 counts = st.integers(1, 50)
 
 
-def batch_of(**values: int) -> Batch:
-    batch = Batch()
+def batch_of(**values: int) -> ObservedBatch:
+    batch = ObservedBatch()
     for name, value in values.items():
         batch.put(name, value, f"said {name}")
     return batch
@@ -99,7 +99,7 @@ def test_tokens_that_contradict_the_factors() -> None:
 
 def test_a_batch_of_padded_samples_is_no_problem() -> None:
     rows = [{"optimizer_step": step, "tokens": tokens} for step, tokens in ((1, 90), (2, 200))]
-    batch = Batch()
+    batch = ObservedBatch()
     batch.put_growth("tokens_per_optimizer_step", rows, "tokens", "the log")
     assert batch.infer(None).tokens_per_optimizer_step is None
     assert batch.problems == []

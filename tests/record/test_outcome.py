@@ -12,7 +12,7 @@ from batchscape.errors import RecordError
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.outcome import SIGNAL_LAG_S, Outcome, RankExit, Stop, Verdict, decide
+from batchscape.record.outcome import SIGNAL_LAG_S, Outcome, RankExit, RunEnd, Stop, decide
 from batchscape.record.status import Status, StopReason
 
 
@@ -33,7 +33,7 @@ def all_gone(ranks: int, code: int = 0) -> dict[int, RankExit]:
 def test_completed_needs_every_rank() -> None:
     outcomes = {0: left("completed"), 1: left("completed")}
     verdict = decide(2, outcomes, all_gone(2))
-    assert verdict == Verdict(Status.COMPLETED, StopReason.BUDGET)
+    assert verdict == RunEnd(Status.COMPLETED, StopReason.BUDGET)
     verdict = decide(2, {0: outcomes[0]}, all_gone(2))
     assert (verdict.status, verdict.rank) == (Status.FAILED, 1)
     assert "rank 1 left no outcome and exited with code 0" in str(verdict.reason)
@@ -98,7 +98,7 @@ def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
 def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank() -> None:
     ended = RankExit("run", 1, -9, 100.0, lost="the fork server died")
     verdict = decide(1, {}, {0: ended}, last_words="last words")
-    assert verdict == Verdict(
+    assert verdict == RunEnd(
         Status.FAILED, reason="the fork server died", cause=Cause.INFRASTRUCTURE
     )
 
@@ -128,7 +128,7 @@ def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
     stop = Stop(status, "asked to", 50.0, Cause.INTERRUPTED)
     outcomes = {0: left("interrupted", 51.0), 1: left("failed", 52.0)}
     exits = {**all_gone(2, 1), 2: gone(2, -9, 70.0), 3: gone(3, -15, 50.001)}
-    assert decide(4, outcomes, exits, stop) == Verdict(
+    assert decide(4, outcomes, exits, stop) == RunEnd(
         status, reason="asked to", cause=Cause.INTERRUPTED
     )
     # Even a stop comes too late for what had failed or ended before.

@@ -18,7 +18,7 @@ from batchscape.data.fingerprints import file_sha256
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.record.spec import DataIdentity
-from batchscape.targets import call_target, named_files, source_hash
+from batchscape.user_code import call_target, named_files, source_hash
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from batchscape.errors import ConfigError
 from batchscape.interop.command import read_flags
-from batchscape.interop.finding import Finding
+from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup, gather
 from batchscape.interop.resolve import Running, resolve
 from batchscape.interop.rules import findings_of
@@ -32,7 +32,7 @@ class Consistency:
 
     setup: Setup
     running: Running
-    findings: tuple[Finding, ...]
+    findings: tuple[Disagreement, ...]
 
     @property
     def is_consistent(self) -> bool:

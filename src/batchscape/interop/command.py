@@ -17,7 +17,7 @@ from batchscape.interop.launchers import (
     starter_of,
 )
 from batchscape.interop.readers import read_litgpt, read_trainer
-from batchscape.interop.shell import Command, commands_of
+from batchscape.interop.shell import ShellCommand, commands_of
 from batchscape.interop.slurm import Job, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
@@ -157,7 +157,7 @@ def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -
     while rest and re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0], re.DOTALL):
         key, _, value = rest.pop(0).partition("=")
         environment[key] = value
-    command = Command(tuple(rest), 1, environment)
+    command = ShellCommand(tuple(rest), 1, environment)
     launcher = launcher_of(command.words)
     if launcher is None:
         msg = (
@@ -170,7 +170,7 @@ def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -
 
 def _read(
     name: str,
-    command: Command,
+    command: ShellCommand,
     launcher: Launcher,
     start: int,
     *,
@@ -331,7 +331,7 @@ def _check_flags(
         raise ConfigError(msg)
 
 
-def _refuse_unknown(name: str, command: Command, key: str, value: str) -> None:
+def _refuse_unknown(name: str, command: ShellCommand, key: str, value: str) -> None:
     if not re.search(r"\$[\w({]|`", value):
         return
     if who := _decides(command, value):
@@ -345,7 +345,7 @@ def _refuse_unknown(name: str, command: Command, key: str, value: str) -> None:
     raise ConfigError(msg)
 
 
-def _decides(command: Command, value: str) -> str | None:
+def _decides(command: ShellCommand, value: str) -> str | None:
     """Say which control flow decides a value that is not known."""
     # A variable that is not decided itself may hold another that is.
     held = [value, *(command.variables.get(name, "") for name in re.findall(r"\w+", value))]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from batchscape.errors import GeometryError
 from batchscape.geometry import solve
 from batchscape.interop import rules_deepspeed, rules_launch, rules_settings
-from batchscape.interop.finding import Finding
+from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running, accelerate_mode
 from batchscape.interop.statements import Statement, differ
@@ -17,7 +17,7 @@ __all__ = ["findings_of"]
 _SEVERAL = "the command wins; give the number in one place"
 
 
-def findings_of(setup: Setup, running: Running) -> list[Finding]:
+def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
     """Return every disagreement, errors first.
 
     Parameters
@@ -37,13 +37,13 @@ def findings_of(setup: Setup, running: Running) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity)
 
 
-def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Finding]:
+def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """The launcher carries an accumulation of its own, and only into DeepSpeed."""
     said = [statement for statement in setup.of_accelerate if statement.accumulation]
     if not said or running.system not in {"accelerate", "trainer"}:
         return
     if len(said) == 2 and differ(said[0].accumulation, said[1].accumulation):
-        yield Finding(
+        yield Disagreement(
             "accumulation",
             "warning",
             f"{said[0].name(said[0].accumulation)} goes before "
@@ -61,7 +61,7 @@ def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Findin
         makes = "the Trainer refuses to start"
     else:
         makes = "the launcher's goes before the script's, without a word"
-    yield Finding(
+    yield Disagreement(
         "accumulation",
         "error",
         f"{first.name(first.accumulation)} is not {script.name(theirs)}; {makes}",
@@ -69,7 +69,7 @@ def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Findin
     )
 
 
-def _unread_arguments(setup: Setup) -> Iterator[Finding]:
+def _unread_arguments(setup: Setup) -> Iterator[Disagreement]:
     """A file of TrainingArguments beside a command that gives arguments itself."""
     used, unread = setup.trainer, setup.unread_trainer
     if used is None or unread is None:
@@ -77,7 +77,7 @@ def _unread_arguments(setup: Setup) -> Iterator[Finding]:
     for name in ("micro", "accumulation"):
         left, right = getattr(unread, name), getattr(used, name)
         if differ(left, right):
-            yield Finding(
+            yield Disagreement(
                 "micro-batch" if name == "micro" else "accumulation",
                 "error",
                 f"{unread.name(left)} is not {used.name(right)}; the command does not name "
@@ -86,14 +86,14 @@ def _unread_arguments(setup: Setup) -> Iterator[Finding]:
             )
 
 
-def _total(setup: Setup, running: Running) -> Iterator[Finding]:
+def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Every stated number of samples per optimizer step against devices x micro x accumulation."""
     if running.system == "litgpt":
         return
     if running.unsolved:
         facts = (running.total, running.micro, running.accumulation, running.devices)
         stated = ", ".join(fact.origin for fact in facts if fact is not None)
-        yield Finding(
+        yield Disagreement(
             "global-batch",
             "error",
             f"{stated}: {running.unsolved.partition('; given')[0]}",
@@ -106,7 +106,7 @@ def _total(setup: Setup, running: Running) -> Iterator[Finding]:
             continue
         product = _product(running)
         if product is not None and product != total.value:
-            yield Finding(
+            yield Disagreement(
                 "global-batch",
                 "error",
                 f"{statement.name(total)} is not devices x micro-batch x accumulation = "
@@ -117,7 +117,7 @@ def _total(setup: Setup, running: Running) -> Iterator[Finding]:
         elif running.devices is None and running.micro and running.accumulation:
             inner = running.micro.value * running.accumulation.value
             if total.value % inner:
-                yield Finding(
+                yield Disagreement(
                     "global-batch",
                     "error",
                     f"{statement.name(total)} is no multiple of micro-batch x accumulation = "
@@ -177,7 +177,7 @@ def _nearest(running: Running) -> str:
     return ""
 
 
-def _litgpt(running: Running) -> Iterator[Finding]:
+def _litgpt(running: Running) -> Iterator[Disagreement]:
     """LitGPT floors twice, without a word: global // devices // micro-batch."""
     devices, micro, total = running.devices, running.micro, running.total
     if running.system != "litgpt" or micro is None or total is None:
@@ -190,14 +190,14 @@ def _litgpt(running: Running) -> Iterator[Finding]:
     said = f"global batch {total} is no multiple of devices {count} x micro-batch {micro}"
     below, above = total.value // unit * unit, (total.value // unit + 1) * unit
     if steps == 0:
-        yield Finding(
+        yield Disagreement(
             "litgpt-floor",
             "error",
             f"{said}, and smaller; LitGPT stops at an assertion",
             f"set train.global_batch_size to {above}",
         )
         return
-    yield Finding(
+    yield Disagreement(
         "litgpt-floor",
         "error",
         f"{said}; LitGPT drops the remainder and trains with {count * micro.value * steps}",

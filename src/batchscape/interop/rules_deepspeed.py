@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchscape.interop.finding import Finding
+from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running
 from batchscape.interop.statements import Value, differ
@@ -12,7 +12,7 @@ from batchscape.interop.statements import Value, differ
 __all__ = ["findings"]
 
 
-def findings(setup: Setup, running: Running) -> Iterator[Finding]:
+def findings(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Yield what the JSON says otherwise than the arguments."""
     yield from _misspelt(setup)
     yield from _auto_without_source(setup, running)
@@ -20,13 +20,13 @@ def findings(setup: Setup, running: Running) -> Iterator[Finding]:
     yield from _against_script(setup, running)
 
 
-def _misspelt(setup: Setup) -> Iterator[Finding]:
+def _misspelt(setup: Setup) -> Iterator[Disagreement]:
     """DeepSpeed passes over a key that it does not know, without a word."""
     names = None if setup.deepspeed is None else setup.deepspeed.others["misspelt"]
     if setup.deepspeed is None or not isinstance(names, dict):
         return
     for key, nearest in names.items():
-        yield Finding(
+        yield Disagreement(
             "unknown-key",
             "warning",
             f"{setup.deepspeed.source}: DeepSpeed knows no key {key} and passes over it; the "
@@ -35,7 +35,7 @@ def _misspelt(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _auto_without_source(setup: Setup, running: Running) -> Iterator[Finding]:
+def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """DeepSpeed itself knows no "auto": transformers and accelerate fill it in before."""
     json = setup.deepspeed
     if json is None or running.system == "trainer":
@@ -47,7 +47,7 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Finding]:
     if running.system == "accelerate":
         # Filled from the DataLoader and the Accelerator, which a script may set from anything.
         return
-    yield Finding(
+    yield Disagreement(
         "auto-without-source",
         "error",
         f'{json.source}: {", ".join(autos)} "auto", and nothing here fills it in: DeepSpeed itself '
@@ -57,7 +57,7 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Finding]:
     )
 
 
-def _against_trainer(setup: Setup) -> Iterator[Finding]:
+def _against_trainer(setup: Setup) -> Iterator[Disagreement]:
     """The Trainer compares both and refuses to start."""
     json, trainer = setup.deepspeed, setup.trainer
     if json is None or trainer is None:
@@ -68,7 +68,7 @@ def _against_trainer(setup: Setup) -> Iterator[Finding]:
     )
     for rule, left, right in pairs:
         if differ(left, right):
-            yield Finding(
+            yield Disagreement(
                 rule,
                 "error",
                 f"{json.name(left)} is not {trainer.name(right)}; the Trainer refuses to start",
@@ -76,7 +76,7 @@ def _against_trainer(setup: Setup) -> Iterator[Finding]:
             )
     steps = trainer.accumulation
     if json.accumulation is None and steps is not None and (steps.value or 1) > 1:
-        yield Finding(
+        yield Disagreement(
             "accumulation-missing",
             "error",
             f"{json.source}: has no gradient_accumulation_steps, which is then 1 for DeepSpeed: it "
@@ -85,7 +85,7 @@ def _against_trainer(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _against_script(setup: Setup, running: Running) -> Iterator[Finding]:
+def _against_script(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """A script's own arguments beside a JSON with numbers: the JSON decides."""
     json, script = setup.deepspeed, setup.script
     if json is None or script is None:
@@ -97,7 +97,7 @@ def _against_script(setup: Setup, running: Running) -> Iterator[Finding]:
     for rule, left, right in pairs:
         if differ(left, right):
             what = "accelerate" if running.system == "accelerate" else "DeepSpeed"
-            yield Finding(
+            yield Disagreement(
                 rule,
                 "error",
                 f"{json.name(left)} is not {script.name(right)}; {what} goes by the JSON",
@@ -106,7 +106,7 @@ def _against_script(setup: Setup, running: Running) -> Iterator[Finding]:
     steps = script.accumulation
     missing = running.system == "accelerate" and json.accumulation is None
     if missing and steps is not None and (steps.value or 1) > 1:
-        yield Finding(
+        yield Disagreement(
             "accumulation-missing",
             "error",
             f"{json.source}: has no gradient_accumulation_steps; accelerate then takes 1, and not "

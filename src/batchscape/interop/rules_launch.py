@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchscape.interop.finding import Finding
+from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running, accelerate_mode
 from batchscape.interop.slurm import Job
@@ -13,7 +13,7 @@ from batchscape.interop.statements import Statement, Value
 __all__ = ["findings"]
 
 
-def findings(setup: Setup, running: Running) -> Iterator[Finding]:
+def findings(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Yield what is wrong with the number of processes."""
     yield from _one_process(setup)
     yield from _per_machine(setup)
@@ -23,7 +23,7 @@ def findings(setup: Setup, running: Running) -> Iterator[Finding]:
     yield from _told(setup, running)
     yield from _job(setup)
     for floor in setup.launch.floors if setup.launch is not None else ():
-        yield Finding(
+        yield Disagreement(
             "shell-floor",
             "error",
             f"{setup.launch.name if setup.launch else ''}: the script divides {floor}; a shell "
@@ -40,14 +40,14 @@ def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
     return None
 
 
-def _one_process(setup: Setup) -> Iterator[Finding]:
+def _one_process(setup: Setup) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
     mode, wanted = accelerate_mode(setup), _wanted(setup)
     if wanted is None or (wanted[1].value or 1) < 2:
         return
     if not mode.starts_many:
-        yield Finding(
+        yield Disagreement(
             "one-process",
             "error",
             f"{wanted[0].name(wanted[1])}, and one process runs, without a word: {mode.reason}",
@@ -55,7 +55,7 @@ def _one_process(setup: Setup) -> Iterator[Finding]:
             "MULTI_GPU on GPUs",
         )
     elif not mode.is_certain:
-        yield Finding(
+        yield Disagreement(
             "one-process",
             "warning",
             f"{wanted[0].name(wanted[1])}: {mode.reason}; else one process runs",
@@ -63,7 +63,7 @@ def _one_process(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _per_machine(setup: Setup) -> Iterator[Finding]:
+def _per_machine(setup: Setup) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
     wanted = _wanted(setup)
@@ -73,7 +73,7 @@ def _per_machine(setup: Setup) -> Iterator[Finding]:
     remainder = wanted[1].value % nodes.value
     if remainder:
         each = wanted[1].value // nodes.value
-        yield Finding(
+        yield Disagreement(
             "processes-per-machine",
             "error",
             f"{wanted[0].name(wanted[1])} does not divide over {nodes}: num_processes counts all "
@@ -82,7 +82,7 @@ def _per_machine(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _visible(setup: Setup) -> Iterator[Finding]:
+def _visible(setup: Setup) -> Iterator[Disagreement]:
     """More ranks on one machine than devices that they may see."""
     launcher = setup.launcher
     ids = launcher.others.get("gpu_ids") if launcher is not None else None
@@ -103,7 +103,7 @@ def _visible(setup: Setup) -> Iterator[Finding]:
     nodes = next((count for count in told if count), 1)
     here = wanted[1].value // nodes
     if here > count:
-        yield Finding(
+        yield Disagreement(
             "visible-devices",
             "error",
             f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
@@ -117,7 +117,7 @@ def _job_of(launcher: Statement | None) -> Job | None:
     return job if isinstance(job, Job) else None
 
 
-def _job(setup: Setup) -> Iterator[Finding]:
+def _job(setup: Setup) -> Iterator[Disagreement]:
     """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
     launcher, job = setup.launcher, _job_of(setup.launcher)
     if launcher is None or job is None or launcher.others["launcher"] == "python":
@@ -126,7 +126,7 @@ def _job(setup: Setup) -> Iterator[Finding]:
     if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
         alone = under is None and (nodes.value or 1) < job.nodes
-        yield Finding(
+        yield Disagreement(
             "job-nodes",
             "warning" if alone else "error",
             f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
@@ -135,7 +135,7 @@ def _job(setup: Setup) -> Iterator[Finding]:
         )
     tasks = job.tasks_on_node
     if under is not None and tasks is not None and tasks > 1:
-        yield Finding(
+        yield Disagreement(
             "job-tasks",
             "error",
             f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
@@ -144,7 +144,7 @@ def _job(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _two_counts(setup: Setup) -> Iterator[Finding]:
+def _two_counts(setup: Setup) -> Iterator[Disagreement]:
     """A count on the command line goes before that of the file."""
     launcher, config = setup.launcher, setup.accelerate
     if setup.launched_by != "accelerate" or launcher is None or config is None:
@@ -152,7 +152,7 @@ def _two_counts(setup: Setup) -> Iterator[Finding]:
     left, right = launcher.devices, config.devices
     if left is None or right is None or right.is_default or left.value == right.value:
         return
-    yield Finding(
+    yield Disagreement(
         "devices",
         "warning",
         f"{launcher.name(left)} goes before {config.name(right)}",
@@ -160,14 +160,14 @@ def _two_counts(setup: Setup) -> Iterator[Finding]:
     )
 
 
-def _unread_config(setup: Setup) -> Iterator[Finding]:
+def _unread_config(setup: Setup) -> Iterator[Disagreement]:
     """Only `accelerate launch` reads an accelerate config."""
     launcher, config = setup.launcher, setup.accelerate
     if config is None or launcher is None or launcher.others["launcher"] == "accelerate":
         return
     left, right = config.devices, launcher.devices
     differs = left is not None and right is not None and left.value != right.value
-    yield Finding(
+    yield Disagreement(
         "unread-config",
         "error" if differs else "warning",
         f"{config.source} is read by accelerate launch alone, and the command starts with "
@@ -177,11 +177,11 @@ def _unread_config(setup: Setup) -> Iterator[Finding]:
     )
 
 
-def _told(setup: Setup, running: Running) -> Iterator[Finding]:
+def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
     if setup.devices is None or running.devices is None or running.devices.origin == "--devices":
         return
     if running.devices.value != setup.devices:
-        yield Finding(
+        yield Disagreement(
             "devices",
             "error",
             f"--devices {setup.devices} is not {running.devices}",

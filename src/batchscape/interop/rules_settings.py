@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchscape.interop.finding import Finding
+from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running, accelerate_mode
 
 __all__ = ["findings"]
 
 
-def findings(setup: Setup, running: Running) -> Iterator[Finding]:
+def findings(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Yield disagreements on settings beside the batch."""
     yield from _both_precisions(setup)
     yield from _precisions(setup, running)
@@ -22,10 +22,10 @@ def findings(setup: Setup, running: Running) -> Iterator[Finding]:
     yield from _schedule(setup, running)
 
 
-def _both_precisions(setup: Setup) -> Iterator[Finding]:
+def _both_precisions(setup: Setup) -> Iterator[Disagreement]:
     for statement in (setup.trainer, setup.deepspeed):
         if statement is not None and statement.on("both_precisions"):
-            yield Finding(
+            yield Disagreement(
                 "precision",
                 "error",
                 f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
@@ -33,7 +33,7 @@ def _both_precisions(setup: Setup) -> Iterator[Finding]:
             )
 
 
-def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
+def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Arithmetic that two sides state, and state differently."""
     json, trainer = setup.deepspeed, setup.trainer
     if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
@@ -44,7 +44,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
         for name, enabled in stated.items() if isinstance(stated, dict) else ():
             if enabled is None or enabled == (name == ours):
                 continue
-            yield Finding(
+            yield Disagreement(
                 "precision",
                 "error",
                 f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
@@ -61,7 +61,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
         winner = (
             "arguments decide" if running.system == "trainer" else "script's own setting decides"
         )
-        yield Finding(
+        yield Disagreement(
             "precision",
             "error",
             f"{first.name(first.precision)} is not {theirs.name(mine)}; the {winner}",
@@ -70,7 +70,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
     said = json.precision if json is not None else None
     uses_json = running.system == "accelerate" and json is not None
     if uses_json and said is not None and said.value not in {None, "no", sets} and json:
-        yield Finding(
+        yield Disagreement(
             "precision",
             "error",
             f"{first.name(first.precision)}, and {json.source}: {said.key} is on; accelerate "
@@ -79,7 +79,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Finding]:
         )
 
 
-def _fields_of_the_json(setup: Setup) -> Iterator[Finding]:
+def _fields_of_the_json(setup: Setup) -> Iterator[Disagreement]:
     """An accelerate config may not hold settings beside the JSON that they belong into."""
     config = setup.accelerate
     if config is None or setup.deepspeed is None or not accelerate_mode(setup).deepspeed:
@@ -93,7 +93,7 @@ def _fields_of_the_json(setup: Setup) -> Iterator[Finding]:
         fields = tuple(name for name in fields if name != "mixed_precision")
     if not named or not isinstance(fields, tuple) or not fields:
         return
-    yield Finding(
+    yield Disagreement(
         "fields-of-the-json",
         "error",
         f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {named}; accelerate "
@@ -102,12 +102,12 @@ def _fields_of_the_json(setup: Setup) -> Iterator[Finding]:
     )
 
 
-def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
+def _clipping(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """With DeepSpeed the gradient is clipped by its own value alone."""
     json = setup.deepspeed
     optimizer = json.others.get("optimizer_max_grad_norm") if json is not None else None
     if json is not None and optimizer is not None:
-        yield Finding(
+        yield Disagreement(
             "clipping",
             "warning",
             f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
@@ -125,7 +125,7 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
     ours = source.clipping
     if ours is not None and ours.value is not None and ours.value != theirs.value:
         makes = "the Trainer refuses to start" if setup.trainer else "DeepSpeed goes by the first"
-        yield Finding(
+        yield Disagreement(
             "clipping",
             "error",
             f"{source.name(ours)} is not {script.name(theirs)}; {makes}",
@@ -133,7 +133,7 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
             f"{ours.value}",
         )
     elif ours is None and source is json and theirs.value != 1.0:
-        yield Finding(
+        yield Disagreement(
             "clipping",
             "error",
             f"{source.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, "
@@ -142,13 +142,13 @@ def _clipping(setup: Setup, running: Running) -> Iterator[Finding]:
         )
 
 
-def _split_batches(setup: Setup, running: Running) -> Iterator[Finding]:
+def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
     trainer = setup.trainer
     if trainer is None or not trainer.on("split_batches") or trainer.micro is None:
         return
     devices, micro = running.devices, trainer.micro
     if devices is not None and micro.value is not None and micro.value % devices.value:
-        yield Finding(
+        yield Disagreement(
             "split-batches",
             "error",
             f"{trainer.name(micro)} does not divide over devices {devices}: with split_batches it "
@@ -156,7 +156,7 @@ def _split_batches(setup: Setup, running: Running) -> Iterator[Finding]:
             f"set {micro.key} to a multiple of {devices.value}, or split_batches to false",
         )
     else:
-        yield Finding(
+        yield Disagreement(
             "split-batches",
             "warning",
             f"{trainer.name(micro)} is the batch of all devices together, since split_batches is "
@@ -165,10 +165,10 @@ def _split_batches(setup: Setup, running: Running) -> Iterator[Finding]:
         )
 
 
-def _finds_batch_size(setup: Setup) -> Iterator[Finding]:
+def _finds_batch_size(setup: Setup) -> Iterator[Disagreement]:
     trainer = setup.trainer
     if trainer is not None and trainer.on("auto_find_batch_size"):
-        yield Finding(
+        yield Disagreement(
             "auto-find-batch-size",
             "warning",
             f"{trainer.source}: auto_find_batch_size makes the micro-batch smaller where memory "
@@ -177,7 +177,7 @@ def _finds_batch_size(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _schedule(setup: Setup, running: Running) -> Iterator[Finding]:
+def _schedule(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """A scheduler that `Accelerator.prepare` wraps steps once per process."""
     launch = setup.launch
     if running.system != "accelerate" or launch is None or setup.script is None:
@@ -186,7 +186,7 @@ def _schedule(setup: Setup, running: Running) -> Iterator[Finding]:
     warmup = launch.options.get("lr_warmup_steps", launch.options.get("num_warmup_steps", "0"))
     decays = launch.options.get("lr_scheduler", launch.options.get("lr_scheduler_type", "constant"))
     if devices > 1 and (decays != "constant" or warmup not in {"0", ""}):
-        yield Finding(
+        yield Disagreement(
             "schedule-per-process",
             "warning",
             f"{launch.name}: a scheduler that accelerate prepares steps {devices} times per "

@@ -17,7 +17,7 @@ from batchscape.errors import ConfigError
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-__all__ = ["Command", "commands_of"]
+__all__ = ["ShellCommand", "commands_of"]
 
 _FLOW = frozenset(
     {
@@ -49,7 +49,7 @@ _HELD = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """One command as it would be run."""
 
     words: tuple[str, ...]
@@ -70,7 +70,9 @@ class Command:
         return next((word for word, held in found if held and held[1] in self.several), None)
 
 
-def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None) -> list[Command]:
+def commands_of(
+    name: str, text: str, variables: Mapping[str, str] | None = None
+) -> list[ShellCommand]:
     """Return the commands of a script, one after the other, whatever surrounds them.
 
     In place of `bash -c TEXT` stand the commands of the text, with the words before the bash.
@@ -92,7 +94,7 @@ def commands_of(name: str, text: str, variables: Mapping[str, str] | None = None
     return [inner for command in script.commands for inner in _within_shell(name, command)]
 
 
-def _within_shell(name: str, command: Command) -> list[Command]:
+def _within_shell(name: str, command: ShellCommand) -> list[ShellCommand]:
     words = command.words
     at = next((i for i, word in enumerate(words) if PurePath(word).name in {"bash", "sh"}), None)
     if at is None or len(words) < at + 3 or not re.fullmatch(r"-[a-z]*c", words[at + 1]):
@@ -119,7 +121,7 @@ class _Script:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     flow: str = ""
     """Control flow around what is being read."""
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
 
     def read(self, name: str, text: str) -> None:
         import tree_sitter
@@ -175,7 +177,7 @@ class _Script:
                     own[_raw(child.children[0])] = self._text(value)
         words = [word for part in parts for word in self._words(part)]
         self.commands.append(
-            Command(
+            ShellCommand(
                 tuple(words),
                 parts[0].start_point.row + 1,
                 self.variables | own,

@@ -21,7 +21,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_trouble, make_room
 from batchscape.record.files import end_of, last_row, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.outcome import Outcome, RankExit, Stop, Verdict, decide
+from batchscape.record.outcome import Outcome, RankExit, RunEnd, Stop, decide
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
@@ -201,13 +201,13 @@ class ActiveRun:
         if self._stacks_at is not None:
             self._keep_stacks()
         try:
-            verdict = self._verdict()
+            run_end = self._judge()
             try:
-                self._write(verdict)
+                self._write(run_end)
             except DiskError:
                 if not make_room(self.folder.path.parents[1]):
                     raise
-                self._write(verdict)
+                self._write(run_end)
         except RecordError as error:
             self.abandon(f"its records are damaged: {error}", Cause.DAMAGED_RECORDS)
         except OSError as error:
@@ -216,16 +216,16 @@ class ActiveRun:
         self.hangs.close()
         return self.status
 
-    def _write(self, verdict: Verdict) -> None:
+    def _write(self, run_end: RunEnd) -> None:
         if self._spoiled:
             write_json(self.folder.launch, self.launch)
         ended_at, ranks = self._ended_at(), self.lease.ranks
-        write_end(self.folder, self.status, verdict, ranks, ended_at=ended_at)
+        write_end(self.folder, self.status, run_end, ranks, ended_at=ended_at)
 
     def abandon(self, reason: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
         """Write that the run failed by no word of its ranks, if anything can be written."""
-        verdict = Verdict(Status.FAILED, reason=reason, cause=cause)
-        note_end(self.status, verdict, self._ended_at())
+        run_end = RunEnd(Status.FAILED, reason=reason, cause=cause)
+        note_end(self.status, run_end, self._ended_at())
         self.status.seal = {}
         with contextlib.suppress(OSError):
             self.status.write(self.folder.status)
@@ -233,12 +233,12 @@ class ActiveRun:
     def _ended_at(self) -> float:
         return self.status.attempts[-1].started_at + time.monotonic() - self.began
 
-    def _verdict(self) -> Verdict:
+    def _judge(self) -> RunEnd:
         self._hear()
         printed = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
         said = [line.strip() for line in printed.decode(errors="replace").split("\n")]
         kills_before, kills = self._oom_kills_before, oom_kills()
-        verdict = decide(
+        run_end = decide(
             self.spec.processes,
             self.outcomes,
             self.exits,
@@ -247,12 +247,12 @@ class ActiveRun:
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
         )
-        if verdict.rank is not None and verdict.phase is None:
-            beat = self.hangs.last(verdict.rank)
-            verdict = replace(verdict, phase=None if beat is None else str(beat.phase))
-        if verdict.cause is Cause.EXCEPTION and verdict.rank not in self.outcomes:
+        if run_end.rank is not None and run_end.phase is None:
+            beat = self.hangs.last(run_end.rank)
+            run_end = replace(run_end, phase=None if beat is None else str(beat.phase))
+        if run_end.cause is Cause.EXCEPTION and run_end.rank not in self.outcomes:
             # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
             trouble = disk_trouble(self.folder.path)
             if trouble is not None:
-                return replace(verdict, reason=f"{trouble}; {verdict.reason}", cause=Cause.DISK)
-        return verdict
+                return replace(run_end, reason=f"{trouble}; {run_end.reason}", cause=Cause.DISK)
+        return run_end

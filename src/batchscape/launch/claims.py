@@ -10,7 +10,7 @@ import time
 
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
-from batchscape.record.claims import CLAIMS, Claim
+from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
@@ -34,7 +34,7 @@ class ClaimedRuns:
     def __init__(self, sweep: SweepFolder, standing: Standing) -> None:
         self._sweep = sweep
         self._standing = standing
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, RunClaim] = {}
         self._elsewhere: dict[str, RunSpec] = {}
         self._look_at = 0.0
 
@@ -43,7 +43,7 @@ class ClaimedRuns:
         """Whether others have runs that this launcher would begin."""
         return bool(self._elsewhere)
 
-    def take(self, spec: RunSpec) -> Claim | RunResult | None:
+    def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
         """Claim a run that is to be begun.
 
         Parameters
@@ -52,7 +52,7 @@ class ClaimedRuns:
 
         Returns
         -------
-        Claim or RunResult or None
+        RunClaim or RunResult or None
             The claim, which the ranks are to inherit. Or how the run stands, if it is over by now.
             Or None while another launcher has it; `due` returns it later.
 

@@ -22,11 +22,11 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 
-__all__ = ["Durations", "Pace"]
+__all__ = ["Duration", "Durations"]
 
 
 @dataclass(frozen=True)
-class Pace:
+class Duration:
     """What a run took."""
 
     fixed_s: float
@@ -35,8 +35,8 @@ class Pace:
     """Time of a training sample, evaluations and checkpoints included."""
 
     @classmethod
-    def of(cls, status: RunStatus) -> Pace | None:
-        """Return the pace of a run that is over; None where its record does not say."""
+    def of(cls, status: RunStatus) -> Duration | None:
+        """Return the duration of a run that is over; None where its record does not say."""
         figures = status.summary
         samples = figures.get("samples")
         if not status.status.is_sealed or not samples:
@@ -68,25 +68,25 @@ class Durations:
     def __init__(self, sweep: SweepFolder, specs: Iterable[RunSpec]) -> None:
         self._sweep = sweep
         self._specs = list(specs)
-        self._cells: defaultdict[str, list[Pace]] = defaultdict(list)
-        self._paces: list[tuple[RunSpec, Pace]] = []
+        self._cells: defaultdict[str, list[Duration]] = defaultdict(list)
+        self._durations: list[tuple[RunSpec, Duration]] = []
         self._done: dict[str, int] = {}
         self._cell_of: dict[str, str] = {}
         self._answers: dict[tuple[str, int], float | None] = {}
-        self._nearest: dict[tuple[int, int], Pace | None] = {}
-        """By ranks and samples: cells that have no pace of their own are mostly alike in these."""
+        self._nearest: dict[tuple[int, int], Duration | None] = {}
+        """By ranks and samples: cells without a duration of their own are mostly alike in these."""
         self._is_read = False
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Take note of how a run ended."""
         self._answers.clear()
         self._nearest.clear()
-        pace = Pace.of(status)
-        if pace is None:
+        duration = Duration.of(status)
+        if duration is None:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
             return
-        self._cells[self._cell(spec)].append(pace)
-        self._paces.append((spec, pace))
+        self._cells[self._cell(spec)].append(duration)
+        self._durations.append((spec, duration))
 
     def expected_s(self, spec: RunSpec) -> float | None:
         """Return how long a run should take from now on, in seconds; None: nothing is known."""
@@ -95,24 +95,24 @@ class Durations:
         left = max(0, spec.samples - self._done.get(spec.run_id, 0))
         asked = self._cell(spec), left
         if asked not in self._answers:
-            pace = self._pace(spec)
-            self._answers[asked] = None if pace is None else pace.takes_s(left)
+            duration = self._duration(spec)
+            self._answers[asked] = None if duration is None else duration.takes_s(left)
         return self._answers[asked]
 
-    def _pace(self, spec: RunSpec) -> Pace | None:
+    def _duration(self, spec: RunSpec) -> Duration | None:
         same = self._cells.get(self._cell(spec))
         if same:
-            fixed_s = median(pace.fixed_s for pace in same)
-            return Pace(fixed_s, median(pace.per_sample_s for pace in same))
+            fixed_s = median(duration.fixed_s for duration in same)
+            return Duration(fixed_s, median(duration.per_sample_s for duration in same))
         ranks = spec.geometry.data_parallel_size
         if (ranks, spec.samples) not in self._nearest:
-            self._nearest[ranks, spec.samples] = self._nearest_pace(spec, ranks)
+            self._nearest[ranks, spec.samples] = self._nearest_duration(spec, ranks)
         return self._nearest[ranks, spec.samples]
 
-    def _nearest_pace(self, spec: RunSpec, ranks: int) -> Pace | None:
-        as_wide = [p for p in self._paces if p[0].geometry.data_parallel_size == ranks]
+    def _nearest_duration(self, spec: RunSpec, ranks: int) -> Duration | None:
+        as_wide = [p for p in self._durations if p[0].geometry.data_parallel_size == ranks]
         nearest = min(
-            as_wide or self._paces,
+            as_wide or self._durations,
             key=lambda pair: abs(math.log(pair[0].samples / spec.samples)),
             default=None,
         )

@@ -8,7 +8,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.next_step import final_outcomes
-from batchscape.record.outcome import Verdict, decide
+from batchscape.record.outcome import RunEnd, decide
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
@@ -16,18 +16,18 @@ from batchscape.record.tables import note_rows, seal
 __all__ = ["clear_away", "note_end", "seal_from_rows", "write_end"]
 
 
-def note_end(status: RunStatus, verdict: Verdict, ended_at: float) -> None:
+def note_end(status: RunStatus, run_end: RunEnd, ended_at: float) -> None:
     """Note in a status how its last attempt ended, without writing it."""
-    for name, value in vars(verdict).items():
+    for name, value in vars(run_end).items():
         setattr(status, name, value)
     attempt = status.attempts[-1]
     attempt.ended_at = ended_at
-    attempt.status, attempt.reason = str(verdict.status), verdict.reason
-    attempt.cause = None if verdict.cause is None else str(verdict.cause)
+    attempt.status, attempt.reason = str(run_end.status), run_end.reason
+    attempt.cause = None if run_end.cause is None else str(run_end.cause)
 
 
 def write_end(
-    folder: RunFolder, status: RunStatus, verdict: Verdict, ranks: int, *, ended_at: float
+    folder: RunFolder, status: RunStatus, run_end: RunEnd, ranks: int, *, ended_at: float
 ) -> None:
     """Write how the last attempt at a run ended. To be called with the lock of the run.
 
@@ -36,7 +36,7 @@ def write_end(
     folder : RunFolder
     status : RunStatus
         As it stands in the folder; it is filled in.
-    verdict : Verdict
+    run_end : RunEnd
     ranks : int
         Data-parallel ranks of the run.
     ended_at : float
@@ -49,7 +49,7 @@ def write_end(
     OSError
         If it cannot be written.
     """
-    note_end(status, verdict, ended_at)
+    note_end(status, run_end, ended_at)
     status.attempts[-1].from_optimizer_step = _went_on_from(folder, len(status.attempts) - 1)
     if status.status.is_sealed:
         seal(folder, status, ranks)
@@ -77,9 +77,9 @@ def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
     """
     outcomes = final_outcomes(folder, spec.processes) or {}
     ended_at = max(outcome.at for outcome in outcomes.values())
-    verdict = decide(len(outcomes), outcomes, {})
+    run_end = decide(len(outcomes), outcomes, {})
     try:
-        write_end(folder, status, verdict, spec.geometry.data_parallel_size, ended_at=ended_at)
+        write_end(folder, status, run_end, spec.geometry.data_parallel_size, ended_at=ended_at)
     except RecordError:
         return False
     return True

@@ -25,7 +25,7 @@ from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
 from batchscape.record.causes import Cause
-from batchscape.record.claims import Claim
+from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
@@ -210,7 +210,7 @@ class Session:
             self._progress.run_settled(claim)
         return None
 
-    def _begin(self, spec: RunSpec, lease: Lease, claim: Claim) -> ActiveRun:
+    def _begin(self, spec: RunSpec, lease: Lease, claim: RunClaim) -> ActiveRun:
         cuda = {device.index: device for device in self._machine.cuda_devices}
         leased = [cuda[index] for index in lease.devices] if spec.device_type == "cuda" else []
         self._presence.show()

@@ -24,7 +24,7 @@ from batchscape.config import CustomModel
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import data_vocabulary
 from batchscape.record.spec import DataIdentity
-from batchscape.targets import call_target
+from batchscape.user_code import call_target
 
 __all__ = ["build_custom"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from batchscape.config import CustomModel, RunConfig, Transformers
 from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
-from batchscape.targets import named_files, source_hash
+from batchscape.user_code import named_files, source_hash
 
 __all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files"]
 

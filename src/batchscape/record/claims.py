@@ -1,7 +1,7 @@
 """Who runs which run of a sweep: one launcher at a time, from the start of a run to its end.
 
-`Claims` and `Claim` are all that launchers and readers know of it. `CLAIMS` is what they use: locks
-on files, which tell of launchers on every machine that shares the folder and locks files in it.
+`RunClaims` and `RunClaim` are all that launchers and readers know of it. `CLAIMS` is what they use:
+locks on files, which tell of launchers on every machine that shares the folder and its locks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Protocol
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock, is_held, take
 
-__all__ = ["CLAIMS", "Claim", "Claims"]
+__all__ = ["CLAIMS", "RunClaim", "RunClaims"]
 
 
-class Claim(Protocol):
+class RunClaim(Protocol):
     """A run that this launcher holds."""
 
     @property
@@ -41,15 +41,15 @@ class Claim(Protocol):
         """
 
 
-class Claims(Protocol):
+class RunClaims(Protocol):
     """The claims of all runs, whoever holds them."""
 
-    def claim(self, run: RunFolder) -> Claim | None:
+    def claim(self, run: RunFolder) -> RunClaim | None:
         """Claim a run that nobody holds, or take it over from a holder that is gone.
 
         Returns
         -------
-        Claim or None
+        RunClaim or None
             None while another launcher holds it, or processes that it has left behind.
 
         Raises
@@ -80,7 +80,7 @@ class _LockClaim:
 class _LockClaims:
     """Claims by `flock`: a killed launcher's ends with the last process that inherited it."""
 
-    def claim(self, run: RunFolder) -> Claim | None:
+    def claim(self, run: RunFolder) -> RunClaim | None:
         run.path.mkdir(parents=True, exist_ok=True)
         lock = take(run.lock)
         if lock is None:
@@ -99,4 +99,4 @@ class _LockClaims:
         return "an unknown process"
 
 
-CLAIMS: Claims = _LockClaims()
+CLAIMS: RunClaims = _LockClaims()

@@ -19,7 +19,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "Stop", "Verdict", "decide", "killed_by"]
+__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "RunEnd", "Stop", "decide", "killed_by"]
 
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
@@ -120,7 +120,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunEnd:
     """How a run ended."""
 
     status: Status
@@ -144,7 +144,7 @@ def decide(
     *,
     killed_at: float | None = None,
     oom_kills: int = 0,
-) -> Verdict:
+) -> RunEnd:
     """Find what ended a run first; the rest are its consequences.
 
     Parameters
@@ -166,7 +166,7 @@ def decide(
 
     Returns
     -------
-    Verdict
+    RunEnd
         `completed` only if every rank says so. Otherwise the earliest cause decides: an outcome
         that is not `completed`, a rank without an outcome, or the stop. That a rank lost the
         others decides only where nothing happened to those.
@@ -189,23 +189,23 @@ def decide(
         # What follows the stop is its effect, a death by our own signal above all.
         causes = [cause for cause in causes if cause[0] < stop.at]
         if not causes:
-            return Verdict(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
+            return RunEnd(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
     first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
     return _with_kills_counted(first, oom_kills)
 
 
-def _completed(outcomes: Mapping[int, Outcome]) -> Verdict:
+def _completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
     reasons = {rank: outcome.stop_reason for rank, outcome in outcomes.items()}
     if len(set(reasons.values())) > 1:
         listed = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items()))
         reason = f"the ranks stopped for different reasons ({listed})"
-        return Verdict(Status.FAILED, reason=reason, cause=Cause.CONTRADICTION)
-    return Verdict(Status.COMPLETED, stop_reason=reasons[0], reason=outcomes[0].reason)
+        return RunEnd(Status.FAILED, reason=reason, cause=Cause.CONTRADICTION)
+    return RunEnd(Status.COMPLETED, stop_reason=reasons[0], reason=outcomes[0].reason)
 
 
-def _said(outcome: Outcome, rank: int) -> Verdict:
+def _said(outcome: Outcome, rank: int) -> RunEnd:
     """Say what a rank tells of its own end."""
-    return Verdict(
+    return RunEnd(
         outcome.status,
         reason=outcome.reason,
         rank=rank,
@@ -216,14 +216,14 @@ def _said(outcome: Outcome, rank: int) -> Verdict:
     )
 
 
-def _died(ended: RankExit, last_words: str | None) -> Verdict:
+def _died(ended: RankExit, last_words: str | None) -> RunEnd:
     """Say what a rank died of that left no outcome."""
     who = f"rank {ended.rank}"
     if ended.lost is not None:
-        return Verdict(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
+        return RunEnd(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
     if ended.code == -signal.SIGKILL:
         reason = killed_by(who, signal.SIGKILL)
-        return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
+        return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=Cause.KILLED)
     if ended.code < 0:
         reason, cause = killed_by(who, -ended.code), Cause.SIGNAL
     else:
@@ -231,23 +231,23 @@ def _died(ended: RankExit, last_words: str | None) -> Verdict:
         cause = Cause.EXCEPTION
     if last_words is not None:
         reason = f"{reason}; its log ends: {last_words}"
-    return Verdict(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
+    return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
 
 
 def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
     return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
 
 
-def _with_kills_counted(verdict: Verdict, oom_kills: int) -> Verdict:
+def _with_kills_counted(run_end: RunEnd, oom_kills: int) -> RunEnd:
     """Say of a process that was killed whether the system counted it as out of memory."""
-    if verdict.cause is not Cause.KILLED:
-        return verdict
+    if run_end.cause is not Cause.KILLED:
+        return run_end
     if not oom_kills:
-        reason = f"killed, probably out of memory: {verdict.reason}"
-        return replace(verdict, reason=reason)
+        reason = f"killed, probably out of memory: {run_end.reason}"
+        return replace(run_end, reason=reason)
     kills = "a kill" if oom_kills == 1 else f"{oom_kills} kills"
-    reason = f"{verdict.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
-    return replace(verdict, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
+    reason = f"{run_end.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
+    return replace(run_end, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 
 
 def killed_by(what: str, number: int) -> str:

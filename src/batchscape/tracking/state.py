@@ -19,7 +19,7 @@ from batchscape.record.status import RunStatus, Status, check_version
 __all__ = [
     "MIRRORED_STATUSES",
     "MirrorState",
-    "Standing",
+    "Uploads",
     "content_of",
     "id_of",
     "standing_of",
@@ -121,7 +121,7 @@ class MirrorState:
 
 
 @dataclass
-class Standing:
+class Uploads:
     """The runs of a sweep by name, by what W&B has of them."""
 
     sweep_dir: Path
@@ -173,9 +173,9 @@ class Standing:
         return said + upload if self.offline else said
 
 
-def standing_of(sweep_dir: Path) -> Standing:
+def standing_of(sweep_dir: Path) -> Uploads:
     """Find out what W&B has of a sweep, by the notes in its run folders."""
-    found = Standing(sweep_dir)
+    found = Uploads(sweep_dir)
     for folder in SweepFolder(sweep_dir).run_folders():
         name = folder.path.name
         if not folder.status.exists():

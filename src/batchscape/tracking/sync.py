@@ -13,7 +13,7 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
-from batchscape.tracking.state import Standing, standing_of
+from batchscape.tracking.state import Uploads, standing_of
 from batchscape.tracking.watch import Event, Order, Worker
 
 __all__ = ["sync"]
@@ -82,7 +82,7 @@ def sync(
     return failed == 0
 
 
-def _standing(sweep_dir: Path) -> Standing:
+def _standing(sweep_dir: Path) -> Uploads:
     sweep = SweepFolder(sweep_dir)
     refuse_links(sweep)
     if not sweep.run_folders():
@@ -90,12 +90,12 @@ def _standing(sweep_dir: Path) -> Standing:
     return standing_of(sweep_dir)
 
 
-def _waiting(sweep: Standing) -> set[str]:
+def _waiting(sweep: Uploads) -> set[str]:
     return {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
 
 
 def _events(
-    sweep: Standing, project: str | None, entity: str | None, timeout_s: float
+    sweep: Uploads, project: str | None, entity: str | None, timeout_s: float
 ) -> Iterator[Event]:
     """Upload what waits; yield that a run begins, and what came of it."""
     for run, problem in sweep.damaged.items():
@@ -130,7 +130,7 @@ def _events(
         yield Event("failed", current, problem)
 
 
-def _summary(found: Sequence[Standing], uploaded: int, failed: int) -> str:
+def _summary(found: Sequence[Uploads], uploaded: int, failed: int) -> str:
     parts = [f"uploaded {uploaded} {'run' if uploaded == 1 else 'runs'}"] if uploaded else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")

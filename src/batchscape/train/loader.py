@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from batchscape.config import Loader as LoaderConfig
+from batchscape.config import Loader
 from batchscape.data.datasets import Dataset, Indices
 from batchscape.measure.memory_limit import lift_memory_limit
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 
-__all__ = ["InlineLoader", "Loader", "StepBatches", "WorkerLoader", "build_loader"]
+__all__ = ["BatchLoader", "InlineLoader", "StepBatches", "WorkerLoader", "build_loader"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -48,7 +48,7 @@ class StepBatches(NamedTuple):
     """Inputs and targets of each micro-step; taking one may wait for it."""
 
 
-class Loader(Protocol):
+class BatchLoader(Protocol):
     """Fetches micro-batches."""
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
@@ -226,14 +226,14 @@ class _WorkerStart:
 
 
 def build_loader(
-    config: LoaderConfig,
+    config: Loader,
     dataset: Dataset,
     stream: SampleStream,
     device: torch.device,
     precision: str,
     *,
     steps: range,
-) -> Loader:
+) -> BatchLoader:
     """Return the loader that the settings ask for, for optimizer steps `steps` (from 0)."""
     if config.workers == 0:
         return InlineLoader(dataset, stream, device, precision)

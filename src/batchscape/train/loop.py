@@ -38,7 +38,7 @@ from batchscape.train.checkpoint import save_checkpoint
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
-from batchscape.train.loader import InlineLoader, Loader, build_loader
+from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
 from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
@@ -103,7 +103,9 @@ class Training:
             rank,
             spec.config.measure.noise_scale_every,
         )
-        self._loader: Loader = InlineLoader(self._dataset, self._stream, device, spec.precision)
+        self._loader: BatchLoader = InlineLoader(
+            self._dataset, self._stream, device, spec.precision
+        )
         self._rule = DivergenceRule()
         self.recorder: StepRecorder
         self._engine: Engine

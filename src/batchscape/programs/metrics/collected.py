@@ -17,7 +17,7 @@ from batchscape.config.metrics import (
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish, settle_loss
-from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.lines import Lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
@@ -144,7 +144,7 @@ class ColumnReader(ABC):
                 self._evals.add(row, least=0)
 
     def _log(self) -> Log:
-        steps, evals, batch = self._steps.get(), self._evals.get(), Batch()
+        steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
         for name, counts in self._told.items():
             for count in counts:
                 batch.put(name, count, self._name)

@@ -7,7 +7,7 @@ from typing import assert_never
 
 from batchscape.config.metrics import LossOf
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.rows import Row, fill_counts, fill_train_time
 
@@ -17,7 +17,7 @@ __all__ = ["finish", "settle_loss"]
 def finish(
     steps: list[Row],
     evals: list[Row],
-    batch: Batch,
+    batch: ObservedBatch,
     *,
     geometry: BatchGeometry,
     sequence_length: int | None,
@@ -30,7 +30,7 @@ def finish(
     ----------
     steps, evals : list of dict
         As read; changed in place.
-    batch : Batch
+    batch : ObservedBatch
         What was read of it elsewhere.
     geometry : BatchGeometry
         As planned: it counts samples where nothing was observed.
@@ -59,7 +59,7 @@ def finish(
 
 
 def settle_loss(
-    steps: list[Row], loss_of: LossOf | None, batch: Batch, geometry: BatchGeometry
+    steps: list[Row], loss_of: LossOf | None, batch: ObservedBatch, geometry: BatchGeometry
 ) -> str | None:
     """Take away every loss that is not the mean over the global batch of its step.
 
@@ -71,7 +71,7 @@ def settle_loss(
         Changed in place.
     loss_of : str or None
         What a loss is a mean over.
-    batch : Batch
+    batch : ObservedBatch
         What was read of it.
     geometry : BatchGeometry
         As planned; used where nothing was read.

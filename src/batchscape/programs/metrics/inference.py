@@ -13,12 +13,12 @@ from typing import Any
 
 from batchscape.programs.metrics.log import Observed
 
-__all__ = ["Batch", "evenly"]
+__all__ = ["ObservedBatch", "evenly"]
 
 _FACTORS = ("world_size", "micro_batch_size", "gradient_accumulation_steps")
 
 
-class Batch:
+class ObservedBatch:
     """The batch of a program, put together from what it logs."""
 
     def __init__(self) -> None:

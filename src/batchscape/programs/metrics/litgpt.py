@@ -20,7 +20,7 @@ from typing import NamedTuple
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish
-from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.lines import content_of
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row
@@ -126,7 +126,7 @@ class _Reading:
         self._saved = printed.saved
         self._training = [row for row in rows if row["loss"]]
         self._evaluations = [row for row in rows if row.get("val_loss") and not row["loss"]]
-        self._batch = Batch()
+        self._batch = ObservedBatch()
         self._iterations = {self._count(row, "iter") for row in self._training}
 
     def log(self, geometry: BatchGeometry, sequence_length: int | None) -> Log:

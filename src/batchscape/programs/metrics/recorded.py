@@ -12,7 +12,7 @@ from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_C
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish
-from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.lines import Lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
@@ -140,7 +140,7 @@ class RecorderReader:
         return max((row.get("train_time_s", 0.0) for row in self._steps.get()), default=0.0)
 
     def _log(self) -> Log:
-        steps, evals, batch = self._steps.get(), self._evals.get(), Batch()
+        steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
         attempt = max((rank.attempt for rank in self._ranks.values()), default=-1)
         now = {path: rank for path, rank in self._ranks.items() if rank.attempt == attempt}
         for path, rank in now.items():

@@ -18,7 +18,7 @@ from typing import Any
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish, settle_loss
-from batchscape.programs.metrics.inference import Batch
+from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.lines import content_of
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row
@@ -140,8 +140,10 @@ class TrainerStateReader:
                 evaluated_s += row.get("evaluation_s", math.nan)
         return steps.get(), evals.get()
 
-    def _batch(self, state: Mapping[str, Any], history: list[dict[str, Any]], path: Path) -> Batch:
-        batch = Batch()
+    def _batch(
+        self, state: Mapping[str, Any], history: list[dict[str, Any]], path: Path
+    ) -> ObservedBatch:
+        batch = ObservedBatch()
         processes = _processes(path)
         if processes is not None:
             batch.put("world_size", processes, "files of random states in the checkpoint")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from batchscape.errors import ConfigError
-from batchscape.targets import named_files, source_hash
+from batchscape.user_code import named_files, source_hash
 
 RAISES = "raise RuntimeError('this is not to be executed')\n"
 

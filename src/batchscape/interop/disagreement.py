@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding"]
+__all__ = ["Disagreement"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Disagreement:
     """What disagrees, and how to mend it."""
 
     rule: str

@@ -191,10 +191,12 @@ def test_the_study_has_figures_and_no_times_that_do_not_count(tmp_path):
         assert row["peak_allocated_gib"] > 0
         assert (row["step_time_s"] is None) == (row["timing_note"] is not None)
     (difference,) = compared
-    cut = "1\N{MULTIPLICATION SIGN}8\N{MULTIPLICATION SIGN}1"
-    assert difference["comparison"] == f"held-out loss, micro-batch 2 less {cut}, eager"
+    assert difference["comparison"] == "held-out loss, micro-batch 2 less 8, eager"
     losses = [row["final_eval_loss"] for row in rows]
     expected = (losses[0] - losses[2] + losses[1] - losses[3]) / 2
     assert difference["value"] == pytest.approx(expected, abs=1e-12)
-    assert difference["low"] <= difference["value"] <= difference["high"]
+    # Half the distance of two values is their standard error; 6.314: of t with one degree, 5 %.
+    half = 6.313752 * abs(losses[0] - losses[2] - losses[1] + losses[3]) / 2
+    assert difference["high"] - difference["value"] == pytest.approx(half, rel=1e-5, abs=1e-12)
+    assert difference["value"] - difference["low"] == pytest.approx(half, rel=1e-5, abs=1e-12)
     assert difference["n"] == 2

@@ -13,7 +13,9 @@ import pandas as pd
 from intervals import ratio
 
 from batchscape.analysis.hardware import known_where
-from batchscape.record.tables import load
+from batchscape.record.folder import SweepFolder
+from batchscape.record.run_row import run_row
+from batchscape.record.status import RunStatus
 from batchscape.record.timing import TIMES
 
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
@@ -51,7 +53,9 @@ def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]
         code = running.wait()
     if code not in {0, RUN_FAILED, INTERRUPTED}:
         sys.exit(code)
-    runs = known_where(load(folder).runs)
+    folders = SweepFolder(folder).run_folders()
+    rows = [run_row(run, RunStatus.read(run.status)) for run in folders]
+    runs = known_where(pd.DataFrame(rows))
     times = [name for name in runs if name in TIMES]
     runs[times] = runs[times].where(runs["timing_valid"])
     return runs.to_dict("records")

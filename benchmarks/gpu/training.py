@@ -1,8 +1,8 @@
 """A study on the device: one global batch in three cuts, eager and compiled, in bfloat16.
 
 A small GPT with the vocabulary of GPT-2 is trained from two seeds. What the cuts cost stands
-beside how far their final losses are apart; the report of the sweep says both at length, and
-stays in outputs/gpu_training.
+beside how far their final losses are apart. The sweep stays in outputs/gpu_training, for
+`batchscape report`.
 
     python benchmarks/gpu/training.py [--limit-s 400] [key=value ...]
 """
@@ -10,12 +10,11 @@ stays in outputs/gpu_training.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
+from intervals import mean
 from results import ROOT, cuda_device, save
 from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
 
@@ -41,38 +40,37 @@ def main() -> None:
 def study(
     folder: Path, limit_s: float, settings: list[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Launch the sweep and write its report; return its runs, and what they come to."""
+    """Launch the sweep; return its runs, and what they come to."""
     runs = runs_of(folder, limit_s, *SETTINGS, *settings)
-    report = [sys.executable, "-m", "batchscape", "report", str(folder)]
-    # Runs have figures without it, too.
-    subprocess.run(report, check=False)
     rows = [
         {"seed": int(run["seed"]), **row_of(run, (*FIGURES, "final_loss", "final_eval_loss"))}
         for run in runs
     ]
     rows.sort(key=lambda row: (row["compile"], row["micro_batch_size"], row["seed"]))
-    return rows, eager_over_compiled(rows) + differences(folder)
+    return rows, eager_over_compiled(rows) + differences(rows)
 
 
-def differences(folder: Path) -> list[dict[str, Any]]:
-    """Return how far held-out losses of cuts are apart, with 90 % intervals, from the report."""
-    path = folder / "report" / "tables" / "equivalence.csv"
-    if not path.exists():  # fewer than two cuts have ended
-        return []
-    table = pd.read_csv(path)
+def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how far held-out losses are from those of the largest micro-batch, paired by seed.
+
+    With the 90 % t-interval that two one-sided tests at 5 % look at.
+    """
+    ended = [row for row in rows if row["final_eval_loss"] is not None]
     found = []
-    for row in table[table["quantity"] == "final_eval_loss"].to_dict("records"):
-        sides = f"micro-batch {row['micro_batch_size']} less {row['reference']}"
-        compiled = "compiled" if row.get("engine.compile") else "eager"
-        interval = {side: None if pd.isna(row[side]) else row[side] for side in ("low", "high")}
-        found.append(
-            {
-                "comparison": f"held-out loss, {sides}, {compiled}",
-                "value": row["mean_difference"],
-                **interval,
-                "n": row["n"],
-            }
-        )
+    for compiled in (False, True):
+        losses: dict[int, dict[int, float]] = {}
+        for row in ended:
+            if row["compile"] is compiled:
+                of_seeds = losses.setdefault(row["micro_batch_size"], {})
+                of_seeds[row["seed"]] = row["final_eval_loss"]
+        *others, largest = sorted(losses) or [None]
+        for size in others:
+            seeds = losses[size].keys() & losses[largest].keys()
+            apart = np.array([losses[size][seed] - losses[largest][seed] for seed in seeds])
+            how = "compiled" if compiled else "eager"
+            name = f"held-out loss, micro-batch {size} less {largest}, {how}"
+            if len(apart):
+                found.append({"comparison": name, **mean(apart, 0.90)})
     return found
 
 

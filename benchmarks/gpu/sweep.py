@@ -55,7 +55,7 @@ def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]
         sys.exit(code)
     folders = SweepFolder(folder).run_folders()
     rows = [run_row(run, RunStatus.read(run.status)) for run in folders]
-    runs = known_where(pd.DataFrame(rows))
+    runs = known_where(pd.DataFrame(rows).assign(sweep_dir=str(folder)))
     times = [name for name in runs if name in TIMES]
     runs[times] = runs[times].where(runs["timing_valid"])
     return runs.to_dict("records")

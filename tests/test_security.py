@@ -33,9 +33,10 @@ from batchscape.launch.lock import sweep_lock
 from batchscape.outgoing import outgoing
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
-from batchscape.record.files import JsonLines, read_json, write_json
+from batchscape.record.files import JsonLines, read_json, sha256_of, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
+from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder
 from batchscape.tracking.state import MirrorState
@@ -805,8 +806,11 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
     np.save(tmp_path / "train.npy", array, allow_pickle=True)
     with pytest.raises(RecordError):
         load_array(tmp_path, "train")
-    folder.parquet("steps").write_bytes(pickle.dumps(payload))
-    with pytest.raises(RecordError):
+    table = folder.parquet("steps")
+    table.write_bytes(pickle.dumps(payload))
+    seal = {table.name: {"bytes": table.stat().st_size, "sha256": sha256_of(table)}}
+    RunStatus(Status.COMPLETED, stop_reason=StopReason.BUDGET, seal=seal).write(folder.status)
+    with pytest.raises(RecordError, match="damaged"):
         read_table(folder, "steps")
     for path in (folder.config, folder.status, folder.launch, folder.mirror):
         path.write_bytes(pickle.dumps(payload))

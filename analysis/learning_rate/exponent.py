@@ -118,6 +118,7 @@ def left_out_reason(row: pd.Series[Any]) -> str:
     note = row.get("note")
     text = note if isinstance(note, str) else "no optimum"
     if pd.notna(row["learning_rate"]):
-        sides = ["below"] * (row.get("low") == 0) + ["above"] * (row.get("high") == math.inf)
+        sides = ["below"] * bool(row.get("low") == 0)
+        sides += ["above"] * bool(row.get("high") == math.inf)
         text = f"no rate is worse beyond the noise {' or '.join(sides)} the best one"
     return f"{row['global_batch_size']:g}: {text}"

@@ -1,4 +1,4 @@
-"""A small disk of one's own: a tmpfs in namespaces of a forked child, which vanishes with it.
+"""A small disk of one's own: a tmpfs in namespaces of a child, which vanishes with it.
 
 What runs there is a child of the test, with its own mounts; it needs no privilege where the system
 allows user namespaces. Where it allows neither those nor mounts to root, the test fails: a disk
@@ -11,15 +11,24 @@ import ctypes
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _REC, _PRIVATE, _RDONLY, _REMOUNT, _BIND = 0x4000, 1 << 18, 1, 32, 4096
-_LONGEST_S = 180
+_LONGEST_S = 400
+_CHILD = """\
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+import small_disk
+small_disk.be_child(int(sys.argv[1]))
+"""
 
 
 class ChildFailedError(Exception):
@@ -36,8 +45,7 @@ def with_small_disk(place: Path, size: int, work: Callable[..., Any], *arguments
     size : int
         Of the disk, in bytes.
     work : callable
-        What it returns is pickled. It must not use torch's threads: a forked child has none of
-        those that the parent had.
+        What it returns is pickled.
 
     Raises
     ------
@@ -49,17 +57,24 @@ def with_small_disk(place: Path, size: int, work: Callable[..., Any], *arguments
 
 
 def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call something in a forked child; return what it returns."""
+    """Call something in a fresh interpreter, which finds what this one finds; return its result.
+
+    Not in a forked child: threads that Arrow and Polars have started here would be missing there.
+    """
+    # A test module can be imported by nobody but pytest.
+    cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
+    task = pickle.dumps(sys.path) + cloudpickle.dumps((work, arguments))
     receiver, sender = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _be_child(receiver, sender, work, arguments)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as pipe:
+    command = [sys.executable, "-c", _CHILD, str(sender)]
+    with (
+        os.fdopen(receiver, "rb") as pipe,
+        subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[sender]) as child,
+    ):
+        os.close(sender)
+        assert child.stdin is not None
+        with child.stdin:
+            child.stdin.write(task)
         told = pipe.read()
-    os.waitpid(pid, 0)
     if not told:
         msg = "the child was killed, or took too long"
         raise ChildFailedError(msg)
@@ -69,23 +84,17 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def _be_child(
-    receiver: int, sender: int, work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    code = 1
+def be_child(sender: int) -> None:
+    """Do the task on the standard input, and tell what came of it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LONGEST_S)
     try:
-        os.close(receiver)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(_LONGEST_S)
-        try:
-            told = None, work(*arguments)
-        except BaseException:  # noqa: BLE001  (the parent raises it again)
-            told = traceback.format_exc(), None
-        with os.fdopen(sender, "wb") as pipe:
-            pickle.dump(told, pipe)
-        code = 0
-    finally:
-        os._exit(code)
+        work, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301  (our own parent)
+        told = None, work(*arguments)
+    except BaseException:  # noqa: BLE001  (the parent raises it again)
+        told = traceback.format_exc(), None
+    with os.fdopen(sender, "wb") as pipe:
+        pickle.dump(told, pipe)
 
 
 def _mount_and_call(

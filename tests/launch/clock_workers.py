@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fake_workers import Rank
 
-from batchscape.record.files import write_json
-from batchscape.record.instants import now
+from batchscape.record.outcome import Outcome
+from batchscape.record.status import Status
 
 
 def consequence(rank: Rank) -> int:
@@ -19,15 +19,8 @@ def consequence(rank: Rank) -> int:
         time.time = lambda: real() + float(os.environ["JUMP_S"])
     elif not wait_for(rank.folder.outcome(0)):
         return 1
-    content = {
-        "status": "failed",
-        "stop_reason": None,
-        "reason": "the cause" if rank.rank == 0 else "the consequence",
-        "at": now(),
-        "optimizer_step": 0,
-        "phase": "start",
-    }
-    write_json(rank.folder.outcome(rank.rank), content)
+    reason = "the cause" if rank.rank == 0 else "the consequence"
+    Outcome(Status.FAILED, 0, reason=reason, phase="start").write(rank.folder, rank.rank)
     return 1
 
 

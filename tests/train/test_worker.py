@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from batchscape.engines.command.endings import ending
+from batchscape.programs.endings import ending
 from batchscape.train import failures, ranks, worker
 
 

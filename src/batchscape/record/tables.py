@@ -120,7 +120,7 @@ def note_rows(
     DamageError
         If the rows are damaged.
     """
-    tables = {table: read_table(folder, table) for table in TABLES}
+    tables = {table: open_rows(folder, table) for table in TABLES}
     try:
         status.summary = summarise(**tables, data_parallel_size=data_parallel_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:

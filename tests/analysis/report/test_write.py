@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,13 +11,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 from rich.console import Console
 
 from batchscape.analysis import Report, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.analysis.report import write
 from batchscape.errors import RecordError
 
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
@@ -255,33 +252,6 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([tmp_path / "nowhere"])
     with pytest.raises(RecordError, match="at least one sweep folder"):
         write_report([])
-
-
-@pytest.mark.slow
-def test_figures_rendered_beside_are_the_same(
-    build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = build().fork()
-    here = write_report([sweep.path], tmp_path / "here")
-    monkeypatch.setattr(write, "_RUNS_A_PROCESS", 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    beside = write_report([sweep.path], tmp_path / "beside")
-    relative = [file.relative_to(here.out) for file in here.files]
-    assert relative == [file.relative_to(beside.out) for file in beside.files]
-    assert len(figures(here)) > 6
-    for name in relative:
-        assert (here.out / name).read_bytes() == (beside.out / name).read_bytes(), name
-
-
-def test_a_refused_report_leaves_no_process(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = build()
-    sweep.run().config.unlink()
-    monkeypatch.setattr(write, "_RUNS_A_PROCESS", 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    before = set(psutil.Process().children())
-    with pytest.raises(RecordError, match="no run folder could be read"):
-        write_report([sweep.path])
-    assert set(psutil.Process().children()) <= before
 
 
 @pytest.mark.slow

@@ -155,8 +155,7 @@ def measured_again(evidence: Basis) -> str:
 
 def _settle(what: str, sweep: str) -> str:
     return (
-        f"Not identified: {what}. These runs do not have what it takes; a study that ships with "
-        f"batchscape does, {SHIPPED}: batchscape sweep sweeps={sweep}"
+        f"Not identified: {what}. A shipped study, {SHIPPED}, tells: batchscape sweep sweeps={sweep}"
     )
 
 

@@ -96,7 +96,9 @@ def deserted(rank: Rank) -> int:
 def runsout(rank: Rank) -> int:
     if rank.rank == 0:
         return rank.outcome("oom", "out of memory")
-    time.sleep(0.2)
+    # However late the other one starts.
+    while not rank.folder.outcome(0).exists():
+        time.sleep(0.2)
     return rank.outcome("failed", "a peer closed its connection")
 
 

@@ -154,9 +154,7 @@ def measured_again(evidence: Basis) -> str:
 
 
 def _settle(what: str, sweep: str) -> str:
-    return (
-        f"Not identified: {what}. A shipped study, {SHIPPED}, tells: batchscape sweep sweeps={sweep}"
-    )
+    return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: batchscape sweep sweeps={sweep}"
 
 
 def _is_tuned(evidence: Basis) -> bool:

@@ -128,7 +128,7 @@ def test_two_answers_join(first: str, second: str, joint: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("n", [3, 10])
 @pytest.mark.parametrize("count", [1, 4])
 def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
     """At the edge of each rule: 1000 sweeps, one comparison there and the others well inside."""

@@ -154,7 +154,8 @@ def measured_again(evidence: Basis) -> str:
 
 
 def _settle(what: str, sweep: str) -> str:
-    return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: batchscape sweep sweeps={sweep}"
+    command = f"batchscape sweep sweeps={sweep}"
+    return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: {command}"
 
 
 def _is_tuned(evidence: Basis) -> bool:

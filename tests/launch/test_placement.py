@@ -10,7 +10,7 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import TARGET, renamed, spec_named
 
-from batchscape.launch import run_sweep
+from batchscape.launch import placement, run_sweep
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -103,3 +103,26 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
         assert (record["devices"], record["oversubscribed"]) == ([0], True)
         assert not record["timing_valid"]
         assert "up to 3 runs share a device" in record["timing_invalid_reason"]
+
+
+def test_devices_that_are_never_given_back_keep_others_waiting_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement, "_TURN_S", 0.2)
+    monkeypatch.setattr(placement, "_PAUSE_S", 0.2)
+    stuck = Launcher(Machine(4, "x", cores=(20, 21, 22, 23)), "a-d1")
+    wide = Launcher(Machine(4, "x", cores=(20, 21, 22, 23)), "b-d4")
+    other = Launcher(Machine(4, "x", cores=(20, 21, 22, 23)), "c-d1")
+    assert stuck.start() == {"a-d1"}
+    assert wide.start() == set()
+    assert other.start() == set()  # kept from starting, though three cores are free
+    while not other.start():
+        assert wide.start() == set()
+        assert "Waiting for cores" in str(wide.placement.waits)
+    for launcher, run in ((stuck, "a-d1"), (other, "c-d1")):
+        launcher.end(run)
+        launcher.start()
+    while not wide.start():
+        pass
+    wide.end("b-d4")
+    wide.placement.close()

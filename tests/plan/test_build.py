@@ -222,11 +222,14 @@ def test_precision(machine: Machine, lines: list[str], expected: str, plan: Make
     assert spec.precision == expected
 
 
-def test_a_device_may_be_swept(plan: MakePlan) -> None:
-    found = plan("launcher.device=cpu,cuda", machine=gpus((7, 0)))
-    assert [spec.device_type for spec in found.specs] == ["cpu", "cuda"]
-    assert len({spec.trajectory_id for spec in found.specs}) == 1
-    assert len({spec.run_id for spec in found.specs}) == 2
+def test_runs_on_two_devices_share_a_trajectory_and_a_folder_but_no_launch(plan: MakePlan) -> None:
+    found = [plan(f"launcher.device={kind}", machine=gpus((7, 0))) for kind in ("cpu", "cuda")]
+    assert [spec.device_type for each in found for spec in each.specs] == ["cpu", "cuda"]
+    assert len({spec.trajectory_id for each in found for spec in each.specs}) == 1
+    assert len({spec.run_id for each in found for spec in each.specs}) == 2
+    assert len({each.sweep_name for each in found}) == 1
+    with pytest.raises(ConfigError, match="launch once for each launcher"):
+        plan("launcher.device=cpu,cuda", machine=gpus((7, 0)))
 
 
 def test_the_same_run_is_planned_once(plan: MakePlan) -> None:

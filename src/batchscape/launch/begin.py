@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -87,58 +88,61 @@ def begin(
     except OSError as error:
         # The disk of temporary files may be full while that of the sweep is not.
         raise disk_error(error, Path(meeting)) from error
-    remove_dead_writes(folder)
-    for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
-        # Parquet without a seal is from a launcher that died while sealing; the lines remain.
-        leftover.unlink(missing_ok=True)
-    if attempts and attempts[-1].ended_at is None:
-        lost = attempts[-1]
-        # The clock of the wall may have been set back meanwhile.
-        lost.ended_at = max(lost.started_at, standing.updated_at)
-        lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
-        lost.cause = str(Cause.INTERRUPTED)
-    spec.write(folder.config)
-    write_json(folder.environment, environment)
-    launch = {"attempt": attempt, **launch, "rendezvous": meeting}
-    write_json(folder.launch, launch)
-    _set_log_aside(spec, folder, attempt)
-    # After the attempts before it, whatever the clock says.
-    began = max([now(), *(before.ended_at or before.started_at for before in attempts)])
-    status = RunStatus(
-        Status.RUNNING,
-        attempts=[*attempts, Attempt(began, 0)],
-        summary=standing.summary,
-        notes=standing.notes,
-    )
-    status.write(folder.status)
-    active = ActiveRun(
-        spec=spec,
-        folder=folder,
-        status=status,
-        lease=lease,
-        processes=processes,
-        log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
-        launch=launch,
-        hangs=hangs,
-    )
-    start = Start(
-        run=spec.run_id,
-        run_dir=str(folder.path.absolute()),
-        log=str(folder.log.absolute()),
-        ranks=spec.processes,
-        target=target,
-        environment=variables,
-        watched=meeting,
-    )
-    try:
-        processes.start(start, keep_open)
-    except ServerError:
-        # It says nothing of this run, whose turn will come.
-        standing.write(folder.status)
-        raise
-    except LaunchError as error:
-        active.abandon(str(error))
-        raise
+    with ExitStack() as undone:
+        undone.callback(hangs.close)
+        remove_dead_writes(folder)
+        for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
+            # Parquet without a seal is from a launcher that died while sealing; the lines remain.
+            leftover.unlink(missing_ok=True)
+        if attempts and attempts[-1].ended_at is None:
+            lost = attempts[-1]
+            # The clock of the wall may have been set back meanwhile.
+            lost.ended_at = max(lost.started_at, standing.updated_at)
+            lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
+            lost.cause = str(Cause.INTERRUPTED)
+        spec.write(folder.config)
+        write_json(folder.environment, environment)
+        launch = {"attempt": attempt, **launch, "rendezvous": meeting}
+        write_json(folder.launch, launch)
+        _set_log_aside(spec, folder, attempt)
+        # After the attempts before it, whatever the clock says.
+        began = max([now(), *(before.ended_at or before.started_at for before in attempts)])
+        status = RunStatus(
+            Status.RUNNING,
+            attempts=[*attempts, Attempt(began, 0)],
+            summary=standing.summary,
+            notes=standing.notes,
+        )
+        status.write(folder.status)
+        active = ActiveRun(
+            spec=spec,
+            folder=folder,
+            status=status,
+            lease=lease,
+            processes=processes,
+            log_offset=folder.log.stat().st_size if folder.log.exists() else 0,
+            launch=launch,
+            hangs=hangs,
+        )
+        start = Start(
+            run=spec.run_id,
+            run_dir=str(folder.path.absolute()),
+            log=str(folder.log.absolute()),
+            ranks=spec.processes,
+            target=target,
+            environment=variables,
+            watched=meeting,
+        )
+        try:
+            processes.start(start, keep_open)
+        except ServerError:
+            # It says nothing of this run, whose turn will come.
+            standing.write(folder.status)
+            raise
+        except LaunchError as error:
+            active.abandon(str(error))
+            raise
+        undone.pop_all()
     return active
 
 

@@ -64,10 +64,7 @@ class ClaimedRuns:
             If its folder cannot be written to.
         """
         # One that is tried again has kept its claim.
-        claim = self._claims.get(spec.run_id)
-        if claim is not None:
-            return claim
-        claim = CLAIMS.claim(self._sweep.run(spec.run_id))
+        claim = self._claims.get(spec.run_id) or CLAIMS.claim(self._sweep.run(spec.run_id))
         if claim is None:
             self._elsewhere[spec.run_id] = spec
             return None

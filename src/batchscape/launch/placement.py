@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 __all__ = ["Placement"]
+
+_TURN_S = 600.0
+"""How long a launcher that waits for devices of others keeps them from starting anything."""
+_PAUSE_S = 3.0
+"""How long they may start runs then: a launcher that waits for its turn tries more often."""
 
 
 class Placement:
@@ -60,6 +66,8 @@ class Placement:
             lambda run: durations.expected_s(self._specs[run]),
         )
         self._waits_for_others = False
+        self._keeps_until_s = math.inf
+        self._pauses_until_s = -math.inf
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -79,14 +87,23 @@ class Placement:
         if not queue or not self._schedule.has_room:
             self.close()
             return None
-        if self._locks is not None and not self._locks.take_turn():
+        now_s = time.monotonic()
+        if self._locks is not None and (
+            now_s < self._pauses_until_s or not self._locks.take_turn()
+        ):
             self._waits_for_others = True
             return None
         ranks = {spec.run_id: spec.geometry.data_parallel_size for spec in queue}
-        started = self._schedule.next(ranks, time.monotonic())
+        started = self._schedule.next(ranks, now_s)
         self._waits_for_others = started is None and self._schedule.waits_for_others
         if not self._waits_for_others:
             self.close()
+        elif now_s >= self._keeps_until_s:
+            # What is held may never be given back: by a rank that is stuck in a driver, say.
+            self.close()
+            self._pauses_until_s = now_s + _PAUSE_S
+        else:
+            self._keeps_until_s = min(self._keeps_until_s, now_s + _TURN_S)
         if started is None:
             return None
         spec = self._specs[started[0]]
@@ -119,5 +136,6 @@ class Placement:
 
     def close(self) -> None:
         """Let other launchers start runs."""
+        self._keeps_until_s = math.inf
         if self._locks is not None:
             self._locks.end_turn()

@@ -122,6 +122,8 @@ class Session:
                 queue.extend(self._again)
                 self._again.clear()
                 self._start_what_fits(queue)
+            else:
+                self._placement.close()
             if not self._active:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return self._done

@@ -101,6 +101,12 @@ class Standing:
         folder = self._sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
         what = self._next(spec, folder, status)
+        if (
+            what in {Next.BEGIN, Next.GO_ON}
+            and status.status in FAULTS
+            and self._is_new(spec, status)
+        ):
+            what = Next.LEAVE  # whatever it was: another launcher has just met it
         if what is Next.SEAL and seal_from_rows(spec, folder, status):
             return RunResult.of(folder, status)
         if what is Next.SKIP:
@@ -109,9 +115,11 @@ class Standing:
             return RunResult.of(folder, status, by_another=True)
         return None
 
+    def _is_new(self, spec: RunSpec, status: RunStatus) -> bool:
+        """Whether a run ended as it did after this launch began."""
+        return len(status.attempts) != self._attempts[spec.run_id]
+
     def _next(self, spec: RunSpec, folder: RunFolder, status: RunStatus) -> Next:
-        # A fault is repeated once a launch: not what ended so since, by another launcher.
-        is_new = len(status.attempts) != self._attempts[spec.run_id]
         return what_next(
             folder,
             status,
@@ -119,7 +127,8 @@ class Standing:
             resumable=spec.is_resumable_program,
             # Whoever has a run now may leave it: it is asked for again until it is over.
             is_held=False,
-            retry=() if is_new else self._retry,
+            # A fault is repeated once a launch: not what ended so since, by another launcher.
+            retry=() if self._is_new(spec, status) else self._retry,
         )
 
 

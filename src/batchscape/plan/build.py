@@ -176,12 +176,10 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
     first = configs[0]
     for config in configs[1:]:
         for name in ("sweep_name", "sweep_dir", "launcher", "tracker"):
-            ours, theirs = getattr(first, name), getattr(config, name)
-            if name == "launcher":
-                # Which device a run takes is part of the run, so it may differ.
-                theirs = replace(theirs, device=ours.device)
-            if ours != theirs:
+            if getattr(first, name) != getattr(config, name):
                 msg = f"{name} is one for the whole sweep and cannot be swept"
+                if name == "launcher":
+                    msg += "; launch once for each launcher.device, the runs share the folder"
                 raise ConfigError(msg)
 
 

@@ -1,7 +1,7 @@
 """Who runs which run of a sweep: one launcher at a time, from the start of a run to its end.
 
 `RunClaims` and `RunClaim` are all that launchers and readers know of it. `CLAIMS` is what they use:
-locks on files, which tell of launchers on every machine that shares the folder and its locks.
+locks on files.
 """
 
 from __future__ import annotations

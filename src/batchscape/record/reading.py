@@ -228,6 +228,9 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
             sources[table] = content
             continue
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
+        if rows is None and folder.parquet(table).exists():
+            msg = f"{folder.parquet(table)} is not sealed, and its lines are gone"
+            raise DamageError(msg)  # it is being sealed right now, if it is read again
         run.counts[table] = 0 if rows is None else len(rows)
         check_rows(folder, status, table, run.counts[table])
         if rows is not None:

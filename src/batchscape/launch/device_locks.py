@@ -8,7 +8,7 @@ releases it. The files stay: removing one would let two launchers lock two files
 A launcher decides what to start while it holds the turn, a lock of its own, so that two of them
 never take halves of what each needs. One whose next run needs devices that others hold keeps the
 turn: nobody else starts anything until that run has started, so that a wide run does not wait for
-ever because others take single devices. It keeps it for ten minutes at a time (`placement.py`), since
+ever because others take single devices. It keeps it for ten minutes at a time (`placement.py`):
 what it waits for may never end.
 
 The folder is in the temporary folder, which `TMPDIR` names: launchers that see different ones (in

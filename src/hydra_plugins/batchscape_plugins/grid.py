@@ -143,24 +143,23 @@ class GridSweeper(Sweeper):
         choices = self._config.hydra.runtime.choices
         axes = [_axis(override, overrides, choices) for override in swept]
         fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
-        of_line = [o.input_line for o in from_line if not o.is_sweep_override()]
         # Of lines with the same key the last one counts.
         last_lines = {_key(override): override for override in from_line}.items()
         return Grid(
-            cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen], of_line)),
+            cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen], arguments)),
             axis_keys=frozenset(axis_keys),
             fixed={o.get_key_element(): o.value() for k, o in last_lines if k not in axis_keys},
             sweep_file=choices.get("sweeps"),
         )
 
     def _compose(
-        self, lines: list[str], of_line: Sequence[str | None]
+        self, lines: list[str], arguments: Sequence[str]
     ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """Compose once; return a function from plain values to all settings of a cell.
 
-        What the command line fixes Hydra has composed already, axes left out.
+        A command line without axes Hydra has composed already.
         """
-        if lines == of_line:
+        if lines == list(arguments):
             config = copy.deepcopy(self._config)
         else:
             config = self._loader.load_sweep_config(self._config, lines)

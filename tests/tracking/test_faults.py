@@ -82,6 +82,25 @@ def test_every_wait_has_a_bound(monkeypatch) -> None:
         assert 2 * patience_s() < silence_s() < math.inf
 
 
+def test_an_online_mirror_that_never_ends_leaves_an_offline_one_its_time(
+    sweep, fake_training, monkeypatch, tmp_path
+) -> None:
+    ended(fake_training("run-a"))
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        """case "$*" in *'"online"'*) exec sleep 600 ;; esac\n"""
+        """echo '{"kind": "damaged", "reason": "offline was reached"}'\n"""
+        """echo '{"kind": "end"}'\n"""
+    )
+    stand_in.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    monkeypatch.setattr("batchscape.tracking.mirror._BASE_S", 2.0)
+    monkeypatch.setattr("batchscape.tracking.mirror._PER_RUN_S", 0.0)
+    said = Mirror(ONLINE, sweep, live=False).finish(1, interrupted=False)
+    assert "because it did not end within 2 s; offline was reached. " in str(said)
+
+
 @pytest.mark.slow
 def test_every_fault_of_the_server_leaves_all_for_sync(
     sweep, server, fake_training, mirrored, rows_of, fault_of, monkeypatch, capsys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from batchscape.config import Tracker, WandbTracker
@@ -54,7 +53,7 @@ class Mirror:
             self._start(self._tracker, self._tracker.mode, live=True)
 
     def finish(self, runs: int, *, interrupted: bool) -> str | None:
-        """Mirror what is left, within a bound.
+        """Mirror what is left, within a bound, and offline within as much again.
 
         Parameters
         ----------
@@ -92,18 +91,16 @@ class Mirror:
         return None if self._tracker is None else str(standing_of(self._sweep_dir)) or None
 
     def _finish(self, tracker: WandbTracker, whole_s: float) -> None:
-        began = time.monotonic()
         if self._worker is None or self._worker.has_ended:
             self._start(tracker, tracker.mode, live=False)
         self._watch(whole_s)
-        left_s = whole_s - (time.monotonic() - began)
         worker = self._worker
-        if tracker.mode == "offline" or worker is None or worker.has_finished or left_s <= 0:
+        if tracker.mode == "offline" or worker is None or worker.has_finished:
             return
         if standing_of(self._sweep_dir).lacking:
             self._fell_back = True
             self._start(tracker, "offline", live=False)
-            self._watch(left_s)
+            self._watch(whole_s)
 
     def _start(self, tracker: WandbTracker, mode: str, *, live: bool) -> None:
         if self._worker is not None:

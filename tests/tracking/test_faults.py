@@ -27,7 +27,8 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.state import MirrorState
-from batchscape.tracking.watch import patience_s, silence_s
+from batchscape.tracking.watch import Order, patience_s, silence_s
+from batchscape.tracking.worker import _mode, _RefusedError
 from exact import assert_same_rows
 
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry")
@@ -99,6 +100,18 @@ def test_an_online_mirror_that_never_ends_leaves_an_offline_one_its_time(
     monkeypatch.setattr("batchscape.tracking.mirror._PER_RUN_S", 0.0)
     said = Mirror(ONLINE, sweep, live=False).finish(1, interrupted=False)
     assert "because it did not end within 2 s; offline was reached. " in str(said)
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize(("text", "said"), [("", "TimeoutError"), ("no route\nat all", "no route")])
+def test_a_server_that_cannot_be_used_is_told_in_a_line(monkeypatch, text, said) -> None:
+    def fail(**_: object) -> None:
+        raise TimeoutError(text)
+
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    monkeypatch.setattr("wandb.Api", fail)
+    with pytest.raises(_RefusedError, match=rf"cannot be used: {said}\. Check the network"):
+        _mode(Order("sweep", "online"))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ The client is the real one, its server a small one that fails on purpose. Whatev
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import resource
@@ -100,6 +101,21 @@ def test_an_online_mirror_that_never_ends_leaves_an_offline_one_its_time(
     monkeypatch.setattr("batchscape.tracking.mirror._PER_RUN_S", 0.0)
     said = Mirror(ONLINE, sweep, live=False).finish(1, interrupted=False)
     assert "because it did not end within 2 s; offline was reached. " in str(said)
+
+
+def test_run_folders_that_cannot_be_read_stop_nothing(sweep, fake_training, monkeypatch) -> None:
+    ended(fake_training("run-a"))
+    mirror = Mirror(OFFLINE, sweep, live=False)
+
+    def fail(_: SweepFolder) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(SweepFolder, "run_folders", fail)
+    assert mirror.finish(1, interrupted=True) == (
+        f"What Weights & Biases lacks is not known: [Errno {errno.ESTALE}] Stale file handle. "
+        f"`batchscape sync {sweep.path}` sends it."
+    )
+    assert mirror.standing() is None
 
 
 @pytest.mark.usefixtures("sweep")

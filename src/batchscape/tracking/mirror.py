@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from batchscape.config import Tracker, WandbTracker
 from batchscape.credentials import redact
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.tracking.state import standing_of
+from batchscape.tracking.state import standing_of, sync_command
 from batchscape.tracking.watch import Order, Worker, silence_s
 
 __all__ = ["Mirror", "may_mirror_live"]
@@ -83,12 +84,19 @@ class Mirror:
             if self._worker is not None:
                 self._worker.close()
         why = "; ".join(dict.fromkeys(self._problems))
-        note = standing_of(self._sweep_dir).missing(why, offline_too=self._fell_back)
+        try:
+            note = standing_of(self._sweep_dir).missing(why, offline_too=self._fell_back)
+        except OSError as error:
+            command = sync_command(self._sweep_dir)
+            note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
         return None if note is None else redact(note)
 
     def standing(self) -> str | None:
-        """Say where W&B has the runs of the sweep; None where it has none."""
-        return None if self._tracker is None else str(standing_of(self._sweep_dir)) or None
+        """Say where W&B has the runs of the sweep; None where it has none, or none can be read."""
+        if self._tracker is not None:
+            with suppress(OSError):  # `finish` has told it
+                return str(standing_of(self._sweep_dir)) or None
+        return None
 
     def _finish(self, tracker: WandbTracker, whole_s: float) -> None:
         if self._worker is None or self._worker.has_ended:

@@ -6,6 +6,7 @@ The client is the real one, its server a small one that fails on purpose. Whatev
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import resource
@@ -27,7 +28,8 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.state import MirrorState
-from batchscape.tracking.watch import patience_s, silence_s
+from batchscape.tracking.watch import Order, patience_s, silence_s
+from batchscape.tracking.worker import _mode, _RefusedError
 from exact import assert_same_rows
 
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry")
@@ -80,6 +82,52 @@ def test_every_wait_has_a_bound(monkeypatch) -> None:
         assert patience_s() == expected
         # W&B's own waits, two for each run, end before the worker is ended.
         assert 2 * patience_s() < silence_s() < math.inf
+
+
+def test_an_online_mirror_that_never_ends_leaves_an_offline_one_its_time(
+    sweep, fake_training, monkeypatch, tmp_path
+) -> None:
+    ended(fake_training("run-a"))
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        """case "$*" in *'"online"'*) exec sleep 600 ;; esac\n"""
+        """echo '{"kind": "damaged", "reason": "offline was reached"}'\n"""
+        """echo '{"kind": "end"}'\n"""
+    )
+    stand_in.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    monkeypatch.setattr("batchscape.tracking.mirror._BASE_S", 2.0)
+    monkeypatch.setattr("batchscape.tracking.mirror._PER_RUN_S", 0.0)
+    said = Mirror(ONLINE, sweep, live=False).finish(1, interrupted=False)
+    assert "because it did not end within 2 s; offline was reached. " in str(said)
+
+
+def test_run_folders_that_cannot_be_read_stop_nothing(sweep, fake_training, monkeypatch) -> None:
+    ended(fake_training("run-a"))
+    mirror = Mirror(OFFLINE, sweep, live=False)
+
+    def fail(_: SweepFolder) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(SweepFolder, "run_folders", fail)
+    assert mirror.finish(1, interrupted=True) == (
+        f"What Weights & Biases lacks is not known: [Errno {errno.ESTALE}] Stale file handle. "
+        f"`batchscape sync {sweep.path}` sends it."
+    )
+    assert mirror.standing() is None
+
+
+@pytest.mark.usefixtures("sweep")
+@pytest.mark.parametrize(("text", "said"), [("", "TimeoutError"), ("no route\nat all", "no route")])
+def test_a_server_that_cannot_be_used_is_told_in_a_line(monkeypatch, text, said) -> None:
+    def fail(**_: object) -> None:
+        raise TimeoutError(text)
+
+    monkeypatch.setattr("wandb.login", lambda **_: True)
+    monkeypatch.setattr("wandb.Api", fail)
+    with pytest.raises(_RefusedError, match=rf"cannot be used: {said}\. Check the network"):
+        _mode(Order("sweep", "online"))
 
 
 @pytest.mark.slow

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from batchscape.config import Tracker, WandbTracker
 from batchscape.credentials import redact
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.tracking.state import standing_of
+from batchscape.tracking.state import standing_of, sync_command
 from batchscape.tracking.watch import Order, Worker, silence_s
 
 __all__ = ["Mirror", "may_mirror_live"]
@@ -54,7 +54,7 @@ class Mirror:
             self._start(self._tracker, self._tracker.mode, live=True)
 
     def finish(self, runs: int, *, interrupted: bool) -> str | None:
-        """Mirror what is left, within a bound.
+        """Mirror what is left, within a bound, and offline within as much again.
 
         Parameters
         ----------
@@ -84,26 +84,31 @@ class Mirror:
             if self._worker is not None:
                 self._worker.close()
         why = "; ".join(dict.fromkeys(self._problems))
-        note = standing_of(self._sweep_dir).missing(why, offline_too=self._fell_back)
+        try:
+            note = standing_of(self._sweep_dir).missing(why, offline_too=self._fell_back)
+        except OSError as error:
+            command = sync_command(self._sweep_dir)
+            note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
         return None if note is None else redact(note)
 
     def standing(self) -> str | None:
-        """Say where W&B has the runs of the sweep; None where it has none."""
-        return None if self._tracker is None else str(standing_of(self._sweep_dir)) or None
+        """Say where W&B has the runs of the sweep; None where it has none, or none can be read."""
+        if self._tracker is not None:
+            with suppress(OSError):  # `finish` has told it
+                return str(standing_of(self._sweep_dir)) or None
+        return None
 
     def _finish(self, tracker: WandbTracker, whole_s: float) -> None:
-        began = time.monotonic()
         if self._worker is None or self._worker.has_ended:
             self._start(tracker, tracker.mode, live=False)
         self._watch(whole_s)
-        left_s = whole_s - (time.monotonic() - began)
         worker = self._worker
-        if tracker.mode == "offline" or worker is None or worker.has_finished or left_s <= 0:
+        if tracker.mode == "offline" or worker is None or worker.has_finished:
             return
         if standing_of(self._sweep_dir).lacking:
             self._fell_back = True
             self._start(tracker, "offline", live=False)
-            self._watch(left_s)
+            self._watch(whole_s)
 
     def _start(self, tracker: WandbTracker, mode: str, *, live: bool) -> None:
         if self._worker is not None:

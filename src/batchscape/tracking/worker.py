@@ -176,9 +176,10 @@ def _mode(order: Order) -> Literal["online", "offline"]:
     try:
         wandb.Api(timeout=math.ceil(patience_s()))
     except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
         msg = (
-            f"Weights & Biases cannot be used: {str(error).splitlines()[0]}. Check the network, "
-            "WANDB_BASE_URL, and the key (`wandb login --relogin`)"
+            f"Weights & Biases cannot be used: {said}. Check the network, WANDB_BASE_URL, and the "
+            "key (`wandb login --relogin`)"
         )
         raise _RefusedError(msg) from error
     _tell(Event("online"))

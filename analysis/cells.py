@@ -80,7 +80,7 @@ _NOT_SETTINGS = {
 _NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_")
 _RESOLVED = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: columns of `GEOMETRY` and `WHERE`."""
-_WARMUP = "measure.warmup_optimizer_steps"
+WARMUP = "measure.warmup_optimizer_steps"
 """It decides nothing of a run, but of which steps the recorded time is the median."""
 
 
@@ -166,7 +166,7 @@ def _tells_apart(name: str) -> bool:
     if name in _NOT_SETTINGS or name.startswith((*_NOT_SETTING_PREFIXES, *_RESOLVED)):
         return False
     affects = affects_of(name)
-    return affects is None or bool(affects & Affects.ALL) or name == _WARMUP
+    return affects is None or bool(affects & Affects.ALL) or name == WARMUP
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
+from batchscape.analysis.cells import GEOMETRY, SEEDS, WARMUP, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
@@ -206,7 +206,7 @@ class Evidence:
             return True
         affects = affects_of(name)
         if view == "cost" and affects is not None and not affects & Affects.COST:
-            return True
+            return name != WARMUP
         if view == "reaching" and name.startswith("budget."):
             return True
         # A rule may set the optimizer by the global batch; a model that differs is another model.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import WARMUP, Cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
@@ -159,4 +159,5 @@ def _floats(column: pd.Series[Any]) -> pd.Series[float]:
 def _has_cost(name: str) -> bool:
     affects = affects_of(name)
     # What is no setting is where a run ran; two versions of a model's code are of one cost.
-    return name != "source_hash" if affects is None else bool(affects & Affects.COST)
+    known = name != "source_hash" if affects is None else bool(affects & Affects.COST)
+    return known or name == WARMUP

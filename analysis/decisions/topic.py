@@ -68,7 +68,8 @@ def decision_section(
         label = f"For {evidence.label}: " if evidence.label else ""
         answer += [f"{label}{found.headline}", *found.reasons, *found.regret]
         # Where no time counts the headline says already how to have some.
-        open_ += [line for line in found.missing if line.partition(". ")[2] not in found.headline]
+        said = found.headline
+        open_ += [f"{label}{line}" for line in found.missing if line.partition(". ")[2] not in said]
         # The trade-off's own section says what its learning rates are worth.
         warnings += [text for text in found.warnings if text not in evidence.warnings]
         if found.geometry is None:

@@ -196,7 +196,7 @@ def test_what_is_not_set_is_written_so_whatever_the_column(
         ("loader.workers", (0, 2), True, True),
         ("evaluation.batch_size", (32, 64), True, True),
         ("engine.activation_checkpointing", (False, True), True, True),
-        ("measure.warmup_optimizer_steps", (1, 5), True, False),
+        ("measure.warmup_optimizer_steps", (1, 5), True, True),
         ("measure.memory", (False, True), False, False),
         ("measure.equivalence_margin", (0.1, 0.2), False, False),
         ("checkpoint.every_s", (1.0, 2.0), False, False),

@@ -487,7 +487,7 @@ def test_each_run_is_given_once(sweep: Sweep) -> None:
 def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
     folder: RunFolder = sweep.folder.run("completes")
     RunStatus(Status.REJECTED, reason="no room").write(folder.status)
-    folder.config.write_text('{"format_version": 2, "geometry": null}')
+    folder.config.write_text('{"format_version": 3, "geometry": null}')
     sweep.run(spec_named("completes"))
     assert sweep.status("completes").status is Status.COMPLETED
 

@@ -53,7 +53,7 @@ def test_folders_without_causes_are_read_as_before(tmp_path: Path) -> None:
         "reason": "planted",
     }
     old = {
-        "format_version": 2,
+        "format_version": 3,
         "status": "failed",
         "stop_reason": None,
         "reason": "planted",

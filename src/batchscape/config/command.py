@@ -31,7 +31,7 @@ class Command:
     names counts too."""
     metrics: Metrics
     """Where the program leaves its losses and times."""
-    cwd: Annotated[str | None, Affects.NOTHING] = None
+    cwd: Annotated[str | None, Affects.ALL] = None
     """Folder in which the program starts; null: that of batchscape."""
     environment: Annotated[dict[str, str], Affects.ALL] = Field(default_factory=dict)
     """Environment variables, over those of batchscape."""

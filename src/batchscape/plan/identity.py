@@ -131,6 +131,9 @@ def _command_trajectory_id(
         "source": source_hash,
         "stages": [[stage.samples, stage.geometry.global_batch_size] for stage in stages],
     }
+    # A command such as `python -m train` is another program in another folder.
+    if command.cwd is not None:
+        content["cwd"] = command.cwd
     return content_hash(content, 16)
 
 

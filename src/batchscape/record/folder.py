@@ -30,7 +30,7 @@ from pathlib import Path
 
 __all__ = ["CHECKPOINT", "CHECKPOINTS_KEPT", "FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the layout and of the columns; a reader refuses another one."""
 
 CHECKPOINTS_KEPT = 2

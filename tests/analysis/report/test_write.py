@@ -235,7 +235,7 @@ def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
     torn.status.write_text('{"format_ver')
     changed.parquet("steps").write_bytes(b"not parquet")
-    empty.config.write_text('{"format_version": 2}')
+    empty.config.write_text('{"format_version": 3}')
     report = write_report([sweep.path], figures=False)
     assert report.comparison["n"].tolist() == [1]
     page = report.files[0].read_text().replace("\\", "")

@@ -206,6 +206,64 @@ def test_a_number_that_control_flow_decides_is_refused_by_name(script: str) -> N
     assert options["per_device_train_batch_size"] == "8", "what comes afterwards decides"
 
 
+RUN = LAUNCH.strip()
+NOT_CERTAIN = {
+    f"MICRO=1\nwhile true; do\n{RUN}\nMICRO=$((MICRO*2)); done": "the while of line 2",
+    f"for i in 1 2; do {RUN.replace('$MICRO', '${MICRO:-4}')}; MICRO=8; done": "the for of line 1",
+    f"MICRO=4\nrun(){{ {RUN}; }}\nMICRO=8\nrun": "the function of line 2",
+    f"run(){{ {RUN.replace('$MICRO', '${MICRO:-1}')}; }}\nMICRO=8\nrun": "the function of line 1",
+    f"run(){{ {RUN.replace('$MICRO', '${1:-1}')}; }}\nrun 8": "the function of line 1",
+    f"set_it(){{ MICRO=8; }}\nMICRO=4\nset_it\n{RUN}": "the set_it of line 3",
+    f"f(){{ MICRO=8; }}\nMICRO=4\nfor i in 1 2; do {RUN}; f; done": "the for of line 3",
+    f"if true; then MICRO=4; else {RUN}; fi": "the if of line 1",
+    f"MICRO=4\nunset MICRO\n{RUN}": "the unset of line 2",
+    f"MICRO=4\nread -r MICRO\n{RUN}": "the read of line 2",
+    f"MICRO=4\n((MICRO*=2))\n{RUN}": r"the \(\( of line 2",
+    f"MICRO=4\n((MICRO++))\n{RUN}": r"the \(\( of line 2",
+    f"MICRO=4\nN=$((MICRO*=2))\n{RUN}": r"the \$\(\( of line 2",
+    f"MICRO=4\nlet MICRO*=2\n{RUN}": "the let of line 2",
+    f"MICRO=4\nprintf -v MICRO %d 8\n{RUN}": "the printf of line 2",
+    f"MICRO=4\nsource sizes.sh\n{RUN}": "the source of line 2",
+    f". sizes.sh\n{RUN.replace('$MICRO', '${MICRO:-1}')}": r"the \. of line 1",
+    f"MICRO=4\neval MICRO=8\n{RUN}": "the eval of line 2",
+    f"MICRO=4\nMICRO[0]=8\n{RUN}": r"the MICRO\[0\]= of line 2",
+    f"MICRO=8 | cat\n{RUN}": r"the \| of line 1",
+}
+
+
+@pytest.mark.parametrize("script", NOT_CERTAIN)
+def test_a_number_that_may_be_another_when_it_is_used_is_refused(script: str) -> None:
+    words = f"--per_device_train_batch_size is .*, which {NOT_CERTAIN[script]} decides"
+    with pytest.raises(ConfigError, match=words):
+        read_script("train.sh", script + "\n")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"run(){{ {RUN}; }}\nrun",
+        f"source venv/bin/activate\n{RUN}",
+        f'eval "$(conda shell.bash hook)"\n{RUN}',
+        f"read -r NAME < name\nunset OTHER\n((STEP++))\n{RUN}",
+        f"{RUN} ${{MICRO:+--bf16}}",
+        f"source sizes.sh\nMICRO=4\n{RUN}",
+    ],
+)
+def test_a_number_that_is_certain_is_read(script: str) -> None:
+    options = read_script("train.sh", f"MICRO=4\n{script}\n").options
+    assert options["per_device_train_batch_size"] == "4"
+
+
+def test_options_that_are_there_if_a_variable_is_set_are_refused() -> None:
+    script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
+    with pytest.raises(ConfigError, match=r"holds, only running the script would tell; give"):
+        read_script("train.sh", script)
+    with pytest.raises(ConfigError, match=r"holds, the read of line 1 decides; give"):
+        read_script("train.sh", f"read MICRO\n{script}")
+    options = read_script("train.sh", f"MICRO=4\n{script}").options
+    assert options["per_device_train_batch_size"] == "4"
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -254,6 +254,39 @@ def test_a_number_that_is_certain_is_read(script: str) -> None:
     assert options["per_device_train_batch_size"] == "4"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun bash -l -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -x -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -euo pipefail -c 'torchrun t.py --micro_batch_size 4'",
+        "bash --login -c 'torchrun t.py --micro_batch_size 4'",
+        "/bin/zsh -c 'torchrun t.py --micro_batch_size 4'",
+        "dash -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -c 'cd x; bash -lc \"torchrun t.py --micro_batch_size 4\"'",
+        "eval 'torchrun t.py --micro_batch_size 4'",
+        "cat <<EOF > f && torchrun t.py --micro_batch_size 4\na: 1\nEOF",
+    ],
+)
+def test_a_launch_behind_a_shell_or_a_document_is_found(line: str) -> None:
+    launch = read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
+    assert launch.launcher == "torchrun"
+    assert launch.options["micro_batch_size"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('bash -c "$RUN"', r"x.sh: bash -c in line 1 runs \$\{RUN\}, which only running"),
+        ('srun zsh -lc "$(cat run)"', r"x.sh: zsh -c in line 1 runs \$\(cat.run\), which only"),
+        ("X='bash -c \"$X\"'; bash -c \"$X\"", "in line 1: shells within each other, deeper"),
+    ],
+)
+def test_a_shell_that_cannot_be_read_is_refused(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
+
+
 def test_options_that_are_there_if_a_variable_is_set_are_refused() -> None:
     script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
     with pytest.raises(ConfigError, match=r"holds, only running the script would tell; give"):

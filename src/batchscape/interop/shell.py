@@ -7,7 +7,7 @@ the environment) stays in the words as it is written, and so does what control f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ _BRANCHES = frozenset({"elif_clause", "else_clause", "case_item"})
 _BLOCKS = frozenset(
     {
         *_FLOW,
-        *("program", "redirected_statement", "negated_command", "compound_statement"),
+        *("program", "redirected_statement", "heredoc_redirect", "negated_command", "compound_statement"),
         *("do_group", "elif_clause", "else_clause", "case_item"),
         *("variable_assignments", "declaration_command"),
     }
@@ -55,6 +55,9 @@ _SURROUNDINGS = frozenset(
 """Sourced to set up programs; they say nothing of the batch."""
 _EVERY = ""
 """In place of a name: each variable that is not assigned afterwards."""
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_DEEPEST = 5
+_GIVE = "give the command with its values after --"
 _BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -97,7 +100,7 @@ def commands_of(
 ) -> list[ShellCommand]:
     """Return the commands of a script, one after the other, whatever surrounds them.
 
-    In place of `bash -c TEXT` stand the commands of the text, with the words before the bash.
+    In place of `bash -c TEXT` and `eval TEXT` stand the commands of the text, with the words before.
 
     Parameters
     ----------
@@ -109,27 +112,47 @@ def commands_of(
     Raises
     ------
     ConfigError
-        A line is none of bash.
+        A line is none of bash, or a shell is told to run what is not known.
     """
     script = _Script(dict(variables or {}))
     script.read(name, text)
     return [inner for command in script.commands for inner in _within_shell(name, command)]
 
 
-def _within_shell(name: str, command: ShellCommand) -> list[ShellCommand]:
+def _within_shell(name: str, command: ShellCommand, depth: int = 0) -> list[ShellCommand]:
     words = command.words
-    at = next((i for i, word in enumerate(words) if PurePath(word).name in {"bash", "sh"}), None)
-    if at is None or len(words) < at + 3 or not re.fullmatch(r"-[a-z]*c", words[at + 1]):
+    at = next((i for i, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
+    if words[:1] == ("eval",):
+        at, text = 0, " ".join(words[1:])
+    elif at is None or words[0] == "echo" or (text := _text_of_shell(words[at + 1 :])) is None:
         return [command]
+    where = f"{name}: {words[at]}{'' if words[at] == 'eval' else ' -c'} in line {command.line}"
+    if depth > _DEEPEST:
+        msg = f"{where}: shells within each other, deeper than is read; {_GIVE}"
+        raise ConfigError(msg)
     script = _Script(
         dict(command.variables), [*command.floors], dict(command.decided), set(command.several)
     )
-    text = words[at + 2].replace(_NO_BREAK, " ")
-    script.read(f"{name}: {words[at]} -c in line {command.line}", text)
-    return [
-        replace(inner, words=(*words[:at], *inner.words), line=command.line)
-        for inner in script.commands
-    ]
+    script.read(where, text.replace(_NO_BREAK, " "))
+    inside = []
+    for inner in script.commands:
+        if words[at] != "eval" and inner.words and inner.words[0].startswith(("$", "`")):
+            msg = f"{where} runs {inner.words[0]}, which only running the script would tell; {_GIVE}"
+            raise ConfigError(msg)
+        outer = replace(inner, words=(*words[:at], *inner.words), line=command.line)
+        inside += _within_shell(name, outer, depth + 1)
+    return inside
+
+
+def _text_of_shell(words: Sequence[str]) -> str | None:
+    """Return what a shell with these words is to run; None where it is a file, or nothing."""
+    is_text, index = False, 0
+    while index < len(words) and words[index][:1] in {"-", "+"}:
+        word = words[index]
+        is_text |= bool(re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", word))
+        takes_word = re.fullmatch(r"[-+][A-Za-z]*[oO]|--(rcfile|init-file)", word)
+        index += 2 if takes_word else 1
+    return words[index] if is_text and index < len(words) else None
 
 
 @dataclass
@@ -156,7 +179,7 @@ class _Script:
         braced = _BARE.sub(r"${\1}", text)
         root = tree_sitter.Parser(language).parse(f"{braced}\n\n".encode()).root_node
         if root.has_error:
-            msg = f"{name}: {_error(root)}; give the command with its values after --"
+            msg = f"{name}: {_error(root)}; {_GIVE}"
             raise ConfigError(msg)
         self._walk(root)
 

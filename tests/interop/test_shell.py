@@ -50,6 +50,8 @@ SCRIPTS = [
     'B=2\nARGS=(--a 1\n  --b "$B"  # why\n)\nlaunch "${ARGS[@]}" z',
     "export X=3\nlaunch --n=$X",
     "X=3 launch a; X=5",
+    'export "X=3"\nY=2\ndeclare "Y=$X 4" Z\nexport \'V=a b\'\nlaunch $X "$Y" "$V"',
+    "Y=X=5\nexport $Y\nlaunch $X",
     "true && launch a || false",
     "launch a > /dev/stdout 2>&1",
     "X=1\nX=2\nlaunch $X",
@@ -227,6 +229,8 @@ NOT_CERTAIN = {
     f". sizes.sh\n{RUN.replace('$MICRO', '${MICRO:-1}')}": r"the \. of line 1",
     f"MICRO=4\neval MICRO=8\n{RUN}": "the eval of line 2",
     f"MICRO=4\nMICRO[0]=8\n{RUN}": r"the MICRO\[0\]= of line 2",
+    f"MICRO=4\nexport $(cat sizes)\n{RUN}": r"the \$\(cat sizes\) of line 2",
+    f'MICRO=4\nif true; then export "MICRO=8"; fi\n{RUN}': "the if of line 2",
     f"MICRO=8 | cat\n{RUN}": r"the \| of line 1",
 }
 
@@ -279,7 +283,7 @@ def test_a_launch_behind_a_shell_or_a_document_is_found(line: str) -> None:
     [
         ('bash -c "$RUN"', r"x.sh: bash -c in line 1 runs \$\{RUN\}, which only running"),
         ('srun zsh -lc "$(cat run)"', r"x.sh: zsh -c in line 1 runs \$\(cat.run\), which only"),
-        ("X='bash -c \"$X\"'; bash -c \"$X\"", "in line 1: shells within each other, deeper"),
+        ('X=\'bash -c "$X"\'; bash -c "$X"', "in line 1: shells within each other, deeper"),
     ],
 )
 def test_a_shell_that_cannot_be_read_is_refused(line: str, words: str) -> None:

@@ -22,7 +22,7 @@ __all__ = ["ShellCommand", "commands_of"]
 _FLOW = frozenset(
     {
         *("if_statement", "case_statement", "while_statement"),
-        *("for_statement", "c_style_for_statement", "function_definition", "subshell", "pipeline"),
+        *("for_statement", "c_style_for_statement", "subshell", "pipeline"),
     }
 )
 """What decides whether, how often or where its commands run."""
@@ -31,13 +31,30 @@ _BRANCHES = frozenset({"elif_clause", "else_clause", "case_item"})
 _BLOCKS = frozenset(
     {
         *_FLOW,
-        *("program", "redirected_statement", "heredoc_redirect", "negated_command", "compound_statement"),
+        *(
+            "program",
+            "redirected_statement",
+            "heredoc_redirect",
+            "negated_command",
+            "compound_statement",
+        ),
         *("do_group", "elif_clause", "else_clause", "case_item"),
         *("variable_assignments", "declaration_command"),
     }
 )
 """What holds commands or assignments."""
 _ASSIGNMENTS = frozenset({"variable_assignment", "variable_assignments", "declaration_command"})
+_DECLARED = frozenset(
+    [
+        "string",
+        "raw_string",
+        "concatenation",
+        "simple_expansion",
+        "expansion",
+        "command_substitution",
+    ]
+)
+"""Words behind `export` that may hold an assignment."""
 _VARIABLES = frozenset({"simple_expansion", "expansion"})
 _DEFAULTS = frozenset({":-", "-", ":=", "="})
 _CHANGED = re.compile(
@@ -49,8 +66,19 @@ _READERS = frozenset({"read", "mapfile", "readarray", "getopts", "unset"})
 """Builtins whose arguments are names of variables that they set."""
 _PARAMETERS = frozenset("123456789")
 _SURROUNDINGS = frozenset(
-    "activate conda.sh mamba.sh bash modules.sh setvars.sh profile .profile .bashrc .bash_profile "
-    "bashrc".split()
+    [
+        "activate",
+        "conda.sh",
+        "mamba.sh",
+        "bash",
+        "modules.sh",
+        "setvars.sh",
+        "profile",
+        ".profile",
+        ".bashrc",
+        ".bash_profile",
+        "bashrc",
+    ]
 )
 """Sourced to set up programs; they say nothing of the batch."""
 _EVERY = ""
@@ -100,7 +128,8 @@ def commands_of(
 ) -> list[ShellCommand]:
     """Return the commands of a script, one after the other, whatever surrounds them.
 
-    In place of `bash -c TEXT` and `eval TEXT` stand the commands of the text, with the words before.
+    In place of `bash -c TEXT` and `eval TEXT` stand the commands of the text, behind
+    the words before it.
 
     Parameters
     ----------
@@ -137,7 +166,9 @@ def _within_shell(name: str, command: ShellCommand, depth: int = 0) -> list[Shel
     inside = []
     for inner in script.commands:
         if words[at] != "eval" and inner.words and inner.words[0].startswith(("$", "`")):
-            msg = f"{where} runs {inner.words[0]}, which only running the script would tell; {_GIVE}"
+            msg = (
+                f"{where} runs {inner.words[0]}, which only running the script would tell; {_GIVE}"
+            )
             raise ConfigError(msg)
         outer = replace(inner, words=(*words[:at], *inner.words), line=command.line)
         inside += _within_shell(name, outer, depth + 1)
@@ -184,32 +215,49 @@ class _Script:
         self._walk(root)
 
     def _walk(self, node: Node) -> None:
-        around = self.flow
-        if node.type == "command":
-            self._command(node)
-        elif node.type == "variable_assignment":
-            self._assignment(node)
+        walkers: dict[str, Callable[[Node], None]] = {
+            "command": self._command,
+            "variable_assignment": self._assignment,
+            "list": self._list,
+            "function_definition": self._function,
+            **dict.fromkeys(_FLOW, self._flow),
+        }
+        if node.type in walkers:
+            walkers[node.type](node)
         elif node.type == "unset_command" or _is_arithmetic(node):
-            self._decide(set(self._assigned(node)), _named(node))
-        elif node.type == "list":
-            self._list(node)
-        elif node.type == "function_definition":
-            self._function(node)
-        elif node.type in _FLOW:
-            self.flow = around or _named(node)
-            assigned = set(self._assigned(node))
-            if node.type in _LOOPS:
-                # A turn may begin with what the one before it has left.
-                self._decide(assigned, self.flow)
-            for child in node.named_children:
-                if child.type in _BRANCHES or node.type == "pipeline":
-                    self._decide(assigned, self.flow)
-                self._walk(child)
-            self._decide(assigned, self.flow)
+            self._decide(self._assigned(node), self.flow or _named(node))
         elif node.type in _BLOCKS:
+            walk = self._declaration if node.type == "declaration_command" else self._walk
             for child in node.named_children:
-                self._walk(child)
+                walk(child)
+
+    def _flow(self, node: Node) -> None:
+        """Walk what control flow holds: what is set in there is certain up to its end."""
+        around = self.flow
+        self.flow = around or _named(node)
+        assigned = set(self._assigned(node))
+        if node.type in _LOOPS:
+            # A turn may begin with what the one before it has left.
+            self._decide(assigned, self.flow)
+        for child in node.named_children:
+            if child.type in _BRANCHES or node.type == "pipeline":
+                self._decide(assigned, self.flow)
+            self._walk(child)
+        self._decide(assigned, self.flow)
         self.flow = around
+
+    def _declaration(self, node: Node) -> None:
+        """Set what a word behind `export` or `declare` says, whether it is quoted or not."""
+        if node.type not in _DECLARED:
+            self._walk(node)
+            return
+        text = self._text(node)
+        name, equals, value = text.partition("=")
+        if name.isidentifier() and equals and not value.startswith("("):
+            self._assign(name, value)
+        elif "=" in text or "$" in text or "`" in text:
+            who = f"the {_raw(node)[:20]} of line {node.start_point.row + 1}"
+            self._decide(self._assigned(node), self.flow or who)
 
     def _list(self, node: Node) -> None:
         """Walk what `&&` or `||` joins: after the first, nothing is sure to run."""
@@ -260,12 +308,13 @@ class _Script:
         """Yield the variables that a piece of a script may set, and note those of several words."""
         raw = _raw(node)
         if node.type == "variable_assignment" or (
-            node.type in {"string", "raw_string", "concatenation"}
+            node.type in _DECLARED
             and node.parent is not None
             and node.parent.type == "declaration_command"
         ):
-            name, _, value = raw.lstrip("\"'").partition("=")
-            yield self._noted(re.split(r"\W", name)[0], value)
+            name, _, value = re.sub("[\"']", "", raw).partition("=")
+            found = re.match(r"[A-Za-z_]\w*", name)
+            yield self._noted(found[0] if found else _EVERY, value)
         elif node.type == "for_statement" and (variable := node.child_by_field_name("variable")):
             for value in node.children_by_field_name("value") or [variable]:
                 yield self._noted(_raw(variable), _raw(value))
@@ -290,24 +339,22 @@ class _Script:
         while words[1:] and words[0] in {"builtin", "command"}:
             del words[0]
         name, given = words[0], words[1:]
-        if name in self.functions:
-            return self.functions[name]
+        text = " ".join(given)
+        found: Iterable[str] = self.functions.get(name, ())
         if name in _READERS:
             names = (re.match(r"[A-Za-z_]\w*", word) for word in given)
-            found = [found[0] for found in names if found]
-            return found or ["REPLY", "MAPFILE"]
-        if name == "printf" and given[:1] == ["-v"]:
-            return [word.partition("[")[0] for word in given[1:2]]
-        if name == "let":
-            return [one[1] or one[2] for one in _CHANGED.finditer(" ".join(given))]
-        if name == "set" and "--" in given:
-            return _PARAMETERS
-        sources = name in {"source", "."} and PurePath(given[0] if given else "").name
-        if sources and sources not in _SURROUNDINGS:
-            return [_EVERY]
-        if name == "eval" and not re.match(r"\$\(|`", " ".join(given)):
-            return [_EVERY]
-        return ()
+            found = [match[0] for match in names if match] or ["REPLY", "MAPFILE"]
+        elif name == "printf" and given[:1] == ["-v"]:
+            found = [word.partition("[")[0] for word in given[1:2]]
+        elif name == "let":
+            found = [one[1] or one[2] for one in _CHANGED.finditer(text)]
+        elif name == "set" and "--" in given:
+            found = _PARAMETERS
+        elif name in {"source", "."} and given:
+            found = [] if PurePath(given[0]).name in _SURROUNDINGS else [_EVERY]
+        elif name == "eval" and not re.match(r"\$\(|`", text):
+            found = [_EVERY]
+        return found
 
     def _decide(self, assigned: Iterable[str], who: str) -> None:
         """Forget what variables hold, for somebody else decides it."""
@@ -437,16 +484,14 @@ class _Script:
         if _EVERY in self.decided and name not in self.variables:
             self._decide([name], self.decided[_EVERY])
         known = self.variables.get(name)
-        if how in {"+", ":+"}:
-            if known is None or "$" in known or "`" in known:
-                return _unknown(node)
-            is_there = known or how == "+"
-            return "".join(map(self._text, node.children[3:-1])) if is_there else ""
+        rest = node.children[3:-1]
+        if how in {"+", ":+"} and known is not None and not re.search(r"[$`]", known):
+            return "".join(map(self._text, rest)) if known or how == "+" else ""
+        if (known is None and not how) or how in {"+", ":+"}:
+            return _unknown(node)
         if known or (known is not None and not how.startswith(":")):
             return known
-        if not how:
-            return _unknown(node)
-        default = "".join(map(self._text, node.children[3:-1]))
+        default = "".join(map(self._text, rest))
         if how.endswith("="):
             self._assign(name, default)
         return default

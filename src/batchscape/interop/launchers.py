@@ -48,6 +48,7 @@ _PROGRAMS: dict[str, Launcher] = {
     "deepspeed": "deepspeed",
     "litgpt": "litgpt",
 }
+_MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
 
 
@@ -122,7 +123,7 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
     program, options = starter
     if program == "srun":
         return read_step(f"{name} (srun)", options, job)
-    given = [after for before, after in pairwise(options) if before in {"-np", "-n"}]
+    given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
     tasks = [f"--ntasks={count}" for count in given]
     return read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
 

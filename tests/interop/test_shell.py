@@ -154,6 +154,12 @@ def test_a_division_with_a_remainder_is_told() -> None:
         ("torchrun --nproc_per_node auto t.py", "torchrun", None),
         ("deepspeed t.py --num_gpus 3", "deepspeed", None),
         ("deepspeed --num_gpus 3 t.py", "deepspeed", 3),
+        ("ds --num_gpus 3 t.py", "deepspeed", 3),
+        ("ds t.py", "deepspeed", None),
+        ("mkdir ds\npython t.py", "python", 1),
+        ("python -m deepspeed.launcher.runner --num_gpus 3 t.py", "deepspeed", 3),
+        ("python -m deepspeed.launcher.runner t.py", "deepspeed", None),
+        ("python -m litgpt pretrain x", "litgpt", None),
         ("deepspeed --include a:0,1@b:0,1,2 t.py", "deepspeed", 5),
         ("deepspeed --include a@b t.py", "deepspeed", None),
         ("deepspeed --hostfile hosts --num_gpus 8 t.py", "deepspeed", None),
@@ -231,6 +237,9 @@ NOT_CERTAIN = {
     f"MICRO=4\nMICRO[0]=8\n{RUN}": r"the MICRO\[0\]= of line 2",
     f"MICRO=4\nexport $(cat sizes)\n{RUN}": r"the \$\(cat sizes\) of line 2",
     f'MICRO=4\nif true; then export "MICRO=8"; fi\n{RUN}': "the if of line 2",
+    f"cd x && MICRO=4\n{RUN}": "the && of line 1",
+    f"cd x && MICRO=4 || {RUN}": "the && of line 1",
+    f"cd x || MICRO=4 && {RUN}": r"the \|\| of line 1",
     f"MICRO=8 | cat\n{RUN}": r"the \| of line 1",
 }
 
@@ -251,6 +260,11 @@ def test_a_number_that_may_be_another_when_it_is_used_is_refused(script: str) ->
         f"read -r NAME < name\nunset OTHER\n((STEP++))\n{RUN}",
         f"{RUN} ${{MICRO:+--bf16}}",
         f"source sizes.sh\nMICRO=4\n{RUN}",
+        f'MICRO=1\nmain(){{ local MICRO=4; {RUN}; }}\nmain "$@"\nMICRO=2',
+        f"MICRO=1\nfor seed in 1 2; do MICRO=4; {RUN} --seed $seed; done",
+        f"MICRO=1\ncd x && MICRO=4 && {RUN}",
+        f"MICRO=1\nif true; then MICRO=2; else MICRO=4; {RUN}; fi",
+        f"MICRO=1\n(MICRO=4; {RUN})",
     ],
 )
 def test_a_number_that_is_certain_is_read(script: str) -> None:

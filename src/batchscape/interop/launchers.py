@@ -41,6 +41,8 @@ _MODULES: dict[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "litgpt": "litgpt",
 }
 _PROGRAMS: dict[str, Launcher] = {
     "torchrun": "torchrun",
@@ -64,6 +66,9 @@ def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
         return None
     for index, word in enumerate(words):
         program = PurePath(word).name
+        if program == "ds" and any(after.endswith(".py") for after in words[index + 1 :]):
+            # Short for deepspeed, and as short for a folder.
+            return "deepspeed", index + 1
         if program in _PROGRAMS:
             return _PROGRAMS[program], index + 1
         if program == "accelerate":

@@ -144,8 +144,12 @@ def commands_of(
         A line is none of bash, or a shell is told to run what is not known.
     """
     script = _Script(dict(variables or {}))
-    script.read(name, text)
-    return [inner for command in script.commands for inner in _within_shell(name, command)]
+    try:
+        script.read(name, text)
+        return [inner for command in script.commands for inner in _within_shell(name, command)]
+    except RecursionError:
+        msg = f"{name}: nested too deeply for a script; {_GIVE}"
+        raise ConfigError(msg) from None
 
 
 def _within_shell(name: str, command: ShellCommand, depth: int = 0) -> list[ShellCommand]:

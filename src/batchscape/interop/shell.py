@@ -157,8 +157,10 @@ def _within_shell(name: str, command: ShellCommand, depth: int = 0) -> list[Shel
     at = next((i for i, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
     if words[:1] == ("eval",):
         at, text = 0, " ".join(words[1:])
-    elif at is None or words[0] == "echo" or (text := _text_of_shell(words[at + 1 :])) is None:
+    elif at is None or words[0] == "echo" or (found := _text_of_shell(words[at + 1 :])) is None:
         return [command]
+    else:
+        text = found
     where = f"{name}: {words[at]}{'' if words[at] == 'eval' else ' -c'} in line {command.line}"
     if depth > _DEEPEST:
         msg = f"{where}: shells within each other, deeper than is read; {_GIVE}"
@@ -320,8 +322,8 @@ class _Script:
             found = re.match(r"[A-Za-z_]\w*", name)
             yield self._noted(found[0] if found else _EVERY, value)
         elif node.type == "for_statement" and (variable := node.child_by_field_name("variable")):
-            for value in node.children_by_field_name("value") or [variable]:
-                yield self._noted(_raw(variable), _raw(value))
+            for one in node.children_by_field_name("value") or [variable]:
+                yield self._noted(_raw(variable), _raw(one))
         elif node.type == "expansion" and (given := re.match(r"\s*\$\{(\w+):?=(.*)\}", raw)):
             yield self._noted(given[1], given[2])
         elif node.type == "arithmetic_expansion" or _is_arithmetic(node):

@@ -166,6 +166,34 @@ def test_devices_may_be_told(tmp_path) -> None:
             check_configs([path], devices=devices)
 
 
+DEEP = 100_000
+HUGE = f"0x{'f' * 6000}"
+NOT_READ = {
+    "deep.json": ('{"train": ' + "[" * DEEP + "]" * DEEP + "}", "nested too deeply"),
+    "deep.yaml": ("train: " + "[" * 1500 + "]" * 1500, "nested too deeply"),
+    "deep.sh": (f"torchrun t.py --x $(({'(' * 5000}1{')' * 5000}))", "nested too deeply"),
+    "huge.yaml": (f"per_device_train_batch_size: {HUGE}", "ints that are too long to print"),
+    "list.yaml": (f"per_device_train_batch_size: [{HUGE}]", "ints that are too long to print"),
+    "number.yaml": (f"output_dir: x\nmax_grad_norm: {HUGE}", "ints that are too long to print"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_python_itself_cannot_read_or_print_is_one_sentence(name: str, tmp_path) -> None:
+    text, words = NOT_READ[name]
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        check_configs([path])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x\0.json", "x\0.sh"])
+def test_a_path_that_no_system_takes_is_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"'x.x00\.\w+': cannot be read \("):
+        check_configs([Path(name)])
+
+
 def test_what_is_not_determined_is_said(tmp_path, capsys) -> None:
     path = tmp_path / "args.yaml"
     path.write_text("per_device_train_batch_size: 4\n")

@@ -50,6 +50,8 @@ SCRIPTS = [
     'B=2\nARGS=(--a 1\n  --b "$B"  # why\n)\nlaunch "${ARGS[@]}" z',
     "export X=3\nlaunch --n=$X",
     "X=3 launch a; X=5",
+    'export "X=3"\nY=2\ndeclare "Y=$X 4" Z\nexport \'V=a b\'\nlaunch $X "$Y" "$V"',
+    "Y=X=5\nexport $Y\nlaunch $X",
     "true && launch a || false",
     "launch a > /dev/stdout 2>&1",
     "X=1\nX=2\nlaunch $X",
@@ -152,6 +154,12 @@ def test_a_division_with_a_remainder_is_told() -> None:
         ("torchrun --nproc_per_node auto t.py", "torchrun", None),
         ("deepspeed t.py --num_gpus 3", "deepspeed", None),
         ("deepspeed --num_gpus 3 t.py", "deepspeed", 3),
+        ("ds --num_gpus 3 t.py", "deepspeed", 3),
+        ("ds t.py", "deepspeed", None),
+        ("mkdir ds\npython t.py", "python", 1),
+        ("python -m deepspeed.launcher.runner --num_gpus 3 t.py", "deepspeed", 3),
+        ("python -m deepspeed.launcher.runner t.py", "deepspeed", None),
+        ("python -m litgpt pretrain x", "litgpt", None),
         ("deepspeed --include a:0,1@b:0,1,2 t.py", "deepspeed", 5),
         ("deepspeed --include a@b t.py", "deepspeed", None),
         ("deepspeed --hostfile hosts --num_gpus 8 t.py", "deepspeed", None),
@@ -204,6 +212,107 @@ def test_a_number_that_control_flow_decides_is_refused_by_name(script: str) -> N
         read_script("train.sh", f'{script}srun bash -c "{half} --name $(date -I | cut -c 1-4)"')
     options = read_script("train.sh", f"{script}MICRO=8\n{LAUNCH}").options
     assert options["per_device_train_batch_size"] == "8", "what comes afterwards decides"
+
+
+RUN = LAUNCH.strip()
+NOT_CERTAIN = {
+    f"MICRO=1\nwhile true; do\n{RUN}\nMICRO=$((MICRO*2)); done": "the while of line 2",
+    f"for i in 1 2; do {RUN.replace('$MICRO', '${MICRO:-4}')}; MICRO=8; done": "the for of line 1",
+    f"MICRO=4\nrun(){{ {RUN}; }}\nMICRO=8\nrun": "the function of line 2",
+    f"run(){{ {RUN.replace('$MICRO', '${MICRO:-1}')}; }}\nMICRO=8\nrun": "the function of line 1",
+    f"run(){{ {RUN.replace('$MICRO', '${1:-1}')}; }}\nrun 8": "the function of line 1",
+    f"set_it(){{ MICRO=8; }}\nMICRO=4\nset_it\n{RUN}": "the set_it of line 3",
+    f"f(){{ MICRO=8; }}\nMICRO=4\nfor i in 1 2; do {RUN}; f; done": "the for of line 3",
+    f"if true; then MICRO=4; else {RUN}; fi": "the if of line 1",
+    f"MICRO=4\nunset MICRO\n{RUN}": "the unset of line 2",
+    f"MICRO=4\nread -r MICRO\n{RUN}": "the read of line 2",
+    f"MICRO=4\n((MICRO*=2))\n{RUN}": r"the \(\( of line 2",
+    f"MICRO=4\n((MICRO++))\n{RUN}": r"the \(\( of line 2",
+    f"MICRO=4\nN=$((MICRO*=2))\n{RUN}": r"the \$\(\( of line 2",
+    f"MICRO=4\nlet MICRO*=2\n{RUN}": "the let of line 2",
+    f"MICRO=4\nprintf -v MICRO %d 8\n{RUN}": "the printf of line 2",
+    f"MICRO=4\nsource sizes.sh\n{RUN}": "the source of line 2",
+    f". sizes.sh\n{RUN.replace('$MICRO', '${MICRO:-1}')}": r"the \. of line 1",
+    f"MICRO=4\neval MICRO=8\n{RUN}": "the eval of line 2",
+    f"MICRO=4\nMICRO[0]=8\n{RUN}": r"the MICRO\[0\]= of line 2",
+    f"MICRO=4\nexport $(cat sizes)\n{RUN}": r"the \$\(cat sizes\) of line 2",
+    f'MICRO=4\nif true; then export "MICRO=8"; fi\n{RUN}': "the if of line 2",
+    f"cd x && MICRO=4\n{RUN}": "the && of line 1",
+    f"cd x && MICRO=4 || {RUN}": "the && of line 1",
+    f"cd x || MICRO=4 && {RUN}": r"the \|\| of line 1",
+    f"MICRO=8 | cat\n{RUN}": r"the \| of line 1",
+}
+
+
+@pytest.mark.parametrize("script", NOT_CERTAIN)
+def test_a_number_that_may_be_another_when_it_is_used_is_refused(script: str) -> None:
+    words = f"--per_device_train_batch_size is .*, which {NOT_CERTAIN[script]} decides"
+    with pytest.raises(ConfigError, match=words):
+        read_script("train.sh", script + "\n")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"run(){{ {RUN}; }}\nrun",
+        f"source venv/bin/activate\n{RUN}",
+        f'eval "$(conda shell.bash hook)"\n{RUN}',
+        f"read -r NAME < name\nunset OTHER\n((STEP++))\n{RUN}",
+        f"{RUN} ${{MICRO:+--bf16}}",
+        f"source sizes.sh\nMICRO=4\n{RUN}",
+        f'MICRO=1\nmain(){{ local MICRO=4; {RUN}; }}\nmain "$@"\nMICRO=2',
+        f"MICRO=1\nfor seed in 1 2; do MICRO=4; {RUN} --seed $seed; done",
+        f"MICRO=1\ncd x && MICRO=4 && {RUN}",
+        f"MICRO=1\nif true; then MICRO=2; else MICRO=4; {RUN}; fi",
+        f"MICRO=1\n(MICRO=4; {RUN})",
+    ],
+)
+def test_a_number_that_is_certain_is_read(script: str) -> None:
+    options = read_script("train.sh", f"MICRO=4\n{script}\n").options
+    assert options["per_device_train_batch_size"] == "4"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun bash -l -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -x -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -euo pipefail -c 'torchrun t.py --micro_batch_size 4'",
+        "bash --login -c 'torchrun t.py --micro_batch_size 4'",
+        "/bin/zsh -c 'torchrun t.py --micro_batch_size 4'",
+        "dash -c 'torchrun t.py --micro_batch_size 4'",
+        "bash -c 'cd x; bash -lc \"torchrun t.py --micro_batch_size 4\"'",
+        "eval 'torchrun t.py --micro_batch_size 4'",
+        "cat <<EOF > f && torchrun t.py --micro_batch_size 4\na: 1\nEOF",
+    ],
+)
+def test_a_launch_behind_a_shell_or_a_document_is_found(line: str) -> None:
+    launch = read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
+    assert launch.launcher == "torchrun"
+    assert launch.options["micro_batch_size"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('bash -c "$RUN"', r"x.sh: bash -c in line 1 runs \$\{RUN\}, which only running"),
+        ('srun zsh -lc "$(cat run)"', r"x.sh: zsh -c in line 1 runs \$\(cat.run\), which only"),
+        ('X=\'bash -c "$X"\'; bash -c "$X"', "in line 1: shells within each other, deeper"),
+    ],
+)
+def test_a_shell_that_cannot_be_read_is_refused(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
+
+
+def test_options_that_are_there_if_a_variable_is_set_are_refused() -> None:
+    script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
+    with pytest.raises(ConfigError, match=r"holds, only running the script would tell; give"):
+        read_script("train.sh", script)
+    with pytest.raises(ConfigError, match=r"holds, the read of line 1 decides; give"):
+        read_script("train.sh", f"read MICRO\n{script}")
+    options = read_script("train.sh", f"MICRO=4\n{script}").options
+    assert options["per_device_train_batch_size"] == "4"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def directives(*options: str) -> str:
         (("--gres=gpu:a100",), Job(gpus_per_node=1)),
         (("--gres=nvme:1,gpu:3",), Job(gpus_per_node=3)),
         (("--gres=nvme:1",), Job()),
+        (("--gres=gres/gpu:4",), Job(gpus_per_node=4)),
+        (("--gres=gpu:a100:2(S:0-1)",), Job(gpus_per_node=2)),
+        (("--gres=gpu:a100:2,nvme:1,gpu:v100:3",), Job(gpus_per_node=5)),
+        (("--gpus-per-node=a100:2,v100:2",), Job(gpus_per_node=4)),
+        (("--gpus=a100:2,v100:4",), Job(gpus=6)),
         (("--gpus=16 --nodes 2",), Job(nodes=2, gpus=16)),
         (("-G a100:16",), Job(gpus=16)),
         (("--gpus-per-task=1", "--cpus-per-task=6"), Job(gpus_per_task=1)),
@@ -51,6 +56,8 @@ def test_lines_count_up_to_the_first_command() -> None:
     [
         ("--nodes=2-4", "--nodes must be an int from 1 .*'2-4'"),
         ("--gpus-per-node=a100:4,v100:two", "--gpus-per-node must be an int .*v100:two'"),
+        ("--gres=gpu:a100:2,gpu:$N", "--gres must be an int .*gpu:\\$N'"),
+        ("--gpus=a100:two,v100:4", "--gpus must be an int .*v100:4'"),
         ("--gres=gpu:$N", "--gres must be an int .*'gpu:\\$N'"),
         ("--nodes=two", "x.sh:2: #SBATCH --nodes must be an int from 1 .*'two'"),
         ("--ntasks=0", "--ntasks must be an int from 1 .*'0'"),
@@ -123,6 +130,13 @@ RUNS = {
         (2, 8),
     ),
 }
+
+
+@pytest.mark.parametrize("option", ["-np", "--np", "-n", "--n", "-c"])
+def test_tasks_of_mpirun_are_counted(option: str, tmp_path) -> None:
+    found = checked(tmp_path, f"mpirun {option} 8 python {BATCH}")
+    assert found.running.geometry is not None
+    assert found.running.geometry.data_parallel_size == 8
 
 
 @pytest.mark.parametrize("name", RUNS)

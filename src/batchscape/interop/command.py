@@ -179,7 +179,8 @@ def _read(
 ) -> Launch:
     if command.undecided is not None:
         word = command.undecided
-        msg = f"{name}: what {word} holds, {_decides(command, word)}; {_GIVE}"
+        who = _decides(command, word) or "only running the script would tell"
+        msg = f"{name}: what {word} holds, {who}; {_GIVE}"
         raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)

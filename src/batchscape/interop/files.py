@@ -104,6 +104,10 @@ def read_text(path: Path) -> str:
     except OSError as error:
         msg = f"{path}: cannot be read ({error.strerror or error})"
         raise ConfigError(msg) from None
+    except ValueError as error:
+        # A path with a null character.
+        msg = f"{str(path)!r}: cannot be read ({error})"
+        raise ConfigError(msg) from None
 
 
 def _parse(path: Path, text: str) -> Mapping[str, object]:
@@ -122,6 +126,9 @@ def _parse(path: Path, text: str) -> Mapping[str, object]:
         # Impossible dates, ints of thousands of digits, keys that are given twice.
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         msg = f"{path}: no valid {'JSON' if is_json else 'YAML'}: {said}"
+        raise ConfigError(msg) from None
+    except RecursionError:
+        msg = f"{path}: nested too deeply for a configuration"
         raise ConfigError(msg) from None
     if not isinstance(content, dict):
         msg = f"{path}: a configuration is a mapping of keys to values, and this is not"

@@ -41,6 +41,8 @@ _MODULES: dict[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+    "litgpt": "litgpt",
 }
 _PROGRAMS: dict[str, Launcher] = {
     "torchrun": "torchrun",
@@ -48,6 +50,7 @@ _PROGRAMS: dict[str, Launcher] = {
     "deepspeed": "deepspeed",
     "litgpt": "litgpt",
 }
+_MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
 
 
@@ -63,6 +66,9 @@ def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
         return None
     for index, word in enumerate(words):
         program = PurePath(word).name
+        if program == "ds" and any(after.endswith(".py") for after in words[index + 1 :]):
+            # Short for deepspeed, and as short for a folder.
+            return "deepspeed", index + 1
         if program in _PROGRAMS:
             return _PROGRAMS[program], index + 1
         if program == "accelerate":
@@ -122,7 +128,7 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
     program, options = starter
     if program == "srun":
         return read_step(f"{name} (srun)", options, job)
-    given = [after for before, after in pairwise(options) if before in {"-np", "-n"}]
+    given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
     tasks = [f"--ntasks={count}" for count in given]
     return read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
 

@@ -7,7 +7,7 @@ the environment) stays in the words as it is written, and so does what control f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -22,22 +22,70 @@ __all__ = ["ShellCommand", "commands_of"]
 _FLOW = frozenset(
     {
         *("if_statement", "case_statement", "while_statement"),
-        *("for_statement", "c_style_for_statement", "function_definition", "subshell"),
+        *("for_statement", "c_style_for_statement", "subshell", "pipeline"),
     }
 )
 """What decides whether, how often or where its commands run."""
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_BRANCHES = frozenset({"elif_clause", "else_clause", "case_item"})
 _BLOCKS = frozenset(
     {
         *_FLOW,
-        *("program", "redirected_statement", "pipeline", "negated_command", "compound_statement"),
+        *(
+            "program",
+            "redirected_statement",
+            "heredoc_redirect",
+            "negated_command",
+            "compound_statement",
+        ),
         *("do_group", "elif_clause", "else_clause", "case_item"),
         *("variable_assignments", "declaration_command"),
     }
 )
 """What holds commands or assignments."""
 _ASSIGNMENTS = frozenset({"variable_assignment", "variable_assignments", "declaration_command"})
+_DECLARED = frozenset(
+    [
+        "string",
+        "raw_string",
+        "concatenation",
+        "simple_expansion",
+        "expansion",
+        "command_substitution",
+    ]
+)
+"""Words behind `export` that may hold an assignment."""
 _VARIABLES = frozenset({"simple_expansion", "expansion"})
 _DEFAULTS = frozenset({":-", "-", ":=", "="})
+_CHANGED = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:\[[^]]*\]\s*)?(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)"
+    r"|(?:\+\+|--)([A-Za-z_]\w*)"
+)
+"""A variable that arithmetic sets."""
+_READERS = frozenset({"read", "mapfile", "readarray", "getopts", "unset"})
+"""Builtins whose arguments are names of variables that they set."""
+_PARAMETERS = frozenset("123456789")
+_SURROUNDINGS = frozenset(
+    [
+        "activate",
+        "conda.sh",
+        "mamba.sh",
+        "bash",
+        "modules.sh",
+        "setvars.sh",
+        "profile",
+        ".profile",
+        ".bashrc",
+        ".bash_profile",
+        "bashrc",
+    ]
+)
+"""Sourced to set up programs; they say nothing of the batch."""
+_EVERY = ""
+"""In place of a name: each variable that is not assigned afterwards."""
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_DEEPEST = 5
+_GIVE = "give the command with its values after --"
 _BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -46,6 +94,8 @@ _ALL = re.compile(r'"\$\{(\w+)\[@\]\}"')
 """All elements of an array, each of them a word."""
 _HELD = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
 """A word that is a variable of unknown value and nothing else."""
+_PERHAPS = re.compile(r"\$\{\w+:?\+[\"']?[-$].*\}", re.DOTALL)
+"""Options that are there if a variable of unknown value is set."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +115,12 @@ class ShellCommand:
 
     @property
     def undecided(self) -> str | None:
-        """A word of which control flow decides even how many words it is."""
-        found = ((word, _HELD.fullmatch(word)) for word in self.words)
-        return next((word for word, held in found if held and held[1] in self.several), None)
+        """A word of which nothing here tells even how many words it is."""
+        for word in self.words:
+            held = _HELD.fullmatch(word)
+            if (held and held[1] in self.several & self.decided.keys()) or _PERHAPS.fullmatch(word):
+                return word
+        return None
 
 
 def commands_of(
@@ -75,7 +128,8 @@ def commands_of(
 ) -> list[ShellCommand]:
     """Return the commands of a script, one after the other, whatever surrounds them.
 
-    In place of `bash -c TEXT` stand the commands of the text, with the words before the bash.
+    In place of `bash -c TEXT` and `eval TEXT` stand the commands of the text, behind
+    the words before it.
 
     Parameters
     ----------
@@ -87,27 +141,55 @@ def commands_of(
     Raises
     ------
     ConfigError
-        A line is none of bash.
+        A line is none of bash, or a shell is told to run what is not known.
     """
     script = _Script(dict(variables or {}))
-    script.read(name, text)
-    return [inner for command in script.commands for inner in _within_shell(name, command)]
+    try:
+        script.read(name, text)
+        return [inner for command in script.commands for inner in _within_shell(name, command)]
+    except RecursionError:
+        msg = f"{name}: nested too deeply for a script; {_GIVE}"
+        raise ConfigError(msg) from None
 
 
-def _within_shell(name: str, command: ShellCommand) -> list[ShellCommand]:
+def _within_shell(name: str, command: ShellCommand, depth: int = 0) -> list[ShellCommand]:
     words = command.words
-    at = next((i for i, word in enumerate(words) if PurePath(word).name in {"bash", "sh"}), None)
-    if at is None or len(words) < at + 3 or not re.fullmatch(r"-[a-z]*c", words[at + 1]):
+    at = next((i for i, word in enumerate(words) if PurePath(word).name in _SHELLS), None)
+    if words[:1] == ("eval",):
+        at, text = 0, " ".join(words[1:])
+    elif at is None or words[0] == "echo" or (found := _text_of_shell(words[at + 1 :])) is None:
         return [command]
+    else:
+        text = found
+    where = f"{name}: {words[at]}{'' if words[at] == 'eval' else ' -c'} in line {command.line}"
+    if depth > _DEEPEST:
+        msg = f"{where}: shells within each other, deeper than is read; {_GIVE}"
+        raise ConfigError(msg)
     script = _Script(
         dict(command.variables), [*command.floors], dict(command.decided), set(command.several)
     )
-    text = words[at + 2].replace(_NO_BREAK, " ")
-    script.read(f"{name}: {words[at]} -c in line {command.line}", text)
-    return [
-        replace(inner, words=(*words[:at], *inner.words), line=command.line)
-        for inner in script.commands
-    ]
+    script.read(where, text.replace(_NO_BREAK, " "))
+    inside = []
+    for inner in script.commands:
+        if words[at] != "eval" and inner.words and inner.words[0].startswith(("$", "`")):
+            msg = (
+                f"{where} runs {inner.words[0]}, which only running the script would tell; {_GIVE}"
+            )
+            raise ConfigError(msg)
+        outer = replace(inner, words=(*words[:at], *inner.words), line=command.line)
+        inside += _within_shell(name, outer, depth + 1)
+    return inside
+
+
+def _text_of_shell(words: Sequence[str]) -> str | None:
+    """Return what a shell with these words is to run; None where it is a file, or nothing."""
+    is_text, index = False, 0
+    while index < len(words) and words[index][:1] in {"-", "+"}:
+        word = words[index]
+        is_text |= bool(re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", word))
+        takes_word = re.fullmatch(r"[-+][A-Za-z]*[oO]|--(rcfile|init-file)", word)
+        index += 2 if takes_word else 1
+    return words[index] if is_text and index < len(words) else None
 
 
 @dataclass
@@ -121,6 +203,8 @@ class _Script:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     flow: str = ""
     """Control flow around what is being read."""
+    functions: dict[str, set[str]] = field(default_factory=dict)
+    """By function, the variables that a call may set."""
     commands: list[ShellCommand] = field(default_factory=list)
 
     def read(self, name: str, text: str) -> None:
@@ -132,31 +216,164 @@ class _Script:
         braced = _BARE.sub(r"${\1}", text)
         root = tree_sitter.Parser(language).parse(f"{braced}\n\n".encode()).root_node
         if root.has_error:
-            msg = f"{name}: {_error(root)}; give the command with its values after --"
+            msg = f"{name}: {_error(root)}; {_GIVE}"
             raise ConfigError(msg)
         self._walk(root)
 
     def _walk(self, node: Node) -> None:
-        around = self.flow
-        if node.type == "command":
-            self._command(node)
-        elif node.type == "variable_assignment":
-            self._assignment(node)
-        elif node.type == "list":
-            first, operator, last = node.children[0], node.children[1], node.children[-1]
-            self._walk(first)
-            if operator.type != "&&" or not _only_assigns(first):
-                self.flow = around or _named(operator)
-            self._walk(last)
+        walkers: dict[str, Callable[[Node], None]] = {
+            "command": self._command,
+            "variable_assignment": self._assignment,
+            "list": self._list,
+            "function_definition": self._function,
+            **dict.fromkeys(_FLOW, self._flow),
+        }
+        if node.type in walkers:
+            walkers[node.type](node)
+        elif node.type == "unset_command" or _is_arithmetic(node):
+            self._decide(self._assigned(node), self.flow or _named(node))
         elif node.type in _BLOCKS:
-            if node.type in _FLOW:
-                self.flow = around or _named(node)
-            if node.type == "for_statement" and (variable := node.child_by_field_name("variable")):
-                values = (_raw(value) for value in node.children_by_field_name("value"))
-                self._assign(_raw(variable), *(value.strip("\"'") for value in values))
+            walk = self._declaration if node.type == "declaration_command" else self._walk
             for child in node.named_children:
-                self._walk(child)
+                walk(child)
+
+    def _flow(self, node: Node) -> None:
+        """Walk what control flow holds: what is set in there is certain up to its end."""
+        around = self.flow
+        self.flow = around or _named(node)
+        assigned = set(self._assigned(node))
+        if node.type in _LOOPS:
+            # A turn may begin with what the one before it has left.
+            self._decide(assigned, self.flow)
+        for child in node.named_children:
+            if child.type in _BRANCHES or node.type == "pipeline":
+                self._decide(assigned, self.flow)
+            self._walk(child)
+        self._decide(assigned, self.flow)
         self.flow = around
+
+    def _declaration(self, node: Node) -> None:
+        """Set what a word behind `export` or `declare` says, whether it is quoted or not."""
+        if node.type not in _DECLARED:
+            self._walk(node)
+            return
+        text = self._text(node)
+        name, equals, value = text.partition("=")
+        if name.isidentifier() and equals and not value.startswith("("):
+            self._assign(name, value)
+        elif "=" in text or "$" in text or "`" in text:
+            who = f"the {_raw(node)[:20]} of line {node.start_point.row + 1}"
+            self._decide(self._assigned(node), self.flow or who)
+
+    def _list(self, node: Node) -> None:
+        """Walk what `&&` or `||` joins: after the first, nothing is sure to run."""
+        operator = node.children[1]
+        parts = [node.children[-1]]
+        node = node.children[0]
+        # What stands behind several && runs after all of them.
+        while operator.type == "&&" and node.type == "list" and node.children[1].type == "&&":
+            operator = node.children[1]
+            parts.insert(0, node.children[-1])
+            node = node.children[0]
+        self._walk(node)
+        is_certain = operator.type == "&&" and _only_assigns(node)
+        around, assigned = self.flow, set[str]()
+        for part in parts:
+            if not is_certain:
+                self.flow = around or _named(operator)
+                assigned |= set(self._assigned(part))
+            self._walk(part)
+            is_certain = is_certain and _only_assigns(part)
+        self._decide(assigned, around or _named(operator))
+        self.flow = around
+
+    def _function(self, node: Node) -> None:
+        """Walk the body of a function, which runs nobody knows when behind its definition."""
+        around = self.flow
+        self.flow = around or _named(node)
+        name = _raw(node.child_by_field_name("name") or node)
+        own = set(self._assigned(node))
+        at, later = node, set[str]()
+        while at.parent is not None:
+            for sibling in at.parent.named_children:
+                if sibling.start_byte >= at.end_byte:
+                    later |= set(self._assigned(sibling))
+            at = at.parent
+        for others in self.functions.values():
+            later |= others
+        before = (dict(self.variables), dict(self.arrays), dict(self.decided))
+        self._decide(_PARAMETERS | later | own, self.flow)
+        for child in node.named_children:
+            self._walk(child)
+        self.variables, self.arrays, self.decided = before
+        self.functions[name] = own
+        self._decide(own, self.flow)
+        self.flow = around
+
+    def _assigned(self, node: Node) -> Iterator[str]:
+        """Yield the variables that a piece of a script may set, and note those of several words."""
+        raw = _raw(node)
+        if node.type == "variable_assignment" or (
+            node.type in _DECLARED
+            and node.parent is not None
+            and node.parent.type == "declaration_command"
+        ):
+            name, _, value = re.sub("[\"']", "", raw).partition("=")
+            found = re.match(r"[A-Za-z_]\w*", name)
+            yield self._noted(found[0] if found else _EVERY, value)
+        elif node.type == "for_statement" and (variable := node.child_by_field_name("variable")):
+            for one in node.children_by_field_name("value") or [variable]:
+                yield self._noted(_raw(variable), _raw(one))
+        elif node.type == "expansion" and (given := re.match(r"\s*\$\{(\w+):?=(.*)\}", raw)):
+            yield self._noted(given[1], given[2])
+        elif node.type == "arithmetic_expansion" or _is_arithmetic(node):
+            yield from (one[1] or one[2] for one in _CHANGED.finditer(raw))
+        elif node.type in {"command", "unset_command"}:
+            yield from self._set_by(node)
+        for child in node.named_children:
+            yield from self._assigned(child)
+
+    def _noted(self, name: str, value: str) -> str:
+        if _is_several(value.strip("\"'")):
+            self.several.add(name)
+        return name
+
+    def _set_by(self, node: Node) -> Iterable[str]:
+        """Return the variables that one command may set."""
+        parts = [*node.children_by_field_name("name"), *node.children_by_field_name("argument")]
+        words = [_raw(part).strip("\"'") for part in parts or node.children]
+        while words[1:] and words[0] in {"builtin", "command"}:
+            del words[0]
+        name, given = words[0], words[1:]
+        text = " ".join(given)
+        found: Iterable[str] = self.functions.get(name, ())
+        if name in _READERS:
+            names = (re.match(r"[A-Za-z_]\w*", word) for word in given)
+            found = [match[0] for match in names if match] or ["REPLY", "MAPFILE"]
+        elif name == "printf" and given[:1] == ["-v"]:
+            found = [word.partition("[")[0] for word in given[1:2]]
+        elif name == "let":
+            found = [one[1] or one[2] for one in _CHANGED.finditer(text)]
+        elif name == "set" and "--" in given:
+            found = _PARAMETERS
+        elif name in {"source", "."} and given:
+            found = [] if PurePath(given[0]).name in _SURROUNDINGS else [_EVERY]
+        elif name == "eval" and not re.match(r"\$\(|`", text):
+            found = [_EVERY]
+        return found
+
+    def _decide(self, assigned: Iterable[str], who: str) -> None:
+        """Forget what variables hold, for somebody else decides it."""
+        names = set(assigned)
+        if _EVERY in names:
+            self.decided[_EVERY] = who
+            known = {*self.variables, *self.arrays}
+            names |= {name for name in known if not name.startswith("SLURM_")}
+        for name in names - {_EVERY}:
+            self.arrays.pop(name, None)
+            self._noted(name, self.variables.get(name, ""))
+            self.decided[name] = who
+            self.variables[name] = f"${{{name}}}"
 
     def _command(self, node: Node) -> None:
         parts = [*node.children_by_field_name("name"), *node.children_by_field_name("argument")]
@@ -176,6 +393,9 @@ class _Script:
                 elif value := child.child_by_field_name("value"):
                     own[_raw(child.children[0])] = self._text(value)
         words = [word for part in parts for word in self._words(part)]
+        if found := set(self._set_by(node)):
+            line = parts[0].start_point.row + 1
+            self._decide(found, self.flow or f"the {_raw(parts[0])} of line {line}")
         self.commands.append(
             ShellCommand(
                 tuple(words),
@@ -190,16 +410,18 @@ class _Script:
     def _assignment(self, node: Node) -> None:
         name, value = _raw(node.children[0]), node.child_by_field_name("value")
         adds = node.children[1].type == "+="
-        if value is None:
+        if node.children[0].type == "subscript":
+            line = node.start_point.row + 1
+            self._decide(set(self._assigned(node)), self.flow or f"the {name}= of line {line}")
+        elif value is None:
             self._assign(name, "")
         elif value.type != "array":
             text = self._text(value)
             self._assign(name, self.variables.get(name, "") + text if adds else text)
-        elif self.flow:
-            self._assign(name, _raw(value))
         else:
             unknown = [f"${{{name}[@]}}"] if name in self.decided else []
             before = self.arrays.get(name, unknown) if adds else []
+            self.several.add(name)
             self.arrays[name] = before + [
                 word
                 for child in value.named_children
@@ -207,16 +429,8 @@ class _Script:
                 for word in self._words(child)
             ]
 
-    def _assign(self, name: str, *values: str) -> None:
-        """Set a variable; where control flow decides, it is not known."""
-        if not self.flow:
-            (self.variables[name],) = values
-            return
-        self.decided[name] = self.flow
-        before = " ".join(self.arrays.pop(name, [])) or self.variables.get(name, "")
-        if any(_BLANKS.search(text) or text.startswith(("-", "(")) for text in (before, *values)):
-            self.several.add(name)
-        self.variables[name] = f"${{{name}}}"
+    def _assign(self, name: str, value: str) -> None:
+        self.variables[self._noted(name, value)] = value
 
     def _words(self, node: Node) -> list[str]:
         """Return the words that one of the script becomes: a variable may hold several, or none."""
@@ -271,19 +485,27 @@ class _Script:
         name = _raw(node.children[1])
         operator = node.child_by_field_name("operator")
         how = "" if operator is None else operator.type
-        if not re.fullmatch(r"\w+", name) or how not in {"", *_DEFAULTS}:
+        if not re.fullmatch(r"\w+", name) or how not in {"", "+", ":+", *_DEFAULTS}:
             return _unknown(node)
+        if _EVERY in self.decided and name not in self.variables:
+            self._decide([name], self.decided[_EVERY])
         known = self.variables.get(name)
+        rest = node.children[3:-1]
+        if how in {"+", ":+"} and known is not None and not re.search(r"[$`]", known):
+            return "".join(map(self._text, rest)) if known or how == "+" else ""
+        if (known is None and not how) or how in {"+", ":+"}:
+            return _unknown(node)
         if known or (known is not None and not how.startswith(":")):
             return known
-        if not how:
-            return _unknown(node)
-        default = "".join(map(self._text, node.children[3:-1]))
+        default = "".join(map(self._text, rest))
         if how.endswith("="):
             self._assign(name, default)
         return default
 
     def _sum(self, node: Node) -> str:
+        if changed := set(self._assigned(node)):
+            self._decide(changed, self.flow or _named(node))
+            return _unknown(node)
         try:
             return str(self._number(node.named_children[0]))
         except (ValueError, ZeroDivisionError, IndexError):
@@ -331,9 +553,21 @@ def _unescaped(inside: bytes) -> str:
 
 def _named(node: Node) -> str:
     """Return how a message names control flow: by its first word, and its line."""
-    word = {"function_definition": "function", "subshell": "( )"}.get(node.type)
+    words = {"function_definition": "function", "subshell": "( )", "pipeline": "|"}
+    word = words.get(node.type)
     first = node.children[0] if node.children else node
     return f"the {word or first.type} of line {node.start_point.row + 1}"
+
+
+def _is_several(value: str) -> bool:
+    """Return whether a value may be several words, or an option."""
+    if value.startswith(("$(", "`")):
+        return False
+    return bool(_BLANKS.search(value)) or value.startswith(("-", "("))
+
+
+def _is_arithmetic(node: Node) -> bool:
+    return node.type == "compound_statement" and _raw(node).startswith("((")
 
 
 def _only_assigns(node: Node) -> bool:

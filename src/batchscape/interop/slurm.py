@@ -152,16 +152,19 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _gpus(option: str, value: str) -> str | None:
-    """Return how many GPUs `4`, `a100:4` or, as a resource, `gpu:a100:4` are; None: no GPUs."""
-    if option != "--gres":
-        return value.rpartition(":")[2]
-    for resource in value.split(","):
-        name, _, count = resource.partition(":")
-        if name == "gpu":
-            # A resource without a number is one of it.
-            last = count.rpartition(":")[2]
-            return "1" if not last or last[0].isalpha() else last
-    return None
+    """Return how many GPUs `4`, `a100:4,v100:2` or `gpu:a100:4` as a resource are; None: none."""
+    counts = []
+    for part in value.split(","):
+        words = part.removeprefix("gres/").partition("(")[0].split(":")
+        if option == "--gres" and words.pop(0) != "gpu":
+            continue
+        # A resource without a number is one of it.
+        is_one = option == "--gres" and (not words or (len(words) == 1 and words[0][:1].isalpha()))
+        counts.append("1" if is_one else words[-1])
+    if len(counts) > 1 and all(re.fullmatch(r"[1-9]\d{0,8}", count) for count in counts):
+        return str(sum(map(int, counts)))
+    # Of several, one is no number, and is refused with the rest.
+    return ",".join(counts) if counts else None
 
 
 def _shared(count: int | None, nodes: int | None) -> int | None:

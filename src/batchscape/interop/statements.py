@@ -212,5 +212,11 @@ def differ(left: Value[int] | None, right: Value[int] | None) -> bool:
 
 
 def _shown(given: object) -> str:
-    text = repr(given)
+    try:
+        text = repr(given)
+    except ValueError:
+        # Python refuses to print ints of more than 4300 digits, and nobody could read them.
+        return "ints that are too long to print"
+    except RecursionError:
+        return "something nested too deeply to print"
     return text if len(text) <= 60 else f"{text[:57]}..."

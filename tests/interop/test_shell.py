@@ -66,7 +66,7 @@ SCRIPTS = [
     "export X=3\nbash -c 'launch $X \"a b\" $((X * 2))'",
     'X=3\nCMD="launch --n $X"\nbash -c "$CMD --m \\$((4 / 2))"',
     "export X=3\nbash -lc 'Y=$X; true && launch $Y'",
-    "cat <<END > x.yaml\nlaunch no\nEND\nlaunch yes",
+    "cat <<END > /dev/null\nlaunch no\nEND\nlaunch yes",
     "A=1 B=2\n\nA=3 launch $A$B; launched=$A",
     "launch a > /dev/stdout b",
     "export A=1 && export B=$A && launch $B",

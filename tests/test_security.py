@@ -110,6 +110,9 @@ def is_refused(text: str, name: str = "setting") -> bool:
         ("password", "[PGPASSWORD]", False),
         ("eos_token", "<|reserved_special_token_0|>", False),
         # No machine made them.
+        ("METRIC_KEY", "eval_loss", False),
+        ("KEY", "micro_batch_size", False),
+        ("WANDB_API_KEY", "disabled", False),
         ("sort_key", "micro_batch_size", False),
         ("text-key", "any words of a sweep 12", False),
         ("n_token", "10000000", False),
@@ -148,10 +151,18 @@ def test_the_value_of_a_variable_is_replaced_wherever_it_stands(value: str) -> N
         assert value.startswith("/") or Path(value).parent.exists()
         return
     assert redact(f"it said: {value}; again", known).count(value) == "it said: ; again".count(value)
-    content = {"a": [1, f"it said: {value}", None], value: {"b": f"{value}!"}}
+    content = {"a": [1, f"it said: {value}", None], "c": {"b": f"{value}!"}}
     assert value not in json.dumps(redact_json(content, known))
     with pytest.raises(ConfigError, match=r"setting holds x-\[MY_PASSWORD\]"):
         refuse_secrets([{"setting": f"x-{value}"}], known)
+
+
+@pytest.mark.parametrize("name", ["METRIC_KEY", "API_TOKEN", "PGPASSWORD"])
+@pytest.mark.parametrize("value", ["eval_loss", "loss_at_1024"])
+def test_the_name_of_a_field_stays_what_a_variable_holds(name: str, value: str) -> None:
+    content = {f"final_{value}": 1.5, value: {"deep": 1}}
+    assert redact_json(content, {name: value}) == content
+    refuse_secrets([content], {name: value})
 
 
 ALPHANUMERIC = string.ascii_letters + string.digits

@@ -6,9 +6,11 @@ A secret is known by one of three signs, and by nothing else:
   password, passwd, passphrase, pwd, pat or credentials, also before a number: `PGPASSWORD`,
   `--api-key`. What has this name is a secret if it has 8 characters or more and is neither a path
   nor a placeholder. A key or a token that is no variable in capitals has letters and digits, and
-  is no dotted name: `text_key=document`, `n_token=10000000`, `key=fp16.enabled` hold none.
+  is no dotted name: `text_key=document`, `n_token=10000000`, `key=fp16.enabled` hold none. Nor do
+  words in small letters, whatever the name: `METRIC_KEY=eval_loss`, `WANDB_API_KEY=disabled`.
 * A published shape, wherever it stands: `_SHAPES`.
-* The value of an environment variable whose name is such a one, wherever it stands.
+* The value of an environment variable whose name is such a one, wherever it stands but in a key of
+  a mapping.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ _NAME = re.compile(rf"{_ENDING}\Z", re.IGNORECASE)
 _SHORTEST = 8
 _PLACEHOLDER = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\*+")
 """Also a special token of a vocabulary, and what a secret was replaced by."""
+_WORDS = re.compile(r"[a-z]+(?:_[a-z]+)*")
 _NOT_MACHINE_MADE = re.compile(r"(?s:\D*|[^A-Za-z]*|.*\s.*|[a-z]\w*(?:\.[a-z0-9_]+)+)")
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -116,8 +119,9 @@ def is_secret(name: str, value: str) -> bool:
     named = _NAME.search(name) if len(value) >= _SHORTEST else None
     if named is None or _PLACEHOLDER.fullmatch(value) or _is_path(value):
         return False
-    by_name = named["machine_made"] is None or name.isupper()
-    return by_name or _NOT_MACHINE_MADE.fullmatch(value) is None
+    if named["machine_made"] is None:
+        return True
+    return (_WORDS if name.isupper() else _NOT_MACHINE_MADE).fullmatch(value) is None
 
 
 def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -146,7 +150,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def redact_json(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  (of JSON)
-    """Return a JSON value in which no text, and no key, carries a secret.
+    """Return a JSON value in which no text carries a secret, and no key one that has a shape.
 
     Parameters
     ----------
@@ -227,7 +231,7 @@ def _walk(  # noqa: PLR0917  (down the levels)
     if isinstance(content, Mapping):
         names = f"a key of {key or 'the settings'}"
         return {
-            _walk(name, variables, found, names): _walk(
+            _walk(name, (), found, names): _walk(
                 value, variables, found, f"{key}.{name}" if key else str(name), str(name), depth + 1
             )
             for name, value in content.items()

@@ -113,6 +113,21 @@ def is_refused(text: str, name: str = "setting") -> bool:
         ("METRIC_KEY", "eval_loss", False),
         ("KEY", "micro_batch_size", False),
         ("WANDB_API_KEY", "disabled", False),
+        ("label_key", "label_2_class", False),
+        ("tokenizer_key", "gpt2_small", False),
+        ("image_key", "image_224", False),
+        ("key", "attention_v2", False),
+        ("model_key", "llama_124m", False),
+        ("api_key", "svc_0f9e8d7c6b5a4f3e", True),
+        ("api_key", "gpt2_SMALL", True),
+        ("bypass", "abc12345", False),
+        ("turkey", "abcd1234", False),
+        ("apikey", "abcd1234", True),
+        ("secretkey", "abcd1234", True),
+        ("dbPass", "supersecret", True),
+        ("db_pass", "supersecret", True),
+        ("sshpass", "supersecret", True),
+        ("SECONDKEY", "abcd1234", True),
         ("sort_key", "micro_batch_size", False),
         ("text-key", "any words of a sweep 12", False),
         ("n_token", "10000000", False),
@@ -260,6 +275,8 @@ def test_secrets_in_a_text_are_found_and_redacted(text: str) -> None:
         "full_key: batch.micro",
         "a bearer certificate is needed",
         "PWD=/usr/share OLDPWD=/usr",
+        "--label_key label_2_class --tokenizer_key gpt2_small",
+        "unexpected key: attention_v2, turkey=abcd1234, bypass=abc12345",
         "monkey=chimpanzee --text-key document_text",
     ],
 )
@@ -331,6 +348,20 @@ def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
         "deep": [{"token": ["[token]", 3, None]}],
         "argv": ["train.py", "--password", "[--password]", "--text-key", "document_text"],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("SSHPASS=hunter22 python x", "SSHPASS=[SSHPASS] python x"),
+        ("X_TOKEN=aB3daB3d python x --y 1", "X_TOKEN=[X_TOKEN] python x --y 1"),
+        ("--password=two words", "--password=[--password]"),
+        ("PASSWORD=a,b&c;defgh", "PASSWORD=[PASSWORD]"),
+    ],
+)
+def test_of_a_command_in_one_string_only_the_value_is_replaced(text: str, clean: str) -> None:
+    assert redact_json([text], {}) == [clean]
+    assert is_refused(text)
 
 
 # Settings

@@ -7,7 +7,7 @@ A secret is known by one of three signs, and by nothing else:
   `--api-key`. What has this name is a secret if it has 8 characters or more and is neither a path
   nor a placeholder. A key or a token that is no variable in capitals has letters and digits, and
   is no dotted name: `text_key=document`, `n_token=10000000`, `key=fp16.enabled` hold none. Nor do
-  words in small letters, whatever the name: `METRIC_KEY=eval_loss`, `WANDB_API_KEY=disabled`.
+  words in small letters, whatever the name: `METRIC_KEY=eval_loss`, `image_key=image_224`.
 * A published shape, wherever it stands: `_SHAPES`.
 * The value of an environment variable whose name is such a one, wherever it stands but in a key of
   a mapping.
@@ -27,16 +27,25 @@ from batchscape.errors import ConfigError
 __all__ = ["is_secret", "redact", "redact_json", "refuse_secrets", "secret_variables"]
 
 _ENDING = (
-    r"(?:(?P<machine_made>key|token|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
-    r"|secret|pass|password|passwd|passphrase|pwd|credentials?)[-_.]?\d{0,4}"
+    r"(?:(?P<machine_made>(?-i:(?<![a-z])key|(?<=api|ess|ret|ate)key|Key|KEY)|token"
+    r"|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
+    r"|secret|(?-i:(?<![a-z])pass|(?<=ssh)pass|(?<=db)pass|Pass|PASS)"
+    r"|password|passwd|passphrase|pwd|credentials?)[-_.]?\d{0,4}"
 )
-"""What a name ends in. "Forward pass: ..." is prose, unless what follows was made by a machine."""
+"""What a name ends in. "Forward pass: ..." is prose, unless what follows was made by a machine.
+
+Key and pass in small letters also end words: turkey, bypass. So they begin anew there, or follow
+api, access, secret, private (key), ssh and db (pass).
+"""
 _NAME = re.compile(rf"{_ENDING}\Z", re.IGNORECASE)
 _SHORTEST = 8
 _PLACEHOLDER = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\*+")
 """Also a special token of a vocabulary, and what a secret was replaced by."""
-_WORDS = re.compile(r"[a-z]+(?:_[a-z]+)*")
-_NOT_MACHINE_MADE = re.compile(r"(?s:\D*|[^A-Za-z]*|.*\s.*|[a-z]\w*(?:\.[a-z0-9_]+)+)")
+_WORDS = re.compile(r"[a-z]+|[a-z]+\d{0,4}(?:_\d{0,4}[a-z]*\d{0,4})+")
+"""Also with short numbers: `gpt2_small`, `label_2_class`, `attention_v2`."""
+_NOT_MACHINE_MADE = re.compile(
+    rf"(?s:\D*|[^A-Za-z]*|.*\s.*|[a-z]\w*(?:\.[a-z0-9_]+)+|{_WORDS.pattern})"
+)
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(shape, re.DOTALL))
@@ -221,7 +230,12 @@ def _walk(  # noqa: PLR0917  (down the levels)
         option, _, value = content.partition("=")
         if is_secret(of, content):
             clean = f"[{of}]"
-        elif option.split() == [option] and is_secret(option, value):  # also one with blanks
+        elif (
+            option.split() == [option]
+            # `--password=two words` is one value; `HF_TOKEN=... python train.py` is a command.
+            and (option.startswith("-") or len(value.split()) == 1)
+            and is_secret(option, value)
+        ):
             clean = f"{option}=[{option}]"
         else:
             clean = _redacted(content, variables)
@@ -260,7 +274,7 @@ def _redacted(text: str, variables: _Variables) -> str:
         # There may be another one in what this one has: `https://host?token=...`.
         place = named.end()
         begin = _VALUE.match(text, place, place + _LONGEST_JUDGED)
-        if begin is not None and is_secret(named["name"], begin[0].strip("\"'")):
+        if begin is not None and is_secret(named["name"], begin[0].strip("\"'").rstrip(",.")):
             pieces += [text[rest:place], f"[{named['name']}]"]
             rest = place = (_VALUE.match(text, place) or begin).end()
     return "".join([*pieces, text[rest:]])

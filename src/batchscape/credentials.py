@@ -3,11 +3,12 @@
 A secret is known by one of three signs, and by nothing else:
 
 * The name of a variable, a setting, an option or a header that ends in key, token, secret, pass,
-  password, passwd, passphrase, pwd, pat or credentials, also before a number: `PGPASSWORD`,
-  `--api-key`. What has this name is a secret if it has 8 characters or more and is neither a path
-  nor a placeholder. A key or a token that is no variable in capitals has letters and digits, and
-  is no dotted name: `text_key=document`, `n_token=10000000`, `key=fp16.enabled` hold none. Nor do
-  words in small letters, whatever the name: `METRIC_KEY=eval_loss`, `image_key=image_224`.
+  password, passwd, passphrase, pwd, pat or credentials, also before a number, and in `KEYS` and
+  `api_keys`: `PGPASSWORD`, `--api-key`. What has this name is a secret if it has 8 characters or
+  more and is neither a path nor a placeholder. A key or a token that is no variable in capitals has
+  letters and digits, and is no dotted name: `text_key=document`, `n_token=10000000` and
+  `key=fp16.enabled` hold none. Nor do words in small letters: `METRIC_KEY=eval_loss`, `image_key=image_224`.
+  Of `--wandb` and the like 40 hexadecimal digits are one: an older key of Weights & Biases.
 * A published shape, wherever it stands: `_SHAPES`.
 * The value of an environment variable whose name is such a one, wherever it stands but in a key of
   a mapping.
@@ -28,14 +29,15 @@ __all__ = ["is_secret", "redact", "redact_json", "refuse_secrets", "secret_varia
 
 _ENDING = (
     r"(?:(?P<machine_made>(?-i:(?<![a-z])key|(?<=api|ess|ret|ate)key|Key|KEY)|token"
-    r"|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
+    r"|(?P<many>(?-i:KEYS)|api[-_.]?keys)|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
     r"|secret|(?-i:(?<![a-z])pass|(?<=ssh)pass|(?<=db)pass|Pass|PASS)"
-    r"|password|passwd|passphrase|pwd|credentials?)[-_.]?\d{0,4}"
+    r"|password|passwd|passphrase|pwd|credentials?|(?P<older>wandb))[-_.]?\d{0,4}"
 )
 """What a name ends in. "Forward pass: ..." is prose, unless what follows was made by a machine.
 
 Key and pass in small letters also end words: turkey, bypass. So they begin anew there, or follow
-api, access, secret, private (key), ssh and db (pass).
+api, access, secret, private (key), ssh and db (pass). `LABEL_KEYS` are many of anything, and are
+judged as a key in small letters.
 """
 _NAME = re.compile(rf"{_ENDING}\Z", re.IGNORECASE)
 _SHORTEST = 8
@@ -57,7 +59,11 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # https://huggingface.co/docs/hub/security-tokens
         ("a token of Hugging Face", r"hf_[A-Za-z0-9]{20,}"),
         # https://docs.wandb.ai/support/models/articles/why-does-my-api-key-fail-with-must-be-40-characters
-        ("a key of Weights & Biases", r"wandb_v\d_\w{20,}"),
+        # The older ones have no beginning of their own; `wandb login` is told them bare.
+        (
+            "a key of Weights & Biases",
+            r"wandb_v\d_\w{20,}|(?<=login )\s*[0-9a-f]{40}\b",
+        ),
         # Of OpenAI, Anthropic, OpenRouter and others:
         # https://openrouter.ai/docs/guides/features/guardrails/secret-formats
         (
@@ -83,6 +89,13 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "a token of a registry",
             r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{20,}",
         ),
+        # https://developer.hashicorp.com/vault/docs/concepts/tokens
+        ("a token of Vault", r"(?<![A-Za-z0-9])hv[sbr]\.[\w-]{20,}"),
+        # As these services make them today.
+        ("a key of Groq", r"(?<![A-Za-z0-9])gsk_[A-Za-z0-9]{20,}"),
+        ("a key of SendGrid", r"(?<![A-Za-z0-9])SG\.[\w-]{16,}\.[\w-]{16,}"),
+        ("a token of Replicate", r"(?<![A-Za-z0-9])r8_[A-Za-z0-9]{30,}"),
+        ("a token of DigitalOcean", r"(?<![A-Za-z0-9])do[opr]_v1_[0-9a-f]{40,}"),
         # RFC 7519: three parts in base64, the first two of which begin with `{"`.
         ("a web token", r"eyJ[\w-]{10,2000}+\.eyJ[\w-]{10,}\.[\w-]{10,}"),
         # RFC 9110, section 11.6.2
@@ -128,9 +141,12 @@ def is_secret(name: str, value: str) -> bool:
     named = _NAME.search(name) if len(value) >= _SHORTEST else None
     if named is None or _PLACEHOLDER.fullmatch(value) or _is_path(value):
         return False
+    if named["older"]:
+        return re.fullmatch(r"[0-9a-f]{40}", value) is not None
     if named["machine_made"] is None:
         return True
-    return (_WORDS if name.isupper() else _NOT_MACHINE_MADE).fullmatch(value) is None
+    variable = name.isupper() and named["many"] is None
+    return (_WORDS if variable else _NOT_MACHINE_MADE).fullmatch(value) is None
 
 
 def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:

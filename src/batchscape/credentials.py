@@ -7,7 +7,8 @@ A secret is known by one of three signs, and by nothing else:
   `api_keys`: `PGPASSWORD`, `--api-key`. What has this name is a secret if it has 8 characters or
   more and is neither a path nor a placeholder. A key or a token that is no variable in capitals has
   letters and digits, and is no dotted name: `text_key=document`, `n_token=10000000` and
-  `key=fp16.enabled` hold none. Nor do words in small letters: `METRIC_KEY=eval_loss`, `image_key=image_224`.
+  `key=fp16.enabled` hold none. Nor do words in small letters: `METRIC_KEY=eval_loss`,
+  `image_key=image_224`.
   Of `--wandb` and the like 40 hexadecimal digits are one: an older key of Weights & Biases.
 * A published shape, wherever it stands: `_SHAPES`.
 * The value of an environment variable whose name is such a one, wherever it stands but in a key of

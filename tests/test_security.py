@@ -110,6 +110,34 @@ def is_refused(text: str, name: str = "setting") -> bool:
         ("password", "[PGPASSWORD]", False),
         ("eos_token", "<|reserved_special_token_0|>", False),
         # No machine made them.
+        ("METRIC_KEY", "eval_loss", False),
+        ("KEY", "micro_batch_size", False),
+        ("WANDB_API_KEY", "disabled", False),
+        ("label_key", "label_2_class", False),
+        ("tokenizer_key", "gpt2_small", False),
+        ("image_key", "image_224", False),
+        ("key", "attention_v2", False),
+        ("model_key", "llama_124m", False),
+        ("api_key", "svc_0f9e8d7c6b5a4f3e", True),
+        ("api_key", "gpt2_SMALL", True),
+        ("bypass", "abc12345", False),
+        ("turkey", "abcd1234", False),
+        ("apikey", "abcd1234", True),
+        ("secretkey", "abcd1234", True),
+        ("dbPass", "supersecret", True),
+        ("db_pass", "supersecret", True),
+        ("sshpass", "supersecret", True),
+        ("wandb", "0123456789abcdef0123456789abcdef01234567", True),
+        ("use_wandb", "offline_12", False),
+        ("OPENAI_API_KEYS", "aB3daB3d,xY4zxY4z", True),
+        ("KEYS_2", "aB3daB3d", True),
+        ("api_keys", "aB3daB3d", True),
+        ("api-keys", "input_ids", False),
+        ("LABEL_KEYS", "input_ids", False),
+        ("LABEL_KEYS", "10000000", False),
+        ("label_keys", "aB3daB3d", False),
+        ("TRAIN_TOKENS", "aB3daB3d", False),
+        ("SECONDKEY", "abcd1234", True),
         ("sort_key", "micro_batch_size", False),
         ("text-key", "any words of a sweep 12", False),
         ("n_token", "10000000", False),
@@ -148,10 +176,18 @@ def test_the_value_of_a_variable_is_replaced_wherever_it_stands(value: str) -> N
         assert value.startswith("/") or Path(value).parent.exists()
         return
     assert redact(f"it said: {value}; again", known).count(value) == "it said: ; again".count(value)
-    content = {"a": [1, f"it said: {value}", None], value: {"b": f"{value}!"}}
+    content = {"a": [1, f"it said: {value}", None], "c": {"b": f"{value}!"}}
     assert value not in json.dumps(redact_json(content, known))
     with pytest.raises(ConfigError, match=r"setting holds x-\[MY_PASSWORD\]"):
         refuse_secrets([{"setting": f"x-{value}"}], known)
+
+
+@pytest.mark.parametrize("name", ["METRIC_KEY", "API_TOKEN", "PGPASSWORD"])
+@pytest.mark.parametrize("value", ["eval_loss", "loss_at_1024"])
+def test_the_name_of_a_field_stays_what_a_variable_holds(name: str, value: str) -> None:
+    content = {f"final_{value}": 1.5, value: {"deep": 1}}
+    assert redact_json(content, {name: value}) == content
+    refuse_secrets([content], {name: value})
 
 
 ALPHANUMERIC = string.ascii_letters + string.digits
@@ -171,6 +207,11 @@ SHAPES = {
     "npm": (["npm_"], ALPHANUMERIC, 36),
     "PyPI": (["pypi-AgEIcHlwaS5vcmc"], ALPHANUMERIC + "_-", 100),
     "NVIDIA": (["nvapi-"], ALPHANUMERIC + "_-", 64),
+    "Vault": (["hvs.", "hvb."], ALPHANUMERIC + "_-", 24),
+    "Groq": (["gsk_"], ALPHANUMERIC, 52),
+    "SendGrid": (["SG.aB3daB3daB3daB3daB3daB."], ALPHANUMERIC + "_-", 43),
+    "Replicate": (["r8_"], ALPHANUMERIC, 37),
+    "DigitalOcean": (["dop_v1_", "doo_v1_"], "0123456789abcdef", 64),
     "a web token": (["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0."], ALPHANUMERIC + "_-", 43),
 }
 
@@ -211,6 +252,11 @@ def test_a_token_of_a_published_shape_is_found_wherever_it_stands(
         "postgres://me:pw@db:5432/x",
         "https://hooks.slack.com/services/T01234567/B01234567/aB3daB3daB3d",
         "WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
+        "wandb login 0123456789abcdef0123456789abcdef01234567 && python t.py",
+        "wandb login --relogin  0123456789abcdef0123456789abcdef01234567",
+        "t.py --wandb 0123456789abcdef0123456789abcdef01234567",
+        "['t.py', '--wandb', '0123456789abcdef0123456789abcdef01234567']",
+        "t.py --wandb=0123456789abcdef0123456789abcdef01234567",
         'wandb.login(key="0123456789abcdef0123456789abcdef01234567")',
         "--api-key=Zx81kQp9vB2nM4rT",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
@@ -230,6 +276,7 @@ def test_secrets_in_a_text_are_found_and_redacted(text: str) -> None:
         "model.revision=607a30d783dfa663caf39e06633721c8d4cfcd7e",
         "models--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e/x",
         "607a30d783dfa663caf39e06633721c8d4cfcd7e",
+        "wandb login 607a30d783dfa663caf39e06633721c8d4cfcd7e607a30d783dfa663caf39e06",
         "http://localhost:8080/path@x",
         "key=value token=1 tokens=65536",
         "ask-me-whether-this-is-a-key-or-not",
@@ -249,6 +296,8 @@ def test_secrets_in_a_text_are_found_and_redacted(text: str) -> None:
         "full_key: batch.micro",
         "a bearer certificate is needed",
         "PWD=/usr/share OLDPWD=/usr",
+        "--label_key label_2_class --tokenizer_key gpt2_small",
+        "unexpected key: attention_v2, turkey=abcd1234, bypass=abc12345",
         "monkey=chimpanzee --text-key document_text",
     ],
 )
@@ -308,6 +357,7 @@ def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
         "api_key": "abcdEFGH12345678",
         "deep": [{"token": ["Zx81kQp9vB2nM4rT", 3, None]}],
         "argv": ["train.py", "--password", "supersecret", "--text-key", "document_text"],
+        "login": ["t.py", "--wandb", "0123456789abcdef0123456789abcdef01234567"],
         "train_tokens.npy": "0123456789abcdef" * 4,
         "sort_key": "micro_batch_size",
         "digest": "abcdEFGH12345678",
@@ -319,7 +369,22 @@ def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
         "api_key": "[api_key]",
         "deep": [{"token": ["[token]", 3, None]}],
         "argv": ["train.py", "--password", "[--password]", "--text-key", "document_text"],
+        "login": ["t.py", "--wandb", "[--wandb]"],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("SSHPASS=hunter22 python x", "SSHPASS=[SSHPASS] python x"),
+        ("X_TOKEN=aB3daB3d python x --y 1", "X_TOKEN=[X_TOKEN] python x --y 1"),
+        ("--password=two words", "--password=[--password]"),
+        ("PASSWORD=a,b&c;defgh", "PASSWORD=[PASSWORD]"),
+    ],
+)
+def test_of_a_command_in_one_string_only_the_value_is_replaced(text: str, clean: str) -> None:
+    assert redact_json([text], {}) == [clean]
+    assert is_refused(text)
 
 
 # Settings

@@ -3,12 +3,16 @@
 A secret is known by one of three signs, and by nothing else:
 
 * The name of a variable, a setting, an option or a header that ends in key, token, secret, pass,
-  password, passwd, passphrase, pwd, pat or credentials, also before a number: `PGPASSWORD`,
-  `--api-key`. What has this name is a secret if it has 8 characters or more and is neither a path
-  nor a placeholder. A key or a token that is no variable in capitals has letters and digits, and
-  is no dotted name: `text_key=document`, `n_token=10000000`, `key=fp16.enabled` hold none.
+  password, passwd, passphrase, pwd, pat or credentials, also before a number, and in `KEYS` and
+  `api_keys`: `PGPASSWORD`, `--api-key`. What has this name is a secret if it has 8 characters or
+  more and is neither a path nor a placeholder. A key or a token that is no variable in capitals has
+  letters and digits, and is no dotted name: `text_key=document`, `n_token=10000000` and
+  `key=fp16.enabled` hold none. Nor do words in small letters: `METRIC_KEY=eval_loss`,
+  `image_key=image_224`.
+  Of `--wandb` and the like 40 hexadecimal digits are one: an older key of Weights & Biases.
 * A published shape, wherever it stands: `_SHAPES`.
-* The value of an environment variable whose name is such a one, wherever it stands.
+* The value of an environment variable whose name is such a one, wherever it stands but in a key of
+  a mapping.
 """
 
 from __future__ import annotations
@@ -25,15 +29,26 @@ from batchscape.errors import ConfigError
 __all__ = ["is_secret", "redact", "redact_json", "refuse_secrets", "secret_variables"]
 
 _ENDING = (
-    r"(?:(?P<machine_made>key|token|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
-    r"|secret|pass|password|passwd|passphrase|pwd|credentials?)[-_.]?\d{0,4}"
+    r"(?:(?P<machine_made>(?-i:(?<![a-z])key|(?<=api|ess|ret|ate)key|Key|KEY)|token"
+    r"|(?P<many>(?-i:KEYS)|api[-_.]?keys)|(?<![a-z0-9_])pass|(?<![a-z0-9])pat)"
+    r"|secret|(?-i:(?<![a-z])pass|(?<=ssh)pass|(?<=db)pass|Pass|PASS)"
+    r"|password|passwd|passphrase|pwd|credentials?|(?P<older>wandb))[-_.]?\d{0,4}"
 )
-"""What a name ends in. "Forward pass: ..." is prose, unless what follows was made by a machine."""
+"""What a name ends in. "Forward pass: ..." is prose, unless what follows was made by a machine.
+
+Key and pass in small letters also end words: turkey, bypass. So they begin anew there, or follow
+api, access, secret, private (key), ssh and db (pass). `LABEL_KEYS` are many of anything, and are
+judged as a key in small letters.
+"""
 _NAME = re.compile(rf"{_ENDING}\Z", re.IGNORECASE)
 _SHORTEST = 8
 _PLACEHOLDER = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\$?\{[^{}]*\}|\$\w+|\*+")
 """Also a special token of a vocabulary, and what a secret was replaced by."""
-_NOT_MACHINE_MADE = re.compile(r"(?s:\D*|[^A-Za-z]*|.*\s.*|[a-z]\w*(?:\.[a-z0-9_]+)+)")
+_WORDS = re.compile(r"[a-z]+|[a-z]+\d{0,4}(?:_\d{0,4}[a-z]*\d{0,4})+")
+"""Also with short numbers: `gpt2_small`, `label_2_class`, `attention_v2`."""
+_NOT_MACHINE_MADE = re.compile(
+    rf"(?s:\D*|[^A-Za-z]*|.*\s.*|[a-z]\w*(?:\.[a-z0-9_]+)+|{_WORDS.pattern})"
+)
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(shape, re.DOTALL))
@@ -45,7 +60,11 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         # https://huggingface.co/docs/hub/security-tokens
         ("a token of Hugging Face", r"hf_[A-Za-z0-9]{20,}"),
         # https://docs.wandb.ai/support/models/articles/why-does-my-api-key-fail-with-must-be-40-characters
-        ("a key of Weights & Biases", r"wandb_v\d_\w{20,}"),
+        # The older ones have no beginning of their own; `wandb login` is told them bare.
+        (
+            "a key of Weights & Biases",
+            r"wandb_v\d_\w{20,}|(?<=login )\s*[0-9a-f]{40}\b",
+        ),
         # Of OpenAI, Anthropic, OpenRouter and others:
         # https://openrouter.ai/docs/guides/features/guardrails/secret-formats
         (
@@ -71,6 +90,13 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "a token of a registry",
             r"npm_[A-Za-z0-9]{36}|pypi-AgE[\w-]{20,}|dckr_pat_[\w-]{20,}|nvapi-[\w-]{20,}",
         ),
+        # https://developer.hashicorp.com/vault/docs/concepts/tokens
+        ("a token of Vault", r"(?<![A-Za-z0-9])hv[sbr]\.[\w-]{20,}"),
+        # As these services make them today.
+        ("a key of Groq", r"(?<![A-Za-z0-9])gsk_[A-Za-z0-9]{20,}"),
+        ("a key of SendGrid", r"(?<![A-Za-z0-9])SG\.[\w-]{16,}\.[\w-]{16,}"),
+        ("a token of Replicate", r"(?<![A-Za-z0-9])r8_[A-Za-z0-9]{30,}"),
+        ("a token of DigitalOcean", r"(?<![A-Za-z0-9])do[opr]_v1_[0-9a-f]{40,}"),
         # RFC 7519: three parts in base64, the first two of which begin with `{"`.
         ("a web token", r"eyJ[\w-]{10,2000}+\.eyJ[\w-]{10,}\.[\w-]{10,}"),
         # RFC 9110, section 11.6.2
@@ -116,8 +142,12 @@ def is_secret(name: str, value: str) -> bool:
     named = _NAME.search(name) if len(value) >= _SHORTEST else None
     if named is None or _PLACEHOLDER.fullmatch(value) or _is_path(value):
         return False
-    by_name = named["machine_made"] is None or name.isupper()
-    return by_name or _NOT_MACHINE_MADE.fullmatch(value) is None
+    if named["older"]:
+        return re.fullmatch(r"[0-9a-f]{40}", value) is not None
+    if named["machine_made"] is None:
+        return True
+    variable = name.isupper() and named["many"] is None
+    return (_WORDS if variable else _NOT_MACHINE_MADE).fullmatch(value) is None
 
 
 def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -146,7 +176,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def redact_json(content: Any, environment: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401  (of JSON)
-    """Return a JSON value in which no text, and no key, carries a secret.
+    """Return a JSON value in which no text carries a secret, and no key one that has a shape.
 
     Parameters
     ----------
@@ -217,7 +247,12 @@ def _walk(  # noqa: PLR0917  (down the levels)
         option, _, value = content.partition("=")
         if is_secret(of, content):
             clean = f"[{of}]"
-        elif option.split() == [option] and is_secret(option, value):  # also one with blanks
+        elif (
+            option.split() == [option]
+            # `--password=two words` is one value; `HF_TOKEN=... python train.py` is a command.
+            and (option.startswith("-") or len(value.split()) == 1)
+            and is_secret(option, value)
+        ):
             clean = f"{option}=[{option}]"
         else:
             clean = _redacted(content, variables)
@@ -227,7 +262,7 @@ def _walk(  # noqa: PLR0917  (down the levels)
     if isinstance(content, Mapping):
         names = f"a key of {key or 'the settings'}"
         return {
-            _walk(name, variables, found, names): _walk(
+            _walk(name, (), found, names): _walk(
                 value, variables, found, f"{key}.{name}" if key else str(name), str(name), depth + 1
             )
             for name, value in content.items()
@@ -256,7 +291,7 @@ def _redacted(text: str, variables: _Variables) -> str:
         # There may be another one in what this one has: `https://host?token=...`.
         place = named.end()
         begin = _VALUE.match(text, place, place + _LONGEST_JUDGED)
-        if begin is not None and is_secret(named["name"], begin[0].strip("\"'")):
+        if begin is not None and is_secret(named["name"], begin[0].strip("\"'").rstrip(",.")):
             pieces += [text[rest:place], f"[{named['name']}]"]
             rest = place = (_VALUE.match(text, place) or begin).end()
     return "".join([*pieces, text[rest:]])

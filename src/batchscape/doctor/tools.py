@@ -38,13 +38,14 @@ def latex() -> list[Finding]:
     if shutil.which("pdflatex") is None:
         detail = "no pdflatex; reports are written without it"
         return [Finding("LaTeX", "missing", detail, repair)]
-    found = subprocess.run(
-        ["kpsewhich", "booktabs.sty"],  # noqa: S607  (the user's own)
-        capture_output=True,
-        timeout=_TOOL_S,
-        check=False,
-    )
-    if found.returncode:
+    try:
+        subprocess.run(
+            ["kpsewhich", "booktabs.sty"],  # noqa: S607  (the user's own)
+            capture_output=True,
+            timeout=_TOOL_S,
+            check=True,
+        )
+    except (FileNotFoundError, subprocess.SubprocessError):  # absent, found none, or hangs
         return [Finding("LaTeX", "missing", "pdflatex without booktabs", repair)]
     return [Finding("LaTeX", "ok", "pdflatex with booktabs")]
 

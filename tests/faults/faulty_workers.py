@@ -152,6 +152,7 @@ def waiting(run_dir: str, rank: int) -> int:
             (Path(run_dir) / f"hangs-{rank}").touch()
             while not self._stop_requested:
                 time.sleep(0.005)
+            self.recorder._interval = 1  # ranks agree on it after the next step
 
     Training._step = step  # type: ignore[method-assign]  # a planted delay
     return worker.main(run_dir, rank)

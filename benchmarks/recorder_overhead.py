@@ -80,7 +80,7 @@ def main() -> None:
             rank_on_node=0,
             attempt=0,
             warmup_optimizer_steps=0,
-            rule=DivergenceRule(10.0, 20),
+            rule=DivergenceRule(),
         )
         timed = Timed(recorder)
         step_s: dict[bool, list[list[float]]] = {True: [], False: []}

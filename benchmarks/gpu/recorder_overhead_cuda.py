@@ -52,7 +52,7 @@ class Steps:
             rank_on_node=0,
             attempt=0,
             warmup_optimizer_steps=0,
-            rule=DivergenceRule(10.0, 20),
+            rule=DivergenceRule(),
         )
         self._done = 0
 

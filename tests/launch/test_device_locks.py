@@ -22,7 +22,7 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import device_locks, run_sweep
+from batchscape.launch import device_locks, placement, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.pool import DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
@@ -323,6 +323,29 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_waiting_is_given_up_after_the_stated_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "_GIVE_UP_S", 1.8)
+    output = io.StringIO()
+    with held("cpu", "0", "1") as other:
+        result = run_sweep(
+            [spec_named("completes-d2")],
+            SweepFolder(tmp_path),
+            MACHINE,
+            target=TARGET,
+            method="spawn",
+            console=Console(file=output, width=400),
+        )
+    said = output.getvalue()
+    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid})"
+    assert holds in said
+    assert "gives up after 0.0005 h without a run" in said
+    assert result.stopped is not None
+    assert result.stopped.startswith("given up: Waiting for cores")
+    assert [run.status for run in result.runs] == [Status.PENDING]
+
+
 def test_nobody_waits_for_devices_for_a_run_that_another_launcher_has(
     launch: Callable[..., Elsewhere], tmp_path: Path
 ) -> None:

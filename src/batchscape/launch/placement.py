@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement"]
 
+_GIVE_UP_S = 12 * 3600.0
+"""How long a launcher that has no run at work waits for devices of others."""
 _TURN_S = 600.0
 """How long a launcher that waits for devices of others keeps them from starting anything."""
 _PAUSE_S = 3.0
@@ -68,6 +70,7 @@ class Placement:
         self._waits_for_others = False
         self._keeps_until_s = math.inf
         self._pauses_until_s = -math.inf
+        self._began_s = time.monotonic()
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -106,6 +109,7 @@ class Placement:
             self._keeps_until_s = min(self._keeps_until_s, now_s + _TURN_S)
         if started is None:
             return None
+        self._began_s = now_s
         spec = self._specs[started[0]]
         queue.remove(spec)
         return spec, started[1]
@@ -117,17 +121,24 @@ class Placement:
         return None if kept is None else self._specs[kept.run]
 
     @property
+    def has_given_up(self) -> bool:
+        """Whether nothing could start for too long, because of other launchers."""
+        return self._waits_for_others and time.monotonic() - self._began_s >= _GIVE_UP_S
+
+    @property
     def waits(self) -> str | None:
         """Why nothing starts, where other launchers are the reason."""
         if self._locks is None or not self._waits_for_others:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds ({self._locks.holders()}; "
-            f"locks in {self._locks.folder}); launcher.exclusive_devices=false would share them"
+            f"locks in {self._locks.folder}); this one gives up after {_GIVE_UP_S / 3600:g} h "
+            "without a run; launcher.exclusive_devices=false would share them"
         )
 
     def release(self, spec: RunSpec) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
+        self._began_s = time.monotonic()
         self._schedule.release(spec.run_id)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:

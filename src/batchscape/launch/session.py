@@ -129,6 +129,8 @@ class Session:
                     return self._done
                 self._presence.hide()
                 waits = self._placement.waits or self._claims.describe_elsewhere()
+                if self._placement.has_given_up:
+                    self._stop(f"given up: {waits}")
                 self._progress.waits(waits)
             exits = self._processes.wait(_POLL_S)
             # Whoever came while a run ended has disturbed it, too.

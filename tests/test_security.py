@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -946,3 +947,11 @@ def test_no_shell_and_no_code_from_files(path: Path) -> None:
             assert keyword(call, "allow_pickle") != "True", f"{where} may unpickle"
         if called in UNPICKLING:
             pytest.fail(f"{where} executes what a file says")
+
+
+def test_settings_that_are_nested_too_deeply_are_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep, "and more"]
+    with pytest.raises(ConfigError, match="model is nested more than 64 levels deep"):
+        refuse_secrets([{"model": {"hidden_sizes": deep}}])

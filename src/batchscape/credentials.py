@@ -269,7 +269,9 @@ def _walk(  # noqa: PLR0917  (down the levels)
         }
     if isinstance(content, list | tuple):
         # Of an option `--api-key VALUE` the value stands in the next argument.
-        options = [str(each) if str(each).startswith("-") else of for each in content[:-1]]
+        options = [
+            each if isinstance(each, str) and each.startswith("-") else of for each in content[:-1]
+        ]
         return [
             _walk(value, variables, found, f"{key}[{number}]", name, depth + 1)
             for number, (value, name) in enumerate(zip(content, [of, *options], strict=False))

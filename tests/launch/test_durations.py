@@ -118,13 +118,13 @@ def test_thousands_of_cells_without_a_run_are_looked_up_once(
         for width in range(2, 7)
     ]
     asked: list[str] = []
-    find = Durations._nearest_pace
+    find = Durations._nearest_duration
 
     def count(self: Durations, spec: RunSpec, ranks: int) -> Duration | None:
         asked.append(spec.run_id)
         return find(self, spec, ranks)
 
-    monkeypatch.setattr(Durations, "_nearest_pace", count)
+    monkeypatch.setattr(Durations, "_nearest_duration", count)
     assert [durations.expected_s(spec) for spec in unlike] == [5.0 + 2.0 * 24] * 5
     assert len(asked) == 1
     durations.learn(cell(2), over(samples=24, train_time_s=24.0))

@@ -61,8 +61,8 @@ def in_child(work: Callable[..., Any], *arguments: Any) -> Any:
 
     Not in a forked child: threads that Arrow and Polars have started here would be missing there.
     """
-    # A test module can be imported by nobody but pytest.
-    cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
+    # Test modules can be imported by nobody but pytest.
+    cloudpickle.register_pickle_by_value(sys.modules["tests"])
     task = pickle.dumps(sys.path) + cloudpickle.dumps((work, arguments))
     receiver, sender = os.pipe()
     command = [sys.executable, "-c", _CHILD, str(sender)]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hydra._internal.hydra import Hydra
 from hypothesis import settings
 
 from batchscape.config import RunConfig
@@ -51,6 +52,17 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Prepare data where the user's own cache is not touched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """Spare half of Hydra's work on each command line that is composed in this process.
+
+    It composes everything once only to read `hydra.mode`, which our command lines refuse.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield
 
 

@@ -338,7 +338,7 @@ def test_waiting_is_given_up_after_the_stated_time(
             console=Console(file=output, width=400),
         )
     said = output.getvalue()
-    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid})"
+    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid};"
     assert holds in said
     assert "gives up after 0.0005 h without a run" in said
     assert result.stopped is not None

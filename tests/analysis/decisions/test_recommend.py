@@ -328,7 +328,13 @@ def test_the_verb_prints_and_writes_json(build, capsys):
     folder = build().fork().path
     assert main(["recommend", str(folder)]) == 0
     text = capsys.readouterr().out
-    for part in ("Use ", "Why", "wrong", "train_micro_batch_size_per_gpu", "that ships with"):
+    for part in (
+        "Use ",
+        "Why",
+        "wrong",
+        "train_micro_batch_size_per_gpu",
+        "of its own model and data",
+    ):
         assert part in text
     assert main(["recommend", str(folder), "--json", "--devices", "1", "--deadline", "2h"]) == 0
     (found,) = json.loads(capsys.readouterr().out)

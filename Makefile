@@ -30,6 +30,9 @@ GPU_RUN = wheels=; $(GPU_PYTHON) -c 'import hydra, pydantic' 2>/dev/null || \
 	export PYTHONPATH="$(CURDIR)/src$$wheels$${PYTHONPATH:+:$$PYTHONPATH}"; \
 	$(GPU_PYTHON)
 
+# Bytecode is compiled at the first import of what is used, which spares most of it.
+PIP_INSTALL := -m pip install --quiet --no-compile
+
 OLDEST := $(shell sed -n 's/^ *"torch>=\(.*\)",/\1/p' pyproject.toml)
 OLDEST_VENV := .venv-torch-$(OLDEST)
 
@@ -104,26 +107,26 @@ bench: $(VENV)/.installed-dev
 # constraints keep every later package from replacing it.
 $(VENV)/.installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) torch
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable .
+	$(BIN)/python $(PIP_INSTALL) --upgrade pip
+	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) torch
+	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[test,check,bench,hf]'
+	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable '.[test,check,bench,hf]'
 	touch $@
 
 $(VENV)/.installed-systems: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --constraint $(PINS) --editable '.[accelerate,deepspeed,fabric]'
+	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable '.[accelerate,deepspeed,fabric]'
 	touch $@
 
 # Of the pins without torch and sympy, of which each torch wants its own.
 $(OLDEST_VENV)/.installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(OLDEST_VENV)
-	$(OLDEST_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(OLDEST_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
 	grep -vE '^(torch|sympy)==' $(PINS) > $(OLDEST_VENV)/constraints.txt
-	$(OLDEST_VENV)/bin/python -m pip install --quiet torch==$(OLDEST)
-	$(OLDEST_VENV)/bin/python -m pip install --quiet --constraint $(OLDEST_VENV)/constraints.txt \
+	$(OLDEST_VENV)/bin/python $(PIP_INSTALL) torch==$(OLDEST)
+	$(OLDEST_VENV)/bin/python $(PIP_INSTALL) --constraint $(OLDEST_VENV)/constraints.txt \
 		torch==$(OLDEST) --editable '.[test,accelerate,deepspeed,fabric]'
 	touch $@
 
@@ -131,9 +134,9 @@ $(OLDEST_VENV)/.installed: pyproject.toml $(PINS)
 # `requests`, which it does not name, its command does not start.
 $(LITGPT)/.installed: $(LITGPT_PINS)
 	$(PYTHON) -m venv $(LITGPT)
-	$(LITGPT)/bin/python -m pip install --quiet --upgrade pip
-	$(LITGPT)/bin/python -m pip install --quiet --constraint $(LITGPT_PINS) torch
-	$(LITGPT)/bin/python -m pip install --quiet --constraint $(LITGPT_PINS) litgpt requests
+	$(LITGPT)/bin/python $(PIP_INSTALL) --upgrade pip
+	$(LITGPT)/bin/python $(PIP_INSTALL) --constraint $(LITGPT_PINS) torch
+	$(LITGPT)/bin/python $(PIP_INSTALL) --constraint $(LITGPT_PINS) litgpt requests
 	touch $@
 
 clean:

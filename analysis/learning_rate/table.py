@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from batchscape.analysis.cells import SEEDS
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
@@ -16,7 +17,6 @@ __all__ = ["SERIES", "costs_by_rate", "series_of", "told"]
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
 
-_SEEDS = ("seed", "init_seed", "data_seed")
 # A run that ended so says nothing about its learning rate.
 _UNTOLD = ("failed", "interrupted", "oom", "pending", "rejected", "running", "timeout")
 _LOSSES = ("diverged", "pruned")
@@ -59,7 +59,7 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
     if table.empty:
         msg = "best learning rates need at least one run; the table has no rows"
         raise AnalysisError(msg)
-    seeds = [name for name in _SEEDS if name in table]
+    seeds = [name for name in SEEDS if name in table]
     costs = pd.DataFrame(
         {
             "group": table["group"].to_numpy() if "group" in table else 0,

@@ -22,11 +22,13 @@ from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus, Status
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     # Its runtime takes time and memory that trainer and launcher need not spend: it is imported
     # where sweeps are read.
     import polars as pl
 
-__all__ = ["Columns", "RunRead", "Wanted", "check_rows", "open_rows", "read_folders"]
+__all__ = ["Columns", "RunRead", "Wanted", "check_rows", "open_rows", "read_folders", "read_sealed"]
 
 Wanted = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
@@ -120,6 +122,30 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
     except (TypeError, ValueError) as error:
         msg = f"{folder.lines(table)} is damaged: {error}"
         raise DamageError(msg) from None
+
+
+def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
+    """Read a file that must be what was sealed.
+
+    Parameters
+    ----------
+    path : Path
+    sealed : mapping
+        Its entry in `RunStatus.seal`.
+
+    Raises
+    ------
+    DamageError
+        If it is missing or differs.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
+        msg = f"{path} is missing or differs from what was sealed"
+        raise DamageError(msg)
+    return content
 
 
 def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> None:
@@ -219,7 +245,7 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     run = RunRead(str(folder.path), row, content_of_run(row["run_id"], status))
-    sealed = {name: _verified(folder, name, status) for name in status.seal}
+    sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     sources: dict[str, bytes | pd.DataFrame] = {}
     for table in (table for table, names in wanted.items() if names):
         content = sealed.get(folder.parquet(table).name)
@@ -236,16 +262,3 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
         if rows is not None:
             sources[table] = rows
     return _Opened(run, sources)
-
-
-def _verified(folder: RunFolder, name: str, status: RunStatus) -> bytes:
-    """Read a file that must be what was sealed."""
-    path = folder.path / name
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() != status.seal[name]["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
-    return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
-from batchscape.record.reading import open_rows, read_folders
+from batchscape.record.reading import open_rows, read_folders, read_sealed
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import summarise
 
@@ -69,9 +70,9 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
     seal = RunStatus.read(folder.status).seal.get(sealed.name) if folder.status.exists() else None
     if seal is None:
         return open_rows(folder, table)
-    _verify(sealed, seal)
+    content = read_sealed(sealed, seal)
     try:
-        return pd.read_parquet(sealed)
+        return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:
         msg = f"{sealed} is damaged: {error}"
         raise DamageError(msg) from None
@@ -192,13 +193,7 @@ def verify_seal(folder: RunFolder, status: RunStatus) -> None:
         If one is missing or differs.
     """
     for name, sealed in status.seal.items():
-        _verify(folder.path / name, sealed)
-
-
-def _verify(path: Path, sealed: Mapping[str, Any]) -> None:
-    if not path.exists() or sha256_of(path) != sealed["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
+        read_sealed(folder.path / name, sealed)
 
 
 def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:

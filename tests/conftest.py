@@ -188,7 +188,7 @@ class Trainer:
     def wait(self, spec: RunSpec) -> list[int]:
         """Wait for the ranks of a run; return their exit codes."""
         codes: list[int] = []
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(codes) < spec.geometry.data_parallel_size:
             assert time.monotonic() < deadline, "the ranks hang"
             codes += [ended.code for ended in self._processes.wait(1.0)]

@@ -116,10 +116,13 @@ class Overcounting(Counting):
 
 
 class Greedy(Blobs):
-    """Points that a worker of the loader takes a GiB to read, for a moment."""
+    """Points of which a worker of the loader takes a GiB to read the first, for a moment."""
+
+    began = False
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Take it there alone."""
-        if get_worker_info() is not None:
+        if get_worker_info() is not None and not self.began:
+            self.began = True
             torch.empty(2**28).fill_(0.0)
         return super().batch(indices)

@@ -1,18 +1,42 @@
-"""What the documents say of columns, statuses and modules is so."""
+"""What the documents say is so: links lead somewhere, commands and settings are there."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
 import re
+import runpy
+import shlex
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from batchscape.cli import main
+from batchscape.compose import compose
+from batchscape.config import Data, RunConfig
+from batchscape.config.settings import settings_of
+from batchscape.plan.build import make_plan
+from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.columns import COLUMNS
+from batchscape.record.spec import DataIdentity
 from batchscape.record.status import Status
 from batchscape.record.summary import SUMMARY
 
 ROOT = Path(__file__).parents[1]
-RECORD = (ROOT / "docs" / "record.md").read_text()
+DOCS = ROOT / "docs"
+RECORD = (DOCS / "record.md").read_text()
+PAGES = sorted(ROOT.glob("*.md")) + sorted(DOCS.glob("*.md"))
+EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
+
+
+def named(pages: Sequence[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def test_every_column_is_documented_as_it_is():
@@ -34,9 +58,291 @@ def test_every_status_is_documented():
     assert all(f"`{status}`" in said for status in Status if status != Status.PRUNED)
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")))
-def test_paths_in_documents_exist(page):
+def test_the_configuration_is_documented_as_it_is():
+    """`python docs/config_reference.py` writes it."""
+    written = runpy.run_path(str(DOCS / "config_reference.py"))["page"]()
+    assert (DOCS / "configuration.md").read_text() == written
+
+
+# Links
+
+
+@named(PAGES)
+def test_paths_in_documents_exist(page: Path):
     """A path in backticks that starts with a folder of ours names something that is there."""
     folders = "conf|sweeps|analysis|benchmarks|docs|tests|src|train|record|data|plan|launch|models"
     for found in re.findall(rf"`((?:{folders})/[\w./]*)`", page.read_text()):
         assert any((base / found).exists() for base in (ROOT, ROOT / "src" / "batchscape")), found
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    found: set[str] = set()
+    for title in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        again = (f"{words}-{n}" for n in range(1, 100))
+        found.add(words if words not in found else next(a for a in again if a not in found))
+    return found
+
+
+def problem_of(link: str, page: Path) -> str | None:
+    """Say why a link leads nowhere; a link to the network is looked at, not followed."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        is_whole = parts.scheme == "https" and "." in parts.netloc and " " not in link
+        return None if is_whole else "is no https address"
+    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not target.is_relative_to(ROOT) or not target.exists():
+        return "is not there"
+    if parts.fragment and parts.fragment not in anchors(target):
+        return f"has no such heading; there are {sorted(anchors(target))}"
+    return None
+
+
+@named(PAGES + EXAMPLES)
+def test_links_lead_somewhere(page: Path):
+    links = re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "`", prose(page)))
+    problems = {link: problem_of(link, page) for link in links}
+    assert not {link: problem for link, problem in problems.items() if problem}
+
+
+def test_links_that_lead_nowhere_are_found():
+    page = DOCS / "README.md"
+    assert problem_of("https://hydra.cc/docs/intro/", page) is None
+    assert problem_of("studies.md#claims", page) is None
+    for wrong in ("studie.md", "studies.md#claim", "#nothing", "../../x", "http://hydra", "ftp:x"):
+        assert problem_of(wrong, page), wrong
+
+
+def test_every_page_and_every_picture_is_shown():
+    index = (DOCS / "README.md").read_text()
+    assert [p.name for p in DOCS.glob("*.md") if f"({p.name})" not in index] == ["README.md"]
+    gallery = (DOCS / "gallery.md").read_text()
+    assert [p for p in (DOCS / "images").iterdir() if f"(images/{p.name})" not in gallery] == []
+
+
+def test_both_readmes_have_the_same_commands_links_and_numbers():
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md"))
+    for pattern in (r"^(?:make|batchscape|cd|    ) ?[^#\n]*[^#\s]", r"\]\((docs/[^)]*)\)"):
+        assert set(re.findall(pattern, english, re.MULTILINE)) == set(
+            re.findall(pattern, chinese, re.MULTILINE)
+        )
+    figures = r"\d+\.\d+|\d+ [^\w\s] \d+"
+    assert sorted(re.findall(figures, english)) == sorted(re.findall(figures, chinese))
+
+
+# Commands
+
+GPUS = tuple(CudaDevice(i, "a GPU", (9, 0), f"GPU-{i}", 80.0) for i in range(8))
+BOX = Machine(64, "a CPU", GPUS)
+SETTING_VERBS = ("sweep", "run", "plan")
+STANDS_FOR = re.compile(r"\b(?:NAME|DIR|FILE|FOLDER)\b|<TAB>|\.\.\.")
+"""What a reader replaces."""
+RUN_BY = {
+    **dict.fromkeys((f"batchscape {verb}" for verb in SETTING_VERBS), "tests/test_cli.py"),
+    "batchscape --help": "tests/test_cli.py",
+    "batchscape analyze": "tests/test_analyze.py",
+    "batchscape check-config": "tests/interop/test_check.py",
+    "batchscape configs": "tests/interop/test_write.py",
+    "batchscape doctor": "tests/test_doctor.py",
+    "batchscape recommend": "tests/test_cli.py",
+    "batchscape report": "tests/test_cli.py",
+    "batchscape status": "tests/test_cli.py",
+    "batchscape sync": "tests/test_cli.py",
+    "make check": ".ci/run",
+    "make gpu": "tests/test_gpu_target.py",
+    "make gpu-bench": "tests/test_gpu_target.py",
+    "make gpu-runs": "tests/test_gpu_target.py",
+    "make gpu-tests": "tests/test_gpu_target.py",
+    "make gpu-training": "tests/test_gpu_target.py",
+    "make slow": ".ci/run",
+    "make systems": ".ci/run",
+    "make test": ".ci/run",
+    "python benchmarks/gpu/results.py": "tests/test_gpu_target.py",
+    "python -m": "tests/test_cli.py",
+    "python docs/config_reference.py": "tests/test_docs.py",
+    "python examples/gpt2_tokens/build.py": "tests/data/test_gpt2_tokens.py",
+}
+"""Where a command is run, beside being taken apart here."""
+NOT_RUN = {
+    "make demo": "takes minutes; what it calls is run by tests/test_cli.py",
+    "make bench": "takes many minutes; tests/test_benchmarks.py runs some",
+    "make chaos": "takes many minutes; tests/chaos/test_chaos.py kills fewer times",
+    "make gpu-wheels": "downloads, for another machine",
+    "python benchmarks/casts_and_logits.py": "is measured by `make bench`",
+    "make versions": "needs an environment with the oldest torch",
+    "make -C": "reads the demo's report; tests/analysis/report/test_paper.py does likewise",
+    "pip install": "installs from the network; tests/test_packaging.py installs without",
+    ".ci/run": "runs the tests, this one among them",
+    "cd": "is the shell's own",
+    "eval": "is the shell's own; tests/test_completion.py loads what it is given",
+    "source": "is the shell's own",
+}
+"""Why a command is run nowhere."""
+
+
+class Shown(NamedTuple):
+    """A command of a page."""
+
+    page: str
+    folder: Path
+    words: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """Program, and verb or target where it has some."""
+        first = self.words[0]
+        return first if first in NOT_RUN else " ".join(self.words[:2])
+
+
+def shown_on(page: Path) -> Iterator[Shown]:
+    """Yield the commands of a page: lines of blocks without a language, and those in a sentence."""
+    programs = ("batchscape", "make", "python", "pip", "cd", "source", ".ci/run")
+    for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        folder = ROOT
+        joined = block.replace("\\\n", " ").splitlines()
+        lines = [line for line in joined if line.strip() and line[0] != "#"]
+        if not any(line.split()[0] in programs for line in lines) or "──" in block:
+            continue
+        for line in lines:
+            words = tuple(shlex.split(line, comments=True))
+            yield Shown(page.name, folder, words)
+            if words[0] == "cd":
+                folder /= words[1]
+    for command in re.findall(
+        r"`((?:batchscape|make|python|pip|source|eval)\s[^`]*)`", prose(page)
+    ):
+        words = tuple(shlex.split(command.split("\\|")[0]))
+        if words[1].isidentifier() or words[0] != "batchscape" or "-" in words[1]:
+            yield Shown(page.name, ROOT, words)
+
+
+@functools.cache
+def commands() -> tuple[Shown, ...]:
+    return tuple(shown for page in PAGES if page.name != "CHANGELOG.md" for shown in shown_on(page))
+
+
+def test_every_command_is_run_somewhere_or_it_is_said_why_not():
+    kinds = {shown.kind for shown in commands()}
+    assert sorted(kinds) == sorted({**RUN_BY, **NOT_RUN})
+    for kind, place in RUN_BY.items():
+        word = kind if place == ".ci/run" else Path(kind.split()[1]).stem
+        assert word in (ROOT / place).read_text(), f"{place} does not run {kind}"
+
+
+def test_every_setting_of_a_command_exists():
+    """Without composing them, which takes half a second each."""
+    asked = [shown for shown in commands() if shown.words[1:2] and shown.words[1] in SETTING_VERBS]
+    assert len(asked) > 60
+    known = [f"{setting.key}." for setting in settings_of(RunConfig)]
+    for shown in asked:
+        words = [word for word in shown.words[2:] if "=" in word and "..." not in word]
+        options = dict(zip(shown.words, shown.words[1:], strict=False))
+        own = shown.folder / options.get("--config-dir", ".")
+        for override in OverridesParser.create().parse_overrides(words):
+            key = override.get_key_element().lstrip("+~")
+            value = override.value()
+            if key == "sweeps":
+                places = [base / "sweeps" / f"{value}.yaml" for base in (ROOT, own)]
+                assert STANDS_FOR.search(str(value)) or any(p.exists() for p in places), shown
+            elif (ROOT / "conf" / key).is_dir():
+                for option in value.list if hasattr(value, "list") else [value]:
+                    assert (ROOT / "conf" / key / f"{option}.yaml").exists() or STANDS_FOR.search(
+                        " ".join(shown.words)
+                    ), shown
+            else:
+                assert f"{key}.".startswith((*known, "hydra.")), shown
+
+
+def test_other_commands_name_what_there_is():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    makefile = (ROOT / "Makefile").read_text()
+    (parts,) = re.findall(r"^GPU_PARTS := (.*)$", makefile, re.MULTILINE)
+    targets = makefile + "".join(f"gpu-{part}:\n" for part in parts.split())
+    for _, folder, (program, *rest) in commands():
+        if program == "cd":
+            assert (folder / rest[0]).is_dir(), rest
+        elif program == "python" and rest[0] != "-m":
+            assert (ROOT / rest[0]).is_file(), rest
+        elif program == "pip" and "[" in rest[-1]:
+            names = rest[-1].partition("[")[2].rstrip("]").split(",")
+            assert set(names) <= set(extras["optional-dependencies"]), rest
+        elif program == "make" and rest[0] == "-C":
+            assert (ROOT / rest[1] / "Makefile").is_file(), rest
+        elif program == "make":
+            assert re.search(rf"^([\w-]+ )*{rest[0]}[: ]", targets, re.MULTILINE), rest
+
+
+@pytest.mark.slow
+def test_every_other_name_of_a_column_is_documented():
+    from batchscape.analysis.targets.columns import ALIASES
+
+    section = (DOCS / "analysis_tables.md").read_text().partition("### Which column is which")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    documented = {name: tuple(re.findall(r"`(\w+)`", others)) for name, others in rows}
+    assert documented == {name: others for name, others in ALIASES.items() if others}
+
+
+@pytest.mark.slow
+@named([page for page in PAGES if "```python" in page.read_text()])
+def test_what_python_imports_is_there(page: Path):
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module or "")
+                assert [n.name for n in node.names if not hasattr(module, n.name)] == []
+
+
+@pytest.mark.slow
+def test_commands_on_folders_and_files_lack_nothing_but_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Where there are no runs yet each says so of its folder, and complains of nothing else."""
+    monkeypatch.chdir(tmp_path)
+    verbs = ("report", "recommend", "status", "analyze", "configs", "check-config")
+    for shown in sorted({c for c in commands() if c.words[1:2] and c.words[1] in verbs}):
+        arguments = [word for word in shown.words[1:] if word != "..."]
+        if len(arguments) == 1:
+            continue
+        code = main(arguments)
+        said = capsys.readouterr()
+        assert code == (0 if arguments[0] == "configs" else 2), (shown, said.err)
+        assert code == 0 or any(word in said.err for word in arguments[1:]), (shown, said.err)
+        assert "usage:" not in said.err, (shown, said.err)
+
+
+@pytest.mark.slow
+def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]):
+    """On a box of eight GPUs; how many runs a study has is in its first line, and tested."""
+
+    def prepare(data: Data) -> DataIdentity:
+        if data.name == "digits":
+            return DataIdentity(data.name, "nowhere", 1438, 359, 10, task="class", features=64)
+        return DataIdentity(data.name, "nowhere", 10**6, 10**4, 256, task="next_token")
+
+    planned = {}
+    for shown in sorted(commands()):
+        command = shlex.join(shown.words)
+        is_one = len(shown.words) > 2 and shown.words[1] in SETTING_VERBS
+        # Studies as they are, and the commands of claims, are planned by tests of their own.
+        is_planned = shown.page == "claims.md" or re.fullmatch(r"\S+ \w+ sweeps=\w+", command)
+        if is_one and not is_planned and not STANDS_FOR.search(command) and command not in planned:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(shown.folder)
+                grid = compose(list(shown.words[2:]), "batchscape sweep")
+                planned[command] = grid and make_plan(grid, BOX, prepare)
+                assert grid or "--cfg" in command
+    capsys.readouterr()
+    assert len(planned) > 20
+    (eight,) = (plan for command, plan in planned.items() if plan and "eight_gpus" in command)
+    cuts = {str(spec.geometry) for spec in eight.specs}
+    assert len(cuts) == 16
+    assert {"1 x 4 x 64 = 256", "8 x 32 x 1 = 256"} < cuts
+    assert len(eight.specs) == 48
+    assert not eight.rejections

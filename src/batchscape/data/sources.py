@@ -61,8 +61,7 @@ def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, byt
 
 
 def _library_files(root: Path) -> Iterator[Path]:
-    """Find the modules of the standard library; installed packages, which may be many, are not
-    walked through."""
+    """Find the modules of the standard library, without a walk through all installed packages."""
     for name, folders, files in os.walk(root):
         folders[:] = [inner for inner in folders if inner not in _NOT_LIBRARY]
         yield from (Path(name, file) for file in files if file.endswith(".py"))

@@ -210,7 +210,7 @@ def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series
             "ci95": half_widths(sd[name], n[name]),
             "n": n[name],
         }
-        for name in sd
+        for name in map(str, sd)
     }
 
 

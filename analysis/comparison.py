@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pandas.api.typing import SeriesGroupBy
+from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
@@ -105,15 +105,16 @@ def compare(cells: Cells) -> pd.DataFrame:
             "not_invariant": _distinct(runs, "not_invariant", " | "),
         }
     )
+    figures = valid_figures(cells.runs)
     tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
         head[["status"]],
         cells.table[cells.settings],
         head.drop(columns="status"),
-        _spreads(cells.runs),
+        _spreads(cells.runs, figures),
         throughput_ratios(cells),
-        mark_best(cells, valid_figures(cells.runs)),
+        mark_best(cells, figures),
         tail,
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index)
@@ -178,27 +179,39 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     )
 
 
-def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
-    figures = valid_figures(runs)
-    repeated = figures.groupby("cell")
-    trained = figures.groupby(["cell", "trajectory_id"]).mean().groupby("cell")
-    columns: dict[str, pd.Series[Any]] = {}
-    for name, kind in QUANTITIES:
-        columns |= _spread(name, (trained if kind == "loss" else repeated)[name])
+def _spreads(runs: pd.DataFrame, figures: pd.DataFrame) -> pd.DataFrame:
+    losses = [name for name, kind in QUANTITIES if kind == "loss"]
+    others = [name for name, kind in QUANTITIES if kind != "loss"]
+    trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
     # Processor time stands where no time counts; it is in no other table.
     own = untimed_cells(runs)
     hints = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
-    columns |= _spread(DISTURBED, hints["processor_time_s"].groupby(own["cell"]))
+    found = (
+        _spread(trained.groupby("cell"))
+        | _spread(figures[others].groupby(figures["cell"]))
+        | _spread(hints.set_axis([DISTURBED], axis=1).groupby(own["cell"]))
+    )
+    columns = {
+        f"{name}_{part}": column
+        for name in [*(quantity.name for quantity in QUANTITIES), DISTURBED]
+        for part, column in found[name].items()
+    }
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
     counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 
 
-def _spread(name: str, group: SeriesGroupBy[Any, Any]) -> dict[str, pd.Series[Any]]:
-    sd, n = group.std(), group.count()
-    parts: dict[str, pd.Series[Any]] = {"mean": group.mean(), "sd": sd}
-    parts |= {"ci95": half_widths(sd, n), "n": n}
-    return {f"{name}_{part}": column for part, column in parts.items()}
+def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
+    sd, n = groups.std(), groups.count()
+    return {
+        name: {
+            "mean": groups[name].mean(),
+            "sd": sd[name],
+            "ci95": half_widths(sd[name], n[name]),
+            "n": n[name],
+        }
+        for name in map(str, sd)
+    }
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:

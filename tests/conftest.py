@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 import sys
@@ -13,7 +14,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra._internal.hydra import Hydra
+from hydra.plugins.config_source import ConfigResult
 from hypothesis import settings
 
 from batchscape.config import RunConfig
@@ -59,10 +64,20 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _composed_once() -> Iterator[None]:
     """Spare half of Hydra's work on each command line that is composed in this process.
 
-    It composes everything once only to read `hydra.mode`, which our command lines refuse.
+    It composes everything once only to read `hydra.mode`, which our command lines refuse, and
+    parses the same files of our packages each time.
     """
+    load, loaded = ImportlibResourcesConfigSource.load_config, {}
+
+    def load_once(source: ImportlibResourcesConfigSource, config_path: str) -> ConfigResult:
+        key = source.path, config_path
+        if key not in loaded:
+            loaded[key] = load(source, config_path)
+        return copy.deepcopy(loaded[key])
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        patch.setattr(ImportlibResourcesConfigSource, "load_config", load_once)
         yield
 
 

@@ -241,10 +241,9 @@ def test_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_two_thousand_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
-    found = [outcome_of(number, tmp_path) for number in range(2000)]
-    assert 100 < found.count("analysed") < 1900
+def test_many_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
+    found = [outcome_of(number, tmp_path) for number in range(250)]
+    assert 15 < found.count("analysed") < 235
 
 
 def tables_of(found: Analysis) -> dict[str, pd.DataFrame]:

@@ -73,13 +73,43 @@ def decided(owner: Any) -> dict[str, str]:
     return {name: str(affects) for name, affects in found.items()}
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_option_composes_and_validates(option: str) -> None:
-    group, _, name = option.partition("/")
-    given = GIVEN.get(option, {})
-    settings = [f"{group}.{key}={value}" for key, value in given.items()]
-    config = composed(f"{group}={name}", *COMPANIONS.get(option, []), *settings)
-    assert config.to_mapping()[group] == content_of(option) | given
+def rounds() -> list[list[str]]:
+    """Every option once or more: those of model, data and engine alone, all others beside them.
+
+    Budgets stand beside engines: not every model and not all data take each of them.
+    """
+    by_group: dict[str, list[str]] = {}
+    for option in OPTIONS:
+        by_group.setdefault(option.partition("/")[0], []).append(option)
+    tied = [option for group in ("model", "data", "engine") for option in by_group.pop(group)]
+    return [
+        [
+            option,
+            *(
+                options[number % len(options)]
+                for group, options in by_group.items()
+                if group != "budget" or option.startswith("engine/")
+            ),
+        ]
+        for number, option in enumerate(tied)
+    ]
+
+
+@pytest.mark.parametrize("options", rounds(), ids=lambda options: str(options[0]))
+def test_options_compose_and_validate(options: list[str]) -> None:
+    lines = list(COMPANIONS.get(options[0], []))
+    for option in options:
+        group, _, name = option.partition("/")
+        lines.append(f"{group}={name}")
+        lines += [f"{group}.{key}={value}" for key, value in GIVEN.get(option, {}).items()]
+    found = composed(*lines).to_mapping()
+    for option in options:
+        group = option.partition("/")[0]
+        assert found[group] == content_of(option) | GIVEN.get(option, {}), option
+
+
+def test_every_option_is_in_a_round() -> None:
+    assert {option for options in rounds() for option in options} == set(OPTIONS)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -132,30 +132,19 @@ def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
 
 
 @pytest.mark.slow
-def test_random_configurations_have_a_plan_or_a_message(bases: Bases) -> None:
-    assert fuzz_configurations(bases, 290, seed=0) > 30
-
-
-@pytest.mark.slow
-def test_random_command_lines_have_a_plan_or_a_message(bases: Bases) -> None:
-    fuzz_lines(bases, 10, seed=0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_ten_thousand_configurations_and_command_lines(bases: Bases) -> None:
+def test_thousands_of_configurations_and_command_lines(bases: Bases) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    planned = fuzz_configurations(bases, 9_900, seed=1) + fuzz_lines(bases, 100, seed=1)
+    planned = fuzz_configurations(bases, 3_000, seed=1) + fuzz_lines(bases, 60, seed=1)
     added_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    print(f"10,000 cases: {planned} plans; {added_gib:.2f} GiB of memory more than before")
-    assert planned > 500
+    print(f"3,060 cases: {planned} plans; {added_gib:.2f} GiB of memory more than before")
+    assert planned > 150
     assert added_gib < MOST_MEMORY_GIB
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_hundred_real_commands(bases: Bases, tmp_path: Path) -> None:
-    lines = [random_line(bases, random.Random(f"real {number}")) for number in range(100)]
+def test_a_dozen_real_commands(bases: Bases, tmp_path: Path) -> None:
+    """As the lines above are in this process, but for what an interpreter of their own adds."""
+    lines = [random_line(bases, random.Random(f"real {number}")) for number in range(12)]
 
     def call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "batchscape", "plan", *arguments]

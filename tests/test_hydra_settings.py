@@ -19,7 +19,6 @@ UNREAD = {
     "hydra.job.env_copy=[HOME]": "the environment of the command",
     "hydra.verbose=true": "log.txt",
     "hydra/job_logging=default": "log.txt",
-    "hydra/launcher=joblib": "launcher.concurrent_runs=N",
     "hydra/launcher=submitit_slurm": "launcher.concurrent_runs=N",
     "hydra/launcher=basic": "leave hydra/launcher as it is",
     "hydra/sweeper=basic": "expands sweeps itself",
@@ -53,18 +52,15 @@ def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
     "argument",
     [
         "hydra.job.id=7",
-        "hydra.job.num=3",
-        "hydra.job.override_dirname=x",
-        "hydra.hydra_logging.version=2",
         "hydra/env=default",
-        "hydra/help=default",
         "+hydra.foo=1",
         "hydra.runtime.cwd=/x",
         "~hydra.sweep.subdir",
     ],
 )
 def test_no_other_setting_of_hydra_is_taken_in_silence(argument: str) -> None:
-    assert argument in refused(argument) or "has no effect" in refused(argument)
+    said = refused(argument)
+    assert argument in said or "has no effect" in said
 
 
 def test_settings_of_hydra_that_are_read(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,8 +54,13 @@ def files(part: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{part}.py"]
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    return frozenset(names_in(ast.parse(path.read_text()), path))
+
+
+def names_in(tree: ast.Module, path: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,70 +110,63 @@ def test_only_the_command_line_knows_hydra() -> None:
                 assert part in {"cli", "compose"}, path
 
 
-def modules_after(code: str) -> set[str]:
-    command = f"import sys\n{code}\nprint(*sorted(sys.modules))"
+def modules_after(*steps: str) -> list[set[str]]:
+    """Packages in memory after each of some lines of code that one interpreter runs."""
+    lines = "\n".join(f"{step}\nprint('MODULES', *sys.modules)" for step in steps)
     done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys\n{lines}"], capture_output=True, text=True, check=True
     )
-    return {name for name in done.stdout.splitlines()[-1].split() if "." not in name}
+    loaded = [line.split() for line in done.stdout.splitlines() if line.startswith("MODULES")]
+    return [{name for name in names if "." not in name} for names in loaded]
 
 
-def test_help_imports_nothing_heavy() -> None:
-    loaded = modules_after("from batchscape.cli import main\nassert main(['--help']) == 0")
-    assert not loaded & {"torch", "pandas", "wandb", "hydra", "pydantic", "numpy", "rich"}
-
-
-def test_plan_imports_neither_torch_nor_pandas_nor_wandb() -> None:
-    code = "from batchscape.cli import main\nassert main(['plan', 'sweeps=musev_224']) == 0"
-    loaded = modules_after(code)
-    assert "hydra" in loaded
-    assert not loaded & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
-
-
-def test_a_worker_imports_no_hydra() -> None:
-    loaded = modules_after("import batchscape.train.worker")
-    assert "torch" in loaded
-    assert not loaded & {"hydra", "omegaconf", "wandb", "matplotlib", "polars"}
-
-
-def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
-    """And for nobody before it reads: trainer, launcher and the tests on a GPU do without it."""
-    known = {path for part in (*PARTS, "analysis") for path in files(part)}
-    users = {path for path in known if {n.split(".")[0] for n in imported(path)} & {"polars"}}
-    assert {str(path.relative_to(ROOT)) for path in users} == {"record/reading.py"}
-    everything = "batchscape.analysis, batchscape.cli, batchscape.launch.local, batchscape.recorder"
-    loaded = modules_after(f"import {everything}, batchscape.record.tables")
-    assert "pandas" in loaded
-    assert "polars" not in loaded
-
-
-def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path) -> None:
-    run = ["run", f"sweep_dir={tmp_path / 'sweep'}", "data=digits", "model=mlp"]
-    run += ["budget.samples=64", "batch.global_batch_size=32", "tracker=none"]
-    code = (
-        "from batchscape.cli import main\n"
-        f"assert main({run}) == 0\n"
-        f"assert main(['status', {str(tmp_path / 'sweep')!r}]) == 0"
+def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None:
+    """The first of them runs in other people's scripts, the third in other applications."""
+    recorder, helped, sweeper, planned = modules_after(
+        "import batchscape.recorder",
+        "from batchscape.cli import main\nassert main(['--help']) == 0",
+        "import hydra_plugins.batchscape_plugins.grid",
+        "assert main(['plan', 'sweeps=vary_micro_batch']) == 0",
     )
-    loaded = modules_after(code)
-    assert "pandas" in loaded
-    assert "polars" not in loaded
+    heavy = {"torch", "numpy", "pandas", "pydantic", "rich", "wandb"}
+    assert not recorder & {*heavy, "hydra"}
+    assert not helped & {*heavy, "hydra"}
+    assert "hydra" in sweeper
+    assert not sweeper & heavy
+    assert "pydantic" in planned
+    assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
 
 
-def test_only_the_process_that_mirrors_imports_wandb() -> None:
-    loaded = modules_after(
-        "import batchscape.launch.local, batchscape.tracking.mirror, batchscape.tracking.sync"
+def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
+    """And nobody Polars before it reads sweeps."""
+    worker, mirror, everything = modules_after(
+        "import batchscape.train.worker",
+        "import batchscape.launch.local, batchscape.tracking.mirror, batchscape.tracking.sync",
+        "import batchscape.analysis, batchscape.cli, batchscape.recorder, batchscape.record.tables",
     )
-    assert "wandb" not in loaded
+    assert "torch" in worker
+    assert not worker & {"hydra", "omegaconf", "wandb", "matplotlib", "polars"}
+    assert "wandb" not in mirror
+    assert "pandas" in everything
+    assert "polars" not in everything
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
     assert knowing == {"worker", "run", "child"}  # the last one of the doctor
 
 
-def test_the_recorder_is_light_for_other_peoples_scripts() -> None:
-    loaded = modules_after("import batchscape.recorder")
-    assert not loaded & {"torch", "numpy", "pandas", "pydantic", "rich", "wandb", "hydra"}
+@pytest.mark.slow
+def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path) -> None:
+    run = ["run", f"sweep_dir={tmp_path / 'sweep'}", "data=digits", "model=mlp"]
+    run += ["budget.samples=64", "batch.global_batch_size=32", "tracker=none"]
+    (loaded,) = modules_after(
+        "from batchscape.cli import main\n"
+        f"assert main({run}) == 0\n"
+        f"assert main(['status', {str(tmp_path / 'sweep')!r}]) == 0"
+    )
+    assert "pandas" in loaded
+    assert "polars" not in loaded
 
 
-def test_the_sweeper_is_light_for_other_applications() -> None:
-    loaded = modules_after("import hydra_plugins.batchscape_plugins.grid")
-    assert not loaded & {"torch", "numpy", "pandas", "pydantic", "rich", "wandb"}
+def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
+    known = {path for part in (*PARTS, "analysis") for path in files(part)}
+    users = {path for path in known if {n.split(".")[0] for n in imported(path)} & {"polars"}}
+    assert {str(path.relative_to(ROOT)) for path in users} == {"record/reading.py"}

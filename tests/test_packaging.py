@@ -95,9 +95,14 @@ def check_installed(installed: Path | list[str | Path], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wheel(source: Path, tmp_path: Path) -> None:
-    wheel = wheel_of(source, tmp_path)
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source: Path, tmp_path: Path) -> None:
+    archive = sdist_of(source, tmp_path)
+    direct, unpacked = tmp_path / "direct", tmp_path / "unpacked"
+    direct.mkdir()
+    unpacked.mkdir()
+    wheels = [wheel_of(source, direct), wheel_of(archive, unpacked)]
+    names, from_sdist = ({*zipfile.ZipFile(wheel).namelist()} for wheel in wheels)
+    assert names == from_sdist
     for folder in ("conf", "sweeps", "analysis"):
         expected = {
             f"batchscape/{folder}/{path.relative_to(ROOT / folder).as_posix()}"
@@ -108,18 +113,6 @@ def test_wheel(source: Path, tmp_path: Path) -> None:
     assert {"batchscape/py.typed", "hydra_plugins/batchscape_plugins/grid.py"} <= names
     assert "hydra_plugins/__init__.py" not in names
     assert not any(name.startswith(("tests", "analysis", "conf", "sweeps")) for name in names)
-    check_installed(wheel, tmp_path)
-
-
-@pytest.mark.slow
-def test_wheel_from_sdist(source: Path, tmp_path: Path) -> None:
-    archive = sdist_of(source, tmp_path)
-    direct, unpacked = tmp_path / "direct", tmp_path / "unpacked"
-    direct.mkdir()
-    unpacked.mkdir()
-    wheels = [wheel_of(source, direct), wheel_of(archive, unpacked)]
-    first, second = ({*zipfile.ZipFile(wheel).namelist()} for wheel in wheels)
-    assert first == second
     check_installed(wheels[1], tmp_path)
 
 

@@ -521,7 +521,9 @@ def build(data):
 def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> None:
     """Every byte of every file, W&B's own included; and their permissions follow the umask."""
     # Shared with a group: the mask under which 600 and 644 are both wrong.
-    done = batchscape("sweep", *RUN, "seed=0,1", *OFFLINE, "sweep_dir=o", umask=0o002)
+    cache = in_secret.parent / "own cache"
+    variables = {"umask": 0o002, "XDG_CACHE_HOME": str(cache)}
+    done = batchscape("sweep", *RUN, "seed=0,1", *OFFLINE, "sweep_dir=o", **variables)
     assert done.returncode == 0, done.stderr
     told = batchscape("report", "o", umask=0o002)
     assert told.returncode == 0, told.stderr
@@ -530,7 +532,8 @@ def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> No
     found = {path.name for path in in_secret.iterdir()}
     assert found == {"o"}, "Hydra or others leave something beside the sweep"
     assert leaks(in_secret.parent) == []
-    assert modes_against(0o002, in_secret / "o") == []
+    assert list(cache.rglob("*.npy"))
+    assert modes_against(0o002, in_secret / "o", cache) == []
     for value in SECRETS.values():
         assert value not in done.stdout + done.stderr + told.stdout + told.stderr
 
@@ -562,16 +565,6 @@ def test_what_others_say_is_redacted_where_we_quote_it(in_secret: Path) -> None:
     assert leaks(in_secret / "theirs", of_programs=False) == []
     if (in_secret / "ours").exists():
         assert leaks(in_secret / "ours") == []
-
-
-@pytest.mark.slow
-def test_a_strict_umask_holds_for_a_sweep_and_its_caches(in_secret: Path) -> None:
-    cache = in_secret.parent / "own cache"
-    variables = {"umask": 0o077, "XDG_CACHE_HOME": str(cache)}
-    done = batchscape("sweep", *RUN, *OFFLINE, "sweep_dir=o", **variables)
-    assert done.returncode == 0, done.stderr
-    assert list(cache.rglob("*.npy"))
-    assert modes_against(0o077, in_secret / "o", cache) == []
 
 
 def modes_against(umask: int, *folders: Path) -> list[str]:
@@ -623,10 +616,6 @@ def test_every_way_of_writing_follows_the_umask(
     "settings",
     [
         "sweep_name=../out",
-        "sweep_name=..",
-        "sweep_name=/tmp/x",
-        "sweep_name=a/b",
-        "sweep_name=.hidden",
         "tracker.project=../../x",
         "tracker.entity=a/b",
         "tracker.tags=['']",
@@ -723,25 +712,15 @@ def test_a_link_out_of_the_folder_is_refused(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        *("a run", "the mirror's log"),
-        *(
-            pytest.param(what, marks=pytest.mark.slow)
-            for what in LINKS
-            if what not in {"a run", "the mirror's log"}
-        ),
-    ],
-)
+@pytest.mark.parametrize("what", LINKS)
 @pytest.mark.slow
 def test_nothing_is_launched_where_a_link_leads_out(
     what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     sweep, link, elsewhere = planted(what, tmp_path)
-    for verb in ("sweep", "run"):
-        assert main([verb, *RUN, *OFFLINE, f"sweep_dir='{sweep.path}'"]) == 2
-        assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
+    verb = "run" if what == "a run" else "sweep"
+    assert main([verb, *RUN, *OFFLINE, f"sweep_dir='{sweep.path}'"]) == 2
+    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
     assert list(elsewhere.iterdir()) == []
 
 

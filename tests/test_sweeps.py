@@ -69,7 +69,14 @@ def test_the_studies() -> None:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = {"engines", "learning_rate_digits", "optimizers", "scaling_rule", "vary_global_batch_digits"}
+"""Studies whose cells are composed several times, or that are another one on other data."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES],
+)
 def test_first_line_is_true(name: str) -> None:
     header, first, *_ = (SWEEPS / f"{name}.yaml").read_text().splitlines()
     assert header == "# @package _global_"
@@ -119,6 +126,7 @@ def test_ramps_grow_to_one_global_batch() -> None:
     }
 
 
+@pytest.mark.slow
 def test_rules_differ_in_the_settings_of_the_optimizer_alone() -> None:
     specs = [spec for spec in plan_of("scaling_rule").specs if spec.config.seed == 0]
     large = [spec for spec in specs if spec.geometry.global_batch_size == 128]
@@ -152,6 +160,7 @@ def test_every_trajectory_of_fixed_global_batch_has_four_decompositions() -> Non
     assert len(set.union(*by_seed.values())) == 3
 
 
+@pytest.mark.slow
 def test_engines_share_cuts_and_names_differ() -> None:
     specs = plan_of("engines").specs
     cuts = {name: set[tuple[int, int, int]]() for name in ("ddp", "fsdp", "accelerate")}
@@ -197,7 +206,7 @@ def test_musev_trains_eight_optimizer_steps() -> None:
     assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}
 
 
-@pytest.mark.parametrize("data", ["", "_digits"])
+@pytest.mark.parametrize("data", ["", pytest.param("_digits", marks=pytest.mark.slow)])
 def test_learning_rates_are_tuned_for_the_global_batches_of_the_other_study(data: str) -> None:
     """Both train alike up to the learning rate, so that a report may join them."""
     tuned, varied = plan_of(f"learning_rate{data}").specs, plan_of(f"vary_global_batch{data}").specs

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.estimates import LEVEL, Estimate, interval_text
 
@@ -82,7 +82,7 @@ class Contrast:
         n = len(self.values)
         if n < 2:
             return np.nan, np.nan
-        quantile = stats.t.ppf((1 + level) / 2, n - 1)
+        quantile = stdtrit(n - 1, (1 + level) / 2)  # what `stats.t.ppf` calls, ten times slower
         half = float(quantile * self.values.std(ddof=1) / np.sqrt(n))
         return self.mean - half, np.inf if self.bounds_below else self.mean + half
 

@@ -100,23 +100,29 @@ def fit_cost(
         As `fit_linear` takes them.
     """
     rows = table[table[figure].notna()]
-    groups = rows.groupby(list(FACTORS))
-    factors = groups.size().index.to_frame(index=False)
-    measured = [group[figure].to_numpy(dtype=float) for _, group in groups]
-    cuts = Cuts(*(factors[name].to_numpy(dtype=float) for name in FACTORS))
+    factors, number = np.unique(
+        rows[list(FACTORS)].to_numpy(dtype=float), axis=0, return_inverse=True
+    )
+    own = [number.reshape(-1) == cell for cell in range(len(factors))]
+    figures, ids = rows[figure].to_numpy(dtype=float), rows.filter(["run_id"])
+    measured = [figures[rows_of_cell] for rows_of_cell in own]
+    cuts = Cuts(*factors.T)
     design = np.column_stack([term.weight(cuts) for term in terms.values()])
     fit = fit_linear(list(terms), design, measured, relative=relative, repeats=repeats)
     means = np.array([values.mean() for values in measured])
     with np.errstate(divide="ignore", invalid="ignore"):
         error_pct = 100 * (fit.left_out / means - 1)
-    cells = factors.astype(int).assign(
-        n=[len(values) for values in measured],
-        measured=means,
-        fitted=fit.fitted,
-        residual=means - fit.fitted,
-        left_out=fit.left_out,
-        left_out_error_pct=error_pct,
-        run_ids=[runs_of(group) for _, group in groups],
+    cells = pd.DataFrame(
+        {
+            **dict(zip(FACTORS, factors.T.astype(int), strict=True)),
+            "n": [len(values) for values in measured],
+            "measured": means,
+            "fitted": fit.fitted,
+            "residual": means - fit.fitted,
+            "left_out": fit.left_out,
+            "left_out_error_pct": error_pct,
+            "run_ids": [runs_of(ids[rows_of_cell]) for rows_of_cell in own],
+        }
     )
     model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
     for name, term in terms.items():

@@ -161,21 +161,18 @@ def _parts(rows: pd.DataFrame) -> list[CostFit]:
 def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
     """Add the parts up by cell; one that a cell does not have, such as an exchange, is zero."""
     keys = list(FACTORS)
-    table = parts[0].cells.set_index(keys)
-    total = table[["n", "run_ids"]].copy()
-    measured = rows.groupby(keys)["step_time_s"].mean()
-    total["measured"] = measured.to_numpy()
-    for name in ("fitted", "left_out"):
-        total[name] = table[name]
-        for part in parts[1:]:
-            other = part.cells.set_index(keys)[name]
-            missing = table.index.difference(other.index)
-            zero = pd.Series(0.0, index=missing)
-            total[name] += pd.concat([other, zero]).reindex(table.index)
+    total = parts[0].cells.copy()
+    total["measured"] = rows.groupby(keys)["step_time_s"].mean().to_numpy()
+    cuts = list(zip(*(total[key] for key in keys), strict=True))
+    for part in parts[1:]:
+        theirs = zip(*(part.cells[key] for key in keys), strict=True)
+        place = {cut: number for number, cut in enumerate(theirs)}
+        for name in ("fitted", "left_out"):
+            other = part.cells[name].to_numpy()
+            total[name] += [other[place[cut]] if cut in place else 0.0 for cut in cuts]
     total["residual"] = total["measured"] - total["fitted"]
     total["left_out_error_pct"] = 100 * (total["left_out"] / total["measured"] - 1)
-    order = ["n", "measured", "fitted", "residual", "left_out", "left_out_error_pct", "run_ids"]
-    return total[order].reset_index()
+    return total
 
 
 def _sum(found: list[Combination]) -> Combination:

@@ -29,7 +29,7 @@ def steps_of(sweep: Any) -> dict[str, pd.DataFrame]:
     return {name: pd.read_parquet(path) for name, path in found.items() if path.exists()}
 
 
-def test_the_table_has_the_columns_that_the_sweeps_promise(build: Any) -> None:
+def test_the_table_of_a_study(build: Any) -> None:
     comparison = compare(find_cells(load(build().fork().path).runs))
     assert list(comparison)[:9] == [
         "data_parallel_size",
@@ -58,10 +58,7 @@ def test_the_table_has_the_columns_that_the_sweeps_promise(build: Any) -> None:
     assert "run_ids" in comparison
     assert {quantity.name for quantity in QUANTITIES} <= set(SUMMARY)
     assert {"loss", "step_time_s"} <= set(COLUMNS["steps"])
-
-
-def test_four_decompositions_complete_and_two_cells_are_rejected(build: Any) -> None:
-    comparison = compare(find_cells(load(build().fork().path).runs))
+    # Four decompositions complete, and two cells are rejected.
     assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
     assert comparison["n"].tolist() == [3] * 6
     assert comparison["n_completed"].tolist() == [3] * 4 + [0] * 2
@@ -70,15 +67,24 @@ def test_four_decompositions_complete_and_two_cells_are_rejected(build: Any) -> 
     figures = [name for name in map(str, comparison) if name.endswith(("_mean", "_sd", "_ci95"))]
     assert rejected[figures].isna().all(axis=None)
     assert rejected[[f"{q.name}_n" for q in QUANTITIES]].eq(0).all(axis=None)
+    # Times of oversubscribed runs are left out, and nothing else.
+    row = comparison.iloc[3]
+    assert row["data_parallel_size"] == 4
+    assert row["timing_note"] == "oversubscribed: 4 ranks on 2 cores"
+    for name, kind in QUANTITIES:
+        if kind == "time":
+            assert math.isnan(row[f"{name}_mean"])
+            assert row[f"{name}_n"] == 0
+    assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
 
 
 def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> None:
     sweep = build().fork(seeds=(0, 1, 2, 3))
     row = compare(find_cells(load(sweep.path).runs)).iloc[2]
     assert (row["data_parallel_size"], row["micro_batch_size"]) == (2, 8)
-    losses, times = [], []
+    losses, times, rows = [], [], steps_of(sweep)
     for run_id in row["run_ids"].split(";"):
-        steps = steps_of(sweep)[run_id]
+        steps = rows[run_id]
         tail = steps[steps["samples"] > 0.9 * steps["samples"].max()]
         losses.append(float(tail["loss"].mean()))
         times.append(float(steps["step_time_s"][5:].median()))
@@ -97,17 +103,6 @@ def test_one_seed_has_no_spread(build: Any) -> None:
     assert math.isfinite(row["final_loss_mean"])
     assert math.isnan(row["final_loss_sd"])
     assert math.isnan(row["final_loss_ci95"])
-
-
-def test_times_of_oversubscribed_runs_are_left_out_and_nothing_else(build: Any) -> None:
-    row = compare(find_cells(load(build().fork().path).runs)).iloc[3]
-    assert row["data_parallel_size"] == 4
-    assert row["timing_note"] == "oversubscribed: 4 ranks on 2 cores"
-    for name, kind in QUANTITIES:
-        if kind == "time":
-            assert math.isnan(row[f"{name}_mean"])
-            assert row[f"{name}_n"] == 0
-    assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
 
 
 def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> None:

@@ -65,7 +65,7 @@ def survives(files: list[Path], command: tuple[str, ...] = (), devices: int | No
 
 
 @pytest.mark.slow
-@LAX
+@settings(LAX, max_examples=60)
 @given(content=CONTENT, other=CONTENT, devices=st.none() | st.integers(1, 9))
 def test_any_settings(tmp_path, content, other, devices) -> None:
     left, right = tmp_path / "left.json", tmp_path / "right.yaml"

@@ -241,7 +241,7 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
 @pytest.mark.slow
-@settings(max_examples=100, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(LINES, max_size=4))
 def test_many_lines_have_a_plan_or_a_message(lines: list[str]) -> None:
     plan_or_message(lines)

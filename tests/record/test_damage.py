@@ -131,12 +131,15 @@ def not_shown(seen: object, before: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "status",
-    [Status.COMPLETED, pytest.param(Status.FAILED, marks=pytest.mark.slow)],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("seed", "count"), [(0, 2), pytest.param(1, 25, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("status", "seed", "count"),
+    [
+        (Status.COMPLETED, 0, 2),
+        *(
+            pytest.param(status, 1, 10, marks=pytest.mark.slow)
+            for status in (Status.COMPLETED, Status.FAILED)
+        ),
+    ],
+    ids=["few-completed", "many-completed", "many-failed"],
 )
 def test_a_damaged_file_is_never_read_as_another_number(
     sweep: SweepFolder,

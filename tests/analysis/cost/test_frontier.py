@@ -95,6 +95,7 @@ some_runs = st.lists(
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(some_runs)
 def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
     found = find_frontier(table(*runs))

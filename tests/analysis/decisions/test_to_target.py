@@ -158,11 +158,20 @@ def test_the_front_is_what_no_other_beats(points):
     ("n", "noise"), [(3, (0.1, 0.03)), (3, (0.03, 0.1)), (3, (0.1, 0.1)), (10, (0.1, 0.1))]
 )
 def test_the_interval_covers_the_true_time(n, noise):
+    """In 400 simulations: each is a global batch of its own, and none knows of another."""
     rng = np.random.default_rng(11)
-    hits = []
-    for _ in range(400):
+    reached, measured = [], []
+    cuts = [(2, 8, number) for number in range(1, 401)]
+    for cut in cuts:
         steps = 100 * np.exp(noise[0] * rng.standard_normal(n))
-        table = times({(2, 8, 2): 0.5}, repeats=np.exp(noise[1] * rng.standard_normal(n)))
-        rows = time_to_target(steps_by_batch(reaches(steps)), step_times(table, [(2, 8, 2)]))
-        hits.append(rows["time_low_s"].iloc[0] <= 50 <= rows["time_high_s"].iloc[0])
-    assert 0.90 <= np.mean(hits) <= 0.99
+        reached.append(reaches(steps, batch=math.prod(cut)))
+        measured.append(times({cut: 0.5}, repeats=np.exp(noise[1] * rng.standard_normal(n))))
+    steps, seconds = (pd.concat(rows, ignore_index=True) for rows in (reached, measured))
+    rows = time_to_target(steps_by_batch(steps), step_times(seconds, cuts))
+    alone = time_to_target(steps_by_batch(reached[7]), step_times(measured[7], [cuts[7]]))
+    pd.testing.assert_frame_equal(
+        rows.iloc[[7]].filter(regex="time_").reset_index(drop=True), alone.filter(regex="time_")
+    )
+    assert len(rows) == 400
+    hits = (rows["time_low_s"] <= 50) & (rows["time_high_s"] >= 50)
+    assert 0.90 <= hits.mean() <= 0.99

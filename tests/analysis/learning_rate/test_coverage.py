@@ -135,8 +135,7 @@ def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlated", [False, True])
-@pytest.mark.parametrize("n", [3, 10])
+@pytest.mark.parametrize(("n", "correlated"), [(3, True), (10, False)])
 @pytest.mark.parametrize(
     ("curve", "noise", "factor"),
     [(bowl, 0.2, math.sqrt(2)), (bowl, 0.1, 2), (slope, 0.1, 2), (quadratic, 0.1, 2)],
@@ -156,9 +155,9 @@ def test_a_few_sweeps_hold_the_truth():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [3, 5])
-@pytest.mark.parametrize("truth", [0.0, 0.5])
-@pytest.mark.parametrize("rates", [3, 5])
+@pytest.mark.parametrize(
+    ("n", "truth", "rates"), [(3, 0.0, 3), (5, 0.5, 3), (5, 0.0, 5), (3, 0.5, 5)]
+)  # each value of one with each of every other
 @pytest.mark.parametrize(
     ("curve", "depth", "noise"), [(bowl, 0.1, 0.05), (bowl, 1, 0.1), (slope, 1, 0.2)]
 )

@@ -31,7 +31,7 @@ def shown(report: Report, width: int = 100) -> str:
     return file.getvalue()
 
 
-def test_a_whole_report(build: Any) -> None:
+def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
     sweep = build().fork()
     before = dict(mpl.rcParams)
     report = write_report([sweep.path])
@@ -65,9 +65,6 @@ def test_a_whole_report(build: Any) -> None:
     assert len(linked) > 10
     assert all(path.exists() for path in linked)
 
-
-def test_csv_markdown_latex_and_terminal_tell_the_same(build: Any) -> None:
-    report = write_report([build().fork().path], figures=False)
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")
     assert list(comparison.columns[:5]) == [

@@ -253,7 +253,7 @@ def config_of() -> Callable[..., RunConfig]:
     return make_config
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spec_of() -> Callable[..., RunSpec]:
     """`make_spec`."""
     return make_spec

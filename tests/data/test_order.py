@@ -169,7 +169,7 @@ def test_small_permutations_are_equally_likely(num_samples: int) -> None:
     assert stats.chisquare(observed).pvalue > 0.001
 
 
-@pytest.mark.parametrize("num_samples", [500, 1025, 3000])
+@pytest.mark.parametrize("num_samples", [500, 1025])
 def test_permutations_look_random(num_samples: int) -> None:
     streams = epochs_of(num_samples, 11, 600)
     # Fixed points and kept neighbours are both Poisson(1) in random permutations, to O(1/n).

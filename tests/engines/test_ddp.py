@@ -171,7 +171,7 @@ def test_bfloat16_follows_float32_smoothly(trainer, steps, tmp_path):
     """Pointwise bfloat16 noise, no drift: the mean of the last steps agrees."""
     losses = {}
     for precision in ("float32", "bfloat16"):
-        spec = trainer.make_spec((2, 8, 2), engine__precision=precision, budget__optimizer_steps=60)
+        spec = trainer.make_spec((2, 4, 2), engine__precision=precision, budget__optimizer_steps=40)
         losses[precision] = steps(trainer.train(spec, tmp_path / precision))["loss"].astype(float)
     difference = losses["bfloat16"] - losses["float32"]
     assert 0 < difference.abs().max() < 5e-2
@@ -302,20 +302,17 @@ OWN = {"name": "custom", "arguments": {}}
 
 
 @pytest.mark.parametrize("name", ["Spare", pytest.param("Routed", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "cut", [pytest.param((2, 4, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=str
-)
-def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name, cut):
+def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name):
     """A layer that no sample uses, or few do: all numbers of ranks train alike."""
     tables = []
-    for geometry in [(1, 8, 1), cut]:
+    for geometry in [(1, 8, 1), (2, 2, 2)]:
         model = OWN | {"_target_": f"own_models.{name}"}
-        spec = trainer.make_spec(geometry, model=model, budget__optimizer_steps=12)
+        spec = trainer.make_spec(geometry, model=model, budget__optimizer_steps=6)
         tables.append(steps(trainer.train(spec, tmp_path)))
     module = build_model(spec.config, spec.data, "float64")
     declared = 8 * sum(p.numel() for p in module.parameters())
     for table, exchanged in zip(tables, (0, declared), strict=True):
-        assert table["exchanged_bytes"].tolist() == [exchanged] * 12
+        assert table["exchanged_bytes"].tolist() == [exchanged] * 6
         for column in ("loss", "gradient_norm"):
             np.testing.assert_allclose(
                 table[column].to_numpy(float), tables[0][column].to_numpy(float), rtol=1e-9

@@ -29,6 +29,8 @@ pytestmark = [
 ]
 
 STAGES = [0, 1, 2, 3]
+KINDS = [0, 2, 3]
+"""Stages of which each is another class of the library; stage 1 has that of stage 2."""
 SETTINGS = AdamW(name="adamw", learning_rate=0.01, gradient_clip_norm=0.5)
 ALONE = BatchGeometry(1, 1, 2, 4)
 
@@ -76,19 +78,38 @@ def weights(engine):
     return engine.state()["model"]
 
 
+@pytest.fixture(scope="module")
+def trained(trainer, tmp_path_factory):
+    """Train once by each stage, or by DDP, with samples of the noise; the folders are read only."""
+    done = {}
+
+    def of(stage, geometry=(2, 4, 4)):
+        if (stage, geometry) not in done:
+            ddp = {"name": "ddp", "precision": "float32"}
+            spec = trainer.make_spec(
+                geometry,
+                engine=ddp if stage is None else deepspeed(stage),
+                measure={"memory": False, "noise_scale_every": 4},
+                budget__optimizer_steps=12,
+            )
+            done[stage, geometry] = spec, trainer.train(spec, tmp_path_factory.mktemp("trained"))
+        return done[stage, geometry]
+
+    return of
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_train_as_one_and_exchange_what_is_declared(trainer, steps, tmp_path, stage):
+def test_two_ranks_train_as_one_and_exchange_what_is_declared(trained, steps, stage):
     """Against plain PyTorch on the whole batch; bytes against a count of the model's parameters."""
-    one = steps(trainer.train(trainer.make_spec((1, 32, 1), engine__precision="float32"), tmp_path))
-    spec = trainer.make_spec((2, 4, 4), engine=deepspeed(stage))
-    folder = trainer.train(spec, tmp_path)
+    one = steps(trained(None, (1, 32, 1))[1])
+    spec, folder = trained(stage)
     two = steps(folder)
     for column in ("loss", "gradient_norm"):
         np.testing.assert_allclose(two[column].astype(float), one[column].astype(float), atol=1e-4)
     sizes = [p.numel() for p in build_model(spec.config, spec.data, "float32").parameters()]
     elements = sum(n + n % 2 for n in sizes) if stage == 3 else sum(sizes)
     exchanges = 4 if stage >= 2 else 1
-    assert two["exchanged_bytes"].tolist() == [4 * elements * exchanges] * 20
+    assert two["exchanged_bytes"].tolist() == [4 * elements * exchanges] * 12
     for rank in read_table(folder, "ranks").to_dict("records"):
         assert rank["reported_data_parallel_size"] == 2
         assert rank["reported_micro_batch_size"] == 4
@@ -97,19 +118,19 @@ def test_two_ranks_train_as_one_and_exchange_what_is_declared(trainer, steps, tm
     assert folder.log.read_text() == "", "the library is to be quiet"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 3])
 def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path, stage):
     spec = trainer.make_spec(
         (2, 8, 2),
         engine=deepspeed(stage),
-        budget__optimizer_steps=60,
+        budget__optimizer_steps=12,
         checkpoint__every_s=0.0,
         data__sequence_length=16,
     )
     whole = steps(trainer.train(spec, tmp_path / "whole"))
     root = tmp_path / "killed"
-    folder = trainer.start(spec, root)
-    while not list(folder.checkpoints.glob("step-*.pt")):
+    folder = trainer.start(spec, root, target="faulty_workers:hanging")
+    while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
         assert not trainer._processes.wait(0.05), folder.log.read_text()
     trainer.kill(spec)
     trainer.train(spec, root, attempt=1)
@@ -120,30 +141,26 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_noise_is_sampled_from_each_ranks_own_gradients(trainer, steps, tmp_path, stage):
-    measure = {"memory": False, "noise_scale_every": 5}
+def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stage):
     sampled = []
-    for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
-        spec = trainer.make_spec((2, 4, 4), engine=engine, measure=measure)
-        rows = steps(trainer.train(spec, tmp_path / engine["name"]))
+    for engine in (None, stage):
+        rows = steps(trained(engine)[1])
         sampled.append(rows["small_gradient_square"].dropna().astype(float))
-    assert len(sampled[0]) == 4
+    assert len(sampled[0]) == 3
     pd.testing.assert_series_equal(*sampled, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("stage", "more"),
     [
-        (1, {"evaluation__ema_half_life_tokens": 4096}),
         (2, {"evaluation__ema_half_life_tokens": 4096}),
         (0, {"optimizer": {"name": "muon", "learning_rate": 0.01}}),
-        (2, {"optimizer": {"name": "sgd", "learning_rate": 0.1, "gradient_clip_norm": 0.5}}),
         (3, {"engine__activation_checkpointing": True}),
     ],
     ids=str,
 )
 def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, stage, more):
-    more = {"evaluation__every_samples": 320, **more}
+    more = {"evaluation__every_samples": 160, "budget__optimizer_steps": 10, **more}
     found = []
     for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
         spec = trainer.make_spec((2, 8, 2), **{"engine": engine, **more})
@@ -153,20 +170,20 @@ def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, st
     pd.testing.assert_frame_equal(*found, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_running_means_are_those_of_ddp(trainer, tmp_path, stage):
+def test_running_means_are_those_of_ddp(trainer, tmp_path):
     """Else every rank would evaluate a model of its own."""
     own = {"name": "custom", "arguments": {}, "_target_": "engine_models.Normalises"}
     more = {"model": own, "budget__optimizer_steps": 6, "evaluation__every_samples": 16}
     found = []
-    for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
+    for engine in ({"name": "ddp", "precision": "float32"}, *map(deepspeed, KINDS)):
         spec = trainer.make_spec((2, 4, 2), engine=engine, **more)
-        evals = read_table(trainer.train(spec, tmp_path / engine["name"]), "evals")
+        evals = read_table(trainer.train(spec, tmp_path / str(len(found))), "evals")
         found.append(evals["eval_loss"].astype(float))
-    pd.testing.assert_series_equal(*found, rtol=1e-5)
+    for of_a_stage in found[1:]:
+        pd.testing.assert_series_equal(of_a_stage, found[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_forgotten_micro_steps_leave_no_trace(engine_of, stage):
     trained = []
     for forgets in (False, True):
@@ -184,7 +201,7 @@ def test_forgotten_micro_steps_leave_no_trace(engine_of, stage):
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_state_goes_through_a_file_of_plain_data(engine_of, tmp_path, stage):
     first = engine_of(stage)
     step(first)
@@ -198,7 +215,7 @@ def test_state_goes_through_a_file_of_plain_data(engine_of, tmp_path, stage):
     assert all(torch.equal(after[name], weights(second)[name]) for name in after)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_settings_of_a_step_reach_the_update(engine_of, stage):
     """Neither rate nor clipping are those that the library was configured with."""
     engine = engine_of(stage)
@@ -212,7 +229,7 @@ def test_settings_of_a_step_reach_the_update(engine_of, stage):
     assert all(torch.equal(moved[name], weights(engine)[name]) for name in before)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_clipping_sees_the_whole_gradient(engine_of, stage):
     """A clipped SGD step moves by rate times the largest norm, and tells the norm before."""
     from batchscape.config import Sgd
@@ -229,7 +246,7 @@ def test_clipping_sees_the_whole_gradient(engine_of, stage):
     assert float(moved) == pytest.approx(0.25, rel=1e-4)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [2, 3])
 def test_an_update_that_is_not_finite_is_skipped_and_told_of(engine_of, stage):
     engine = engine_of(stage)
     step(engine)
@@ -254,7 +271,7 @@ def test_parameters_without_a_gradient_have_zeros_or_are_refused(engine_of, stag
         step(engine)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_closing_leaves_nothing_behind(engine_of, stage):
     import deepspeed.comm
 

@@ -70,7 +70,7 @@ def test_uneven_parts_and_averages_are_evaluated_alike(trainer, tmp_path):
 def test_an_average_is_stopped_and_goes_on(trainer, steps, tmp_path):
     """Its parts are gathered and cut again, bit for bit."""
     settings = {"engine": engine("fsdp"), "evaluation__ema_half_life_tokens": 1024.0}
-    spec = trainer.make_spec((3, 2, 2), **settings)
+    spec = trainer.make_spec((3, 2, 2), budget__optimizer_steps=8, **settings)
     whole = trainer.train(spec, tmp_path / "whole")
     cut = trainer.start(spec, tmp_path, target="engine_witness:watched", STOP_AFTER="5")
     trainer.wait(spec)
@@ -126,9 +126,8 @@ def test_parts_take_the_memory_of_parts(trainer, tmp_path):
     """After the model: half the parameters, and DDP's bucket for them beside the whole."""
     alive = {}
     for name in ("ddp", "fsdp"):
-        folder = trained(
-            trainer, tmp_path, (2, 2, 2), engine(name), measure__memory=True, model__d_model=64
-        )
+        more = {"model__d_model": 64, "budget__optimizer_steps": 1}
+        folder = trained(trainer, tmp_path, (2, 2, 2), engine(name), measure__memory=True, **more)
         ranks = read_table(folder, "ranks")
         assert (ranks["memory_method"] == "cpu allocator events").all()
         alive[name] = ranks["allocated_after_model_gib"].max() * 2**30
@@ -197,9 +196,9 @@ def test_bfloat16_follows_float32(trainer, steps, tmp_path):
             trained(
                 trainer,
                 tmp_path / precision,
-                (2, 8, 2),
+                (2, 4, 2),
                 {"name": "fsdp", "precision": precision},
-                budget__optimizer_steps=30,
+                budget__optimizer_steps=10,
             )
         )["loss"].astype(float)
         for precision in ("float32", "bfloat16")
@@ -210,7 +209,7 @@ def test_bfloat16_follows_float32(trainer, steps, tmp_path):
 @pytest.mark.slow
 def test_settings_of_logits_train_alike_in_parts(trainer, tmp_path):
     """A last matrix that ranks have parts of, with rows of padding, loss by loss."""
-    model = {"model__vocabulary_size": 257}
+    model = {"model__vocabulary_size": 257, "budget__optimizer_steps": 3}
     plain = trained(trainer, tmp_path / "plain", (1, 16, 1), engine("ddp"), **model)
     for name in ("ddp", "fsdp"):
         settings = {**model, "model__padded_vocabulary": True, "model__loss_chunk": 37}

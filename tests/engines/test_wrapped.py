@@ -40,9 +40,7 @@ def gradients(module):
     return [p.grad.clone() for p in module.parameters()]
 
 
-@pytest.mark.parametrize(
-    ("accumulation", "micro_steps"), [(1, 1), (1, 2), (3, 3), (3, 2), (4, 4), (4, 6)]
-)
+@pytest.mark.parametrize(("accumulation", "micro_steps"), [(3, 2), (4, 4), (4, 6)])
 def test_a_gradient_is_that_of_the_whole_batch(library, spec_of, accumulation, micro_steps):
     """Whatever the library divides by, and whether or not the micro-steps are as many."""
     spec = spec_of((1, 12 // accumulation, accumulation), **with_engine(library))
@@ -62,11 +60,9 @@ def test_a_gradient_is_that_of_the_whole_batch(library, spec_of, accumulation, m
 @pytest.mark.parametrize(
     ("optimizer", "precision", "clip"),
     [
-        ("sgd", "float64", None),
         ("muon", "float64", 0.5),
-        ("adamw", "bfloat16", 0.5),
-        ("adamw", "float16", None),
-        ("muon", "float16", 0.5),
+        ("adamw", "bfloat16", None),
+        ("adamw", "float16", 0.5),
     ],
 )
 def test_steps_and_checkpoints_are_those_of_ddp(library, spec_of, optimizer, precision, clip):
@@ -166,7 +162,7 @@ def test_nothing_lives_on_after_an_engine(library, spec_of):
     import gc
     import weakref
 
-    for precision, accumulation in [("bfloat16", 3), ("float64", 4), ("bfloat16", 1)]:
+    for precision, accumulation in [("bfloat16", 3), ("float64", 4)]:
         spec = spec_of((1, 1, accumulation), **with_engine(library, precision))
         engine = build_engine(spec, CPU)
         assert engine.reported().gradient_accumulation_steps in {None, accumulation}
@@ -177,9 +173,6 @@ def test_nothing_lives_on_after_an_engine(library, spec_of):
         del engine
         gc.collect()
         assert model() is None
-
-
-GEOMETRIES = [(2, 12, 1), (2, 4, 3), (2, 3, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -201,12 +194,9 @@ def reference(trainer, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_two_ranks_train_as_one_without_the_library(
-    library, geometry, trainer, steps, reference, tmp_path
-):
+def test_two_ranks_train_as_one_without_the_library(library, trainer, steps, reference, tmp_path):
     spec = trainer.make_spec(
-        geometry,
+        (2, 4, 3),
         **with_engine(library),
         budget__optimizer_steps=8,
         measure={"memory": True, "noise_scale_every": 2},
@@ -225,20 +215,19 @@ def test_two_ranks_train_as_one_without_the_library(
     assert "Warning" not in folder.log.read_text()
 
 
-@pytest.mark.parametrize("model", ["Spare", "Routed"])
 def test_parameters_without_a_gradient_have_one_of_zero(
-    library, model, trainer, steps, reference, tmp_path
+    library, trainer, steps, reference, tmp_path
 ):
     spec = trainer.make_spec(
         (2, 4, 3),
-        model=OWN | {"_target_": f"own_models.{model}"},
+        model=OWN | {"_target_": "own_models.Routed"},
         **with_engine(library),
         budget__optimizer_steps=8,
     )
     table = steps(trainer.train(spec, tmp_path))
     for column in ("loss", "gradient_norm"):
         np.testing.assert_allclose(
-            table[column].to_numpy(float), reference(model)[column].to_numpy(float), rtol=1e-9
+            table[column].to_numpy(float), reference("Routed")[column].to_numpy(float), rtol=1e-9
         )
 
 

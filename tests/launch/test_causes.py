@@ -18,50 +18,20 @@ from sweeps_of_fakes import MACHINE, is_alive
 
 from batchscape.launch import SweepResult, active, hangs, run_sweep
 from batchscape.record.causes import Cause
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load, verify_seal
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
-HANG = {"hang_least_s": 3.0, "hang_outside_s": 30.0}
 
 
-@pytest.fixture(autouse=True)
-def _workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(FAULTS)
-    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
-    monkeypatch.setattr(hangs, "FACTOR", 3.0)
+class Swept:
+    """A sweep that has ended, of trainings of 8 optimizer steps; names say how each ends."""
 
-
-@pytest.fixture
-def sweep(spec_of: Callable[..., RunSpec], tmp_path: Path) -> Sweep:
-    return Sweep(spec_of, tmp_path / "sweep")
-
-
-class Sweep:
-    def __init__(self, spec_of: Callable[..., RunSpec], path: Path) -> None:
-        self._spec_of = spec_of
-        self.folder = SweepFolder(path)
-
-    def spec(self, name: str, **settings: Any) -> RunSpec:
-        """Return a training of 8 optimizer steps; `name` says how it ends, and its ranks."""
-        ranks = int(name.rpartition("-d")[2])
-        launcher = {"name": "local", "device": "cpu", "retries": 0, **settings.pop("launcher", {})}
-        settings = {"budget__optimizer_steps": 8, "launcher": launcher, **settings}
-        spec = self._spec_of((ranks, 16 // ranks, 2), **settings)
-        return dataclasses.replace(spec, run_id=name)
-
-    def run(self, *specs: RunSpec) -> SweepResult:
-        console = Console(file=io.StringIO())
-        return run_sweep(
-            specs,
-            self.folder,
-            MACHINE,
-            target="dying_workers:main",
-            console=console,
-            method="fork",
-        )
+    def __init__(self, folder: SweepFolder, result: SweepResult) -> None:
+        self.folder = folder
+        self.result = result
 
     def status(self, name: str) -> RunStatus:
         return RunStatus.read(self.folder.run(name).status)
@@ -70,26 +40,90 @@ class Sweep:
         return self.folder.run(name).log.read_text()
 
 
-def check_completed(folder: RunFolder) -> None:
-    status = RunStatus.read(folder.status)
-    assert status.status is Status.COMPLETED
-    assert (status.cause, status.reason, status.phase) == (None, None, None)
-    verify_seal(folder, status)
-    assert status.summary["optimizer_steps"] == 8
+EXPECTED = {
+    "limited-d2": ("oom", "out_of_memory", "out of memory in forward of optimizer step 5: "),
+    "killed-d2": ("failed", "killed", "killed, probably out of memory: rank 1 was killed by"),
+    "sleeps-d2": ("failed", "hang", "rank 1 hangs in forward of optimizer step 5: "),
+    "segfaults-d2": ("failed", "signal", "rank 1 was killed by SIGSEGV"),
+    "wrapped-d1": ("oom", "out_of_memory", "ValueError: no batch can be made"),
+    "loader-d1": ("oom", "out_of_memory", "MemoryError: Caught MemoryError in DataLoader"),
+    "robbed-d1": ("failed", "killed", "DataLoader worker (pid"),
+    "speaks-d1": ("failed", "exception", "ValueError: a configuration that runs out of memory"),
+    "explodes-d1": ("diverged", "divergence", "the loss exploded: "),
+    "unplugged-d2": ("failed", "lost_connection", ""),
+    "trains-d2": ("completed", None, None),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sleeps-d2": {"launcher": {"hang_least_s": 3.0, "hang_outside_s": 30.0}},
+    "loader-d1": {"loader": {"workers": 1}},
+    "robbed-d1": {"loader": {"workers": 1}},
+    "explodes-d1": {
+        "optimizer": {"name": "sgd", "learning_rate": 1000.0, "gradient_clip_norm": 1.0},
+        "schedule": {"name": "constant"},
+        "budget__optimizer_steps": 60,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """All of them in one sweep, whose server is booted once; what it leaves is read only."""
+    folder = SweepFolder(tmp_path_factory.mktemp("causes") / "sweep")
+    specs = []
+    for name in EXPECTED:
+        ranks = int(name.rpartition("-d")[2])
+        more = dict(SETTINGS.get(name, {}))
+        launcher = {"name": "local", "device": "cpu", "retries": 0, **more.pop("launcher", {})}
+        settings = {"budget__optimizer_steps": 8, "launcher": launcher, **more}
+        spec = spec_of((ranks, 16 // ranks, 2), **settings)
+        specs.append(dataclasses.replace(spec, run_id=name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FAULTS)
+        patch.setattr(active, "PEER_GRACE_S", 0.5)
+        patch.setattr(hangs, "FACTOR", 3.0)
+        result = run_sweep(
+            specs,
+            folder,
+            MACHINE,
+            target="dying_workers:main",
+            console=Console(file=io.StringIO()),
+            method="fork",
+        )
+    return Swept(folder, result)
 
 
 @pytest.mark.slow
-def test_memory_that_is_out_and_a_rank_that_is_killed(sweep: Sweep) -> None:
-    result = sweep.run(*map(sweep.spec, ("limited-d2", "killed-d2", "trains-d1")))
-    assert {run.run_id: str(run.status) for run in result.runs} == {
-        "limited-d2": "oom",
-        "killed-d2": "failed",
-        "trains-d1": "completed",
+@pytest.mark.timeout(400)
+def test_every_way_to_die_has_its_status_and_cause(swept: Swept) -> None:
+    """Out of memory by itself, behind other exceptions, in a loader; signals, words, a network."""
+    for name, (status, cause, reason) in EXPECTED.items():
+        found = swept.status(name)
+        assert (found.status, found.cause) == (status, cause), (name, found.reason)
+        assert (reason or "") in str(found.reason), name
+    assert {run.run_id: str(run.status) for run in swept.result.runs} == {
+        name: status for name, (status, _, _) in EXPECTED.items()
     }
-    check_completed(sweep.folder.run("trains-d1"))
+    runs = load(swept.folder.path).runs.set_index("run_id")
+    assert runs["cause"].fillna("").to_dict() == {
+        name: cause or "" for name, (_, cause, _) in EXPECTED.items()
+    }
 
-    oom = sweep.status("limited-d2")
-    assert (oom.cause, oom.rank, oom.phase) == (Cause.OUT_OF_MEMORY, 1, "forward")
+
+@pytest.mark.slow
+def test_the_other_runs_are_as_if_nothing_had_happened(swept: Swept) -> None:
+    folder = swept.folder.run("trains-d2")
+    status = RunStatus.read(folder.status)
+    assert (status.cause, status.reason, status.phase) == (None, None, None)
+    verify_seal(folder, status)
+    assert status.summary["optimizer_steps"] == 8
+    # Divergence is an end like any other: sealed, and skipped from now on.
+    verify_seal(swept.folder.run("explodes-d1"), swept.status("explodes-d1"))
+
+
+@pytest.mark.slow
+def test_memory_that_is_out_and_a_rank_that_is_killed(swept: Swept) -> None:
+    oom = swept.status("limited-d2")
+    assert (oom.rank, oom.phase) == (1, "forward")
     assert oom.peak_memory_method == "resident"
     assert oom.peak_memory_gib is not None
     assert 0.1 < oom.peak_memory_gib < 2
@@ -100,94 +134,44 @@ def test_memory_that_is_out_and_a_rank_that_is_killed(sweep: Sweep) -> None:
     assert f"peak until then: {oom.peak_memory_gib:.3g} GiB resident" in str(oom.reason)
     assert [attempt.cause for attempt in oom.attempts] == ["out_of_memory"]
 
-    killed = sweep.status("killed-d2")
-    assert (killed.cause, killed.rank, killed.phase) == (Cause.KILLED, 1, "forward")
+    killed = swept.status("killed-d2")
+    assert (killed.rank, killed.phase) == (1, "forward")
     assert killed.reason == (
         "killed, probably out of memory: rank 1 was killed by SIGKILL, which the launcher did not "
         "send"
     )
-    runs = load(sweep.folder.path).runs.set_index("run_id")
-    assert runs["cause"].fillna("").to_dict() == {
-        "killed-d2": "killed",
-        "limited-d2": "out_of_memory",
-        "trains-d1": "",
-    }
+
+    # The loader's process asked, and its rank was waiting for samples.
+    assert swept.status("loader-d1").phase == "data"
+    # The system tells the rank at once of its death, whatever the rank is doing.
+    assert swept.status("robbed-d1").rank == 0
+    # torch says one or the other, as its signal handler or its queue is first to know.
+    assert re.match(
+        r"killed, probably out of memory: RuntimeError: DataLoader worker "
+        r"(\(pid \d+\) is killed by signal: Killed|\(pid\(s\) \d+\) exited unexpectedly)",
+        str(swept.status("robbed-d1").reason),
+    )
 
 
 @pytest.mark.slow
-def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(sweep: Sweep) -> None:
+def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(swept: Swept) -> None:
     """Rank 0 waits for rank 1 in the exchange, in native code: both show their stacks."""
-    specs = [
-        sweep.spec("sleeps-d2", launcher=HANG),
-        sweep.spec("segfaults-d2"),
-        sweep.spec("trains-d2"),
-    ]
-    result = sweep.run(*specs)
-    assert {run.run_id: str(run.status) for run in result.runs} == {
-        "sleeps-d2": "failed",
-        "segfaults-d2": "failed",
-        "trains-d2": "completed",
-    }
-    check_completed(sweep.folder.run("trains-d2"))
-
-    hung = sweep.status("sleeps-d2")
-    assert (hung.cause, hung.rank, hung.phase) == (Cause.HANG, 1, "forward")
+    hung = swept.status("sleeps-d2")
+    assert (hung.rank, hung.phase) == (1, "forward")
     reason = str(hung.reason)
     assert reason.startswith("rank 1 hangs in forward of optimizer step 5: no heartbeat for ")
     assert " s (3 x step time " in reason
     assert "at least hang_least_s 3 s)" in reason
     assert reason.endswith("; the others wait in backward of optimizer step 5")
-    first, second = sweep.log("sleeps-d2").split("batchscape: stack of rank ")[1:]
+    first, second = swept.log("sleeps-d2").split("batchscape: stack of rank ")[1:]
     assert first.startswith("0, which is in backward of optimizer step 5")
     assert "backward" in first.partition("\n")[2]
     assert second.startswith("1, which is in forward of optimizer step 5")
     assert "in sleeps" in second
 
-    crashed = sweep.status("segfaults-d2")
-    assert (crashed.cause, crashed.rank, crashed.phase) == (Cause.SIGNAL, 1, "forward")
-    assert str(crashed.reason).startswith("rank 1 was killed by SIGSEGV")
-    assert "in segfaults" in sweep.log("segfaults-d2")
-
-
-@pytest.mark.slow
-def test_the_other_ways_to_die(sweep: Sweep) -> None:
-    """A loader's process, memory behind other exceptions; words, divergence, a network."""
-    expected = {
-        "wrapped-d1": ("oom", "out_of_memory", "ValueError: no batch can be made"),
-        "loader-d1": ("oom", "out_of_memory", "MemoryError: Caught MemoryError in DataLoader"),
-        "robbed-d1": ("failed", "killed", "DataLoader worker (pid"),
-        "speaks-d1": ("failed", "exception", "ValueError: a configuration that runs out of memory"),
-        "explodes-d1": ("diverged", "divergence", "the loss exploded: "),
-        "unplugged-d2": ("failed", "lost_connection", ""),
-        "trains-d1": ("completed", None, None),
-    }
-    options: dict[str, dict[str, Any]] = {
-        "loader-d1": {"loader": {"workers": 1}},
-        "robbed-d1": {"loader": {"workers": 1}},
-        "explodes-d1": {
-            "optimizer": {"name": "sgd", "learning_rate": 1000.0, "gradient_clip_norm": 1.0},
-            "schedule": {"name": "constant"},
-            "budget__optimizer_steps": 60,
-        },
-    }
-    sweep.run(*(sweep.spec(name, **options.get(name, {})) for name in expected))
-    for name, (status, cause, reason) in expected.items():
-        found = sweep.status(name)
-        assert (found.status, found.cause) == (status, cause), (name, found.reason)
-        assert (reason or "") in str(found.reason), name
-    check_completed(sweep.folder.run("trains-d1"))
-    # The loader's process asked, and its rank was waiting for samples.
-    assert sweep.status("loader-d1").phase == "data"
-    # The system tells the rank at once of its death, whatever the rank is doing.
-    assert sweep.status("robbed-d1").rank == 0
-    # torch says one or the other, as its signal handler or its queue is first to know.
-    assert re.match(
-        r"killed, probably out of memory: RuntimeError: DataLoader worker "
-        r"(\(pid \d+\) is killed by signal: Killed|\(pid\(s\) \d+\) exited unexpectedly)",
-        str(sweep.status("robbed-d1").reason),
-    )
-    # Divergence is an end like any other: sealed, and skipped from now on.
-    verify_seal(sweep.folder.run("explodes-d1"), sweep.status("explodes-d1"))
+    crashed = swept.status("segfaults-d2")
+    assert (crashed.rank, crashed.phase) == (1, "forward")
+    assert "in segfaults" in swept.log("segfaults-d2")
 
 
 IN_CGROUP = """
@@ -207,8 +191,11 @@ run_sweep(specs, SweepFolder(Path(sys.argv[4])), MACHINE, target=TARGET, method=
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
-def test_a_rank_that_the_system_kills_for_memory_is_out_of_memory(tmp_path: Path) -> None:
+def test_a_rank_that_the_system_kills_for_memory_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A launcher and its ranks in a cgroup of 700 MiB: one rank takes 2 GiB, one kills itself."""
+    monkeypatch.syspath_prepend(FAULTS)
     from memory_cgroup import memory_cgroup
 
     with memory_cgroup(700 << 20) as procs:

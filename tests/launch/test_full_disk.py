@@ -82,6 +82,7 @@ def test_the_launcher_stops_and_the_same_command_goes_on(tmp_path: Path) -> None
     assert rows >= 6
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_is_sealed_from_the_reserve(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     names = ("ends", "completes-later")
@@ -92,6 +93,7 @@ def test_a_run_that_is_done_is_sealed_from_the_reserve(tmp_path: Path) -> None:
     assert rows == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_could_not_be_sealed_is_not_trained_again(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     names = ("seals", "completes-later")
@@ -165,7 +167,7 @@ def test_curves_of_a_full_disk_are_those_of_an_empty_one(
         "engine__precision": "float32",
         "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16, "dropout": 0.1},
         "data__sequence_length": 16,
-        "budget__optimizer_steps": 150,
+        "budget__optimizer_steps": 80,
         "checkpoint__every_s": 0.0,
         "evaluation__every_samples": 640,
     }
@@ -185,8 +187,8 @@ def test_curves_of_a_full_disk_are_those_of_an_empty_one(
     assert again["told"] == {spec.run_id: "completed", "undisturbed": "completed"}
     # It went on from its last checkpoint.
     kept = int(checkpoints[-1].split("-")[1])
-    assert attempts == [0] * kept + [1] * (150 - kept)
+    assert attempts == [0] * kept + [1] * (80 - kept)
     for resumed, whole in curves.values():
         # Lists of floats: equal here is equal bit for bit, as there is no NaN.
         assert resumed == whole
-    assert len(curves["steps"][0]["loss"]) == 150
+    assert len(curves["steps"][0]["loss"]) == 80

@@ -41,9 +41,8 @@ def resume(launcher: Launcher, *names: str) -> None:
 @pytest.mark.parametrize(
     ("method", "number"),
     [
-        ("fork", signal.SIGINT),
-        pytest.param("spawn", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("spawn", signal.SIGHUP, marks=pytest.mark.slow),
+        ("spawn", signal.SIGINT),
+        pytest.param("fork", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
 def test_one_signal_asks_the_ranks_to_stop(
@@ -70,7 +69,7 @@ def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
     ignored = (signal.SIGINT, signal.SIGHUP)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    launcher = launch("fork", "polite", "completes-later")
+    launcher = launch("spawn", "polite", "completes-later")
     pids = launcher.wait_for_pids("polite", 1)
     for number in ignored:
         os.killpg(launcher.process.pid, number)
@@ -81,20 +80,6 @@ def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
     assert (status.status, status.reason) == (Status.INTERRUPTED, "stopped by SIGTERM")
     assert launcher.status("completes-later").status is Status.PENDING
     assert not any(map(is_alive, pids.values()))
-
-
-@pytest.mark.slow
-def test_a_second_signal_kills_at_once(launch: Callable[..., Launcher]) -> None:
-    """The ranks ignore SIGTERM; the launcher would wait for them."""
-    launcher = launch("spawn", "stubborn-d2")
-    pids = launcher.wait_for_pids("stubborn-d2", 4)
-    launcher.process.send_signal(signal.SIGINT)
-    wait_until(lambda: "waiting up to 20 s" in launcher.printed, "the signal is not seen")
-    assert all(map(is_alive, pids.values()))
-    launcher.process.send_signal(signal.SIGINT)
-    assert launcher.process.wait(10) == 130
-    wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
-    assert launcher.status("stubborn-d2").status is Status.INTERRUPTED
 
 
 @pytest.mark.slow
@@ -141,7 +126,6 @@ SMALL = [
     "launcher.device=cpu",
     "tracker=none",
 ]
-NUMBERS = [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 
 
 def wait_for_reader(fifo: Path) -> int:
@@ -157,8 +141,8 @@ def wait_for_reader(fifo: Path) -> int:
     return found[0]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_while_planning(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.slow
+def test_a_signal_while_planning(tmp_path: Path) -> None:
     """The plan waits for another launcher that writes its own."""
     sweep = SweepFolder(tmp_path / "sweep")
     command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir='{sweep.path}'", *SMALL]
@@ -168,16 +152,16 @@ def test_a_signal_while_planning(tmp_path: Path, number: signal.Signals) -> None
         )
         assert planning.stdout is not None
         assert "Runs: 1" in planning.stdout.readline()
-        planning.send_signal(number)
+        planning.send_signal(signal.SIGINT)
         printed, _ = planning.communicate(timeout=60)
     assert (planning.returncode, printed) == (130, "Stopped\n")
     assert not sweep.plan.exists()
     assert sweep.run_folders() == []
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.slow
 def test_a_signal_while_waiting_for_another_launcher(
-    launch: Callable[..., Launcher], tmp_path: Path, number: signal.Signals
+    launch: Callable[..., Launcher], tmp_path: Path
 ) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes")
     claim = CLAIMS.claim(folder)
@@ -185,7 +169,7 @@ def test_a_signal_while_waiting_for_another_launcher(
     launcher = launch("spawn", "completes")
     wait_until(lambda: "Waiting for 1 run of another" in launcher.printed, "it does not wait")
     assert f"launcher (process {os.getpid()} on" in launcher.printed
-    launcher.process.send_signal(number)
+    launcher.process.send_signal(signal.SIGTERM)
     assert launcher.process.wait(60) == 130
     assert "1 run: 1 pending" in launcher.printed
     assert "Stopped before the end; the same command goes on" in launcher.printed
@@ -195,14 +179,13 @@ def test_a_signal_while_waiting_for_another_launcher(
     assert not is_held(launcher.sweep.lock)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_while_sealing(launch: Callable[..., Launcher], number: signal.Signals) -> None:
+def test_a_signal_while_sealing(launch: Callable[..., Launcher]) -> None:
     """What has ended is sealed; nothing more is begun."""
     launcher = launch("spawn", "blocks", "completes-later")
     folder = launcher.sweep.run("blocks")
     wait_until(folder.lines("evals").exists, "the run does not start")
     end = wait_for_reader(folder.lines("evals"))
-    launcher.process.send_signal(number)
+    launcher.process.send_signal(signal.SIGINT)
     empty = folder.path / "empty"
     empty.touch()
     empty.replace(folder.lines("evals"))

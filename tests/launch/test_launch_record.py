@@ -16,7 +16,6 @@ from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 @pytest.mark.parametrize(
     ("ranks", "workers", "reason"),
     [
-        (1, 0, None),
         (2, 1, None),
         (4, 0, None),
         (1, 4, "1 rank with 4 loader workers, 5 processes, share 4 cores"),

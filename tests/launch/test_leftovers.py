@@ -161,20 +161,3 @@ def test_those_of_one_run_are_removed_alone(tmp_path: Path) -> None:
     remove_dead_writes(sweep.run("completes"))
     assert not of_the_run.exists()
     assert of_another.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_ranks_end_with_their_launcher_and_the_next_one_goes_on(
-    launch: Callable[..., Launcher], method: str
-) -> None:
-    one = launch(method, "gated")
-    ranks = one.wait_for_pids("gated", 1)
-    one.end()
-    two = launch(method, "gated")
-    wait_until(lambda: "gated started" in two.printed, "the run is not begun again")
-    # Begun only once nobody was left.
-    assert not any(map(is_alive, ranks.values()))
-    (two.sweep.path / "go").touch()
-    assert two.process.wait(60) == 0
-    assert [a.status for a in two.status("gated").attempts] == ["interrupted", "completed"]

@@ -67,8 +67,7 @@ def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_graces")
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
+def test_each_run_ends_by_itself(sweep: Sweep) -> None:
     """Law 6: whatever happens to a run, the others are run and every end has its reason."""
     expected = {
         "completes-d2": (Status.COMPLETED, None, None),
@@ -86,7 +85,7 @@ def test_each_run_ends_by_itself(sweep: Sweep, method: str) -> None:
         "unnumbered": (Status.FAILED, "a row lacks its attempt or optimizer step", None),
         "leaves-d4": (Status.COMPLETED, None, None),
     }
-    result = sweep.run(*(spec_named(name, retries=0) for name in expected), method=method)
+    result = sweep.run(*(spec_named(name, retries=0) for name in expected), method="fork")
     assert not result.interrupted
     assert {run.run_id: run.status for run in result.runs} == {
         name: status for name, (status, _, _) in expected.items()
@@ -432,7 +431,7 @@ def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     assert (own["devices"], own["oversubscribed"], own["timing_valid"]) == ([0, 2], False, True)
 
 
-@pytest.mark.parametrize("concurrent", [1, 2, 3])
+@pytest.mark.parametrize("concurrent", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int) -> None:
     machine = Machine(cpu_cores=3, cpu_name="x")
     names = [f"completes-{n}-d{1 + n % 2}" for n in range(6)]
@@ -444,7 +443,7 @@ def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int
         assert attempt.ended_at is not None
         record = sweep.launch(name)
         assert record["concurrent_runs"] == concurrent
-        assert record["timing_valid"] == (concurrent == 1)
+        assert not record["timing_valid"]
         spans.append((attempt.started_at, attempt.ended_at, set(record["devices"])))
     largest = 0
     for began, _, _ in spans:
@@ -452,7 +451,7 @@ def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep, concurrent: int
         assert sum(map(len, at_once)) == len(set().union(*at_once))
         largest = max(largest, len(at_once))
     # Ends are stamped a moment after the devices are free; that cannot exceed the limit.
-    assert largest == concurrent if concurrent < 3 else 2 <= largest <= 3
+    assert 2 <= largest <= concurrent
 
 
 def test_the_order_is_seeded_and_balanced(sweep: Sweep) -> None:

@@ -119,14 +119,14 @@ def test_what_ranks_leave_behind_ends_with_them(processes: Processes, tmp_path: 
     wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path, ranks: int) -> None:
-    if ranks > 2 and processes.method == "spawn":
-        pytest.skip("four imports of torch say nothing more than two")
-    start(processes, tmp_path / "gloo", ranks, GLOO_SOCKET_IFNAME="lo")
-    assert [ended.code for ended in ends(processes, ranks)] == [0] * ranks
+@pytest.mark.parametrize(
+    "processes", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], indirect=True
+)
+def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path / "gloo", 3, GLOO_SOCKET_IFNAME="lo")
+    assert [ended.code for ended in ends(processes, 3)] == [0] * 3
     log = (tmp_path / "gloo" / "log.txt").read_text()
-    assert log.count(f"sum {sum(range(ranks))}\n") == ranks
+    assert log.count("sum 3\n") == 3
 
 
 def test_the_environment_of_a_rank(processes: Processes, tmp_path: Path) -> None:
@@ -169,6 +169,7 @@ class TestForked:
         forked.close()
         assert not any(map(is_alive, pids.values()))
 
+    @pytest.mark.slow
     def test_what_cannot_be_handed_over_is_not_waited_for(self, tmp_path: Path) -> None:
         processes = Forked(TARGET)
         try:

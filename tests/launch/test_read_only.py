@@ -93,7 +93,7 @@ def public() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("exists", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_folder_of_somebody_else(public: Path, exists: bool) -> None:
     parent = public / "parent"
     parent.mkdir()
@@ -130,19 +130,20 @@ def test_links_are_looked_for_where_something_can_be_opened(
     assert said in without_privileges(said_of, public)
 
 
-def on_a_read_only_disk(path: Path) -> str:
+def on_a_read_only_disk(disk: Path, *sweeps: Path) -> list[str]:
     own_mounts()
-    make_read_only(path)
-    return refusal(path)
+    make_read_only(disk)
+    return [refusal(sweep) for sweep in sweeps]
 
 
 def test_a_read_only_disk(tmp_path: Path) -> None:
-    SweepFolder(tmp_path).runs.mkdir()
-    assert "is on a read-only disk and cannot be written" in in_child(on_a_read_only_disk, tmp_path)
-
-
-def test_a_read_only_disk_that_has_nothing_of_the_sweep(tmp_path: Path) -> None:
-    assert "read-only" in in_child(on_a_read_only_disk, tmp_path)
+    """Whether or not there is anything of the sweep on it."""
+    begun, empty = tmp_path / "begun", tmp_path / "empty"
+    SweepFolder(begun).runs.mkdir(parents=True)
+    empty.mkdir()
+    said = in_child(on_a_read_only_disk, tmp_path, begun, empty)
+    assert "is on a read-only disk and cannot be written" in said[0]
+    assert "read-only" in said[1]
 
 
 def on_a_full_disk(place: Path) -> str:
@@ -150,6 +151,7 @@ def on_a_full_disk(place: Path) -> str:
     return refusal(place / "sweep")
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     message = with_small_disk(place, 1 << 20, on_a_full_disk, place)
@@ -170,6 +172,7 @@ def becomes_read_only(path: Path) -> tuple[str, list[str]]:
     return str(raised.value), [str(status.status), *sorted(p.name for p in sweep.runs.iterdir())]
 
 
+@pytest.mark.slow
 def test_what_was_done_before_a_disk_failed_stays(tmp_path: Path) -> None:
     message, left = in_child(becomes_read_only, tmp_path)
     assert "read-only disk" in message

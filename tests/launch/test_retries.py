@@ -236,6 +236,7 @@ def launched_on_a_full_temporary_disk(sweep: Sweep, place: Path) -> tuple[Any, .
     return statuses, str(full.stopped), attempts
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_temporary_files_fails_no_run(sweep: Sweep, tmp_path: Path) -> None:
     """What ranks share lies there: no run can start, and none of them is to blame."""
     place = tmp_path / "temporary"

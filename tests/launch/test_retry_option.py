@@ -112,9 +112,7 @@ def cells(*arguments: str) -> Grid:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--retry", "failed,oom"],
         ["--retry=failed,oom"],
-        ["launcher.retry=[failed,oom]"],
         ["seed=0,1", "--retry", "failed,oom"],
     ],
 )

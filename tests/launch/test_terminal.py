@@ -136,6 +136,7 @@ def test_a_second_ctrl_c_kills_and_restores_the_terminal(
     assert terminal.shown.rindex(SHOW) > terminal.shown.rindex(HIDE)
     assert terminal.attributes == terminal.before
     wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
+    assert RunStatus.read(terminal.sweep.run("stubborn").status).status is Status.INTERRUPTED
     assert_left_alone(terminal, pids)
 
 

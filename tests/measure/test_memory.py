@@ -152,11 +152,10 @@ def test_closed_forms() -> None:
     assert bytes_of(model) > 0.8 * 2**20  # or the small numbers above would prove little
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.slow
-def test_linear_in_micro_batch_size(accumulation: int) -> None:
+def test_linear_in_micro_batch_size() -> None:
     small, middle, large = (
-        in_bytes(measure(micro, accumulation))["peak_allocated_steady"] for micro in (32, 48, 96)
+        in_bytes(measure(micro, 2))["peak_allocated_steady"] for micro in (32, 48, 96)
     )
     assert middle > small
     assert large - middle == 3 * (middle - small)
@@ -168,15 +167,12 @@ def test_accumulation_costs_one_set_of_gradients_once() -> None:
     for name in ("peak_allocated_first_backward", "peak_allocated_steady"):
         assert two[name] - one[name] == gradients
     assert three == two
-
-
-@pytest.mark.slow
-def test_gradients_kept_between_steps_cost_as_much_as_accumulation() -> None:
+    # As much as gradients that are kept between optimizer steps.
     kept = in_bytes(measure(16, 1, set_to_none=False))
-    assert kept["peak_allocated_steady"] == in_bytes(measure(16, 2))["peak_allocated_steady"]
+    assert kept["peak_allocated_steady"] == two["peak_allocated_steady"]
 
 
-@pytest.mark.parametrize(("micro_batch_size", "accumulation"), [(1, 1), (1, 2), (16, 1), (16, 2)])
+@pytest.mark.parametrize(("micro_batch_size", "accumulation"), [(1, 1), (16, 2)])
 def test_agrees_with_a_tracker_of_tensors(micro_batch_size: int, accumulation: int) -> None:
     """Torch's own tracker sees tensors where Python does; without DDP that is all of them."""
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -379,7 +375,7 @@ def test_ddp_holds_one_more_set_of_gradients(
 def test_ddp_repeats_exactly(two_ranks: list[dict[str, dict[str, int]]]) -> None:
     """Gloo threads release what they held at moments of their own; no figure may show it."""
     for rank in two_ranks:
-        assert {json.dumps(rank[f"repeat {i}"]) for i in range(10)} == {json.dumps(rank["2"])}
+        assert {json.dumps(rank[f"repeat {i}"]) for i in range(3)} == {json.dumps(rank["2"])}
 
 
 def _rank_main(rank: int, folder: Path) -> None:
@@ -387,7 +383,7 @@ def _rank_main(rank: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
     )
-    names = {str(a): a for a in (1, 2, 3)} | {f"repeat {i}": 2 for i in range(10)}
+    names = {str(a): a for a in (1, 2, 3)} | {f"repeat {i}": 2 for i in range(3)}
     reports = {}
     for name, accumulation in names.items():
         dist.barrier()

@@ -225,7 +225,10 @@ def limited(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def train(gib: float | None, **settings: Any) -> RunFolder:
         spec: RunSpec = trainer.make_spec(
-            (1, 32, 2), measure__memory=True, device={"memory_limit_gib": gib}, **settings
+            (1, 32, 2),
+            measure__memory=True,
+            device={"memory_limit_gib": gib},
+            **{"budget": {"optimizer_steps": 4}, **settings},
         )
         spec = replace(spec, run_id=f"limit-{gib}-{len(settings)}")
         folder: RunFolder = trainer.start(spec, tmp_path_factory.getbasetemp() / "limited")
@@ -306,5 +309,6 @@ def test_workers_of_the_loader_are_not_limited(
         loader={"workers": 1, "prefetch": 2},
         data={"name": "custom", "_target_": "own_data.Greedy"},
         model={"name": "mlp", "hidden_sizes": [8]},
+        budget={"optimizer_steps": 2},
     )
     assert outcome(folder)["status"] == "completed", folder.log.read_text()

@@ -32,48 +32,72 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from batchscape.transformers_callback import BatchscapeCallback
 
-settings = json.loads(sys.argv[1])
-samples, poison = settings.pop("samples"), settings.pop("poison", False)
-torch.manual_seed(0)
-tokens = torch.randint(0, 64, (samples, 16))
-data = [{"input_ids": row, "labels": row} for row in tokens]
-model = LlamaForCausalLM(LlamaConfig(
-    vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-    num_attention_heads=2, bos_token_id=None, eos_token_id=None,
-))
-if poison:
-    model.lm_head.weight.data[0] = float("nan")
-arguments = TrainingArguments(
-    output_dir=sys.argv[2], use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-    **settings,
-)
-trainer = Trainer(
-    model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[BatchscapeCallback()]
-)
-trainer.train()
-trainer.save_state()
+def train(run_dir, samples, poison=False, **settings):
+    os.environ[sys.argv[2]] = run_dir
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 64, (samples, 16))
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, bos_token_id=None, eos_token_id=None,
+    ))
+    if poison:
+        model.lm_head.weight.data[0] = float("nan")
+    arguments = TrainingArguments(
+        output_dir=os.path.join(run_dir, "out"), use_cpu=True, report_to=[], disable_tqdm=True,
+        save_strategy="no", **settings,
+    )
+    callbacks = [BatchscapeCallback()]
+    trainer = Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=callbacks
+    )
+    trainer.train()
+    trainer.save_state()
+
+for settings in json.loads(sys.argv[1]):
+    train(**settings)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)  # threads of a wrapped model may abort an interpreter that is taken down
 """
+USUAL = {"logging_steps": 1, "samples": 64, "gradient_accumulation_steps": 2}
+USUAL["per_device_train_batch_size"] = 4
+ALONE: dict[str, dict[str, Any]] = {
+    # 5 micro-batches an epoch: the third optimizer step has one of them, and half the samples.
+    "ends within": {"samples": 20, "num_train_epochs": 1},
+    "not full": {"samples": 18, "num_train_epochs": 1, "gradient_accumulation_steps": 1},
+    "means": {"max_steps": 5, "logging_steps": 2},
+    "no number": {"max_steps": 2, "poison": True},
+}
 
 
-def train(run_dir: Path, ranks: int = 1, **settings: Any) -> None:
-    """Run a Trainer, by torchrun where there are several ranks."""
-    script = run_dir / "train.py"
+def train(folder: Path, trainings: dict[str, dict[str, Any]], ranks: int = 1) -> None:
+    """Run Trainers one after the other, by torchrun where there are several ranks."""
+    script = folder / "train.py"
     script.write_text(SCRIPT)
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    settings = {"logging_steps": 1, "samples": 64, "gradient_accumulation_steps": 2} | settings
+    settings = []
+    for name, own in trainings.items():
+        (folder / name).mkdir()
+        settings.append(USUAL | own | {"run_dir": str(folder / name)})
     subprocess.run(
         [
             *(sys.executable, *(start if ranks > 1 else ())),
-            *(str(script), json.dumps(settings), str(run_dir / "out")),
+            *(str(script), json.dumps(settings), RUN_DIR_VARIABLE),
         ],
-        env={**os.environ, RUN_DIR_VARIABLE: str(run_dir), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
         capture_output=True,
     )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trainings of one rank, in one process; what they leave is read only."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(folder, ALONE)
+    return folder
 
 
 def read(config: Any, run_dir: Path, *sizes: int, length: int | None = 16) -> Log:
@@ -82,20 +106,19 @@ def read(config: Any, run_dir: Path, *sizes: int, length: int | None = 16) -> Lo
 
 @pytest.mark.systems
 def test_two_ranks_of_a_real_trainer(tmp_path: Path) -> None:
-    train(
-        tmp_path,
-        ranks=2,
-        per_device_train_batch_size=4,
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=2,
-        include_num_input_tokens_seen="all",
-    )
-    history = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
+    settings = {
+        "max_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "include_num_input_tokens_seen": "all",
+    }
+    train(tmp_path, {"two": settings}, ranks=2)
+    run_dir = tmp_path / "two"
+    history = json.loads((run_dir / "out" / "trainer_state.json").read_text())["log_history"]
     losses = [entry["loss"] for entry in history if "loss" in entry]
     assert len(losses) == 4
-    state = read(STATE, tmp_path, 2, 4, 2)
-    recorded = read(RECORDER, tmp_path, 2, 4, 2)
+    state = read(STATE, run_dir, 2, 4, 2)
+    recorded = read(RECORDER, run_dir, 2, 4, 2)
     for log in (state, recorded):
         assert [row["loss"] for row in log.steps] == losses
         assert [row["samples"] for row in log.steps] == [16, 32, 48, 64]
@@ -117,46 +140,35 @@ def test_two_ranks_of_a_real_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.systems
-def test_an_epoch_that_ends_within_an_optimizer_step_is_found(tmp_path: Path) -> None:
-    # 5 micro-batches an epoch: the third optimizer step has one of them, and half the samples.
-    train(tmp_path, per_device_train_batch_size=4, samples=20, num_train_epochs=1)
-    (problem,) = read(RECORDER, tmp_path, 1, 4, 2).problems
+def test_an_epoch_that_ends_within_an_optimizer_step_is_found(alone: Path) -> None:
+    (problem,) = read(RECORDER, alone / "ends within", 1, 4, 2).problems
     assert "optimizer step 3 took 1 micro-steps instead of 2" in problem
     # The state alone tells that 20 samples in 3 steps are no whole global batch.
-    assert read(STATE, tmp_path, 1, 4, 2).observed.global_batch_size is None
+    assert read(STATE, alone / "ends within", 1, 4, 2).observed.global_batch_size is None
 
 
 @pytest.mark.systems
-def test_a_last_micro_batch_that_is_not_full_is_found(tmp_path: Path) -> None:
-    train(
-        tmp_path,
-        per_device_train_batch_size=4,
-        samples=18,
-        num_train_epochs=1,
-        gradient_accumulation_steps=1,
-    )
-    (problem,) = read(RECORDER, tmp_path, 1, 4, 1).problems
+def test_a_last_micro_batch_that_is_not_full_is_found(alone: Path) -> None:
+    (problem,) = read(RECORDER, alone / "not full", 1, 4, 1).problems
     assert "the last micro-batch of an epoch had 2 samples" in problem
 
 
 @pytest.mark.systems
-def test_a_mean_over_several_steps_is_the_loss_of_none(tmp_path: Path) -> None:
-    train(tmp_path, per_device_train_batch_size=4, max_steps=5, logging_steps=2)
+def test_a_mean_over_several_steps_is_the_loss_of_none(alone: Path) -> None:
     for config in (STATE, RECORDER):
-        log = read(config, tmp_path, 1, 4, 2)
+        log = read(config, alone / "means", 1, 4, 2)
         assert log.steps[-1]["optimizer_step"] == 5
         assert not any("loss" in row for row in log.steps)
         assert "missing" in log.sources["loss"]
-    steps = read(RECORDER, tmp_path, 1, 4, 2).steps
+    steps = read(RECORDER, alone / "means", 1, 4, 2).steps
     assert [row["optimizer_step"] for row in steps] == [1, 2, 3, 4, 5]
     assert all("step_time_s" in row for row in steps)
 
 
 @pytest.mark.systems
-def test_a_loss_that_is_no_number_is_seen_through_the_filter(tmp_path: Path) -> None:
-    train(tmp_path, per_device_train_batch_size=4, max_steps=2, poison=True)
+def test_a_loss_that_is_no_number_is_seen_through_the_filter(alone: Path) -> None:
     for config in (STATE, RECORDER):
-        log = read(config, tmp_path, 1, 4, 2)
+        log = read(config, alone / "no number", 1, 4, 2)
         assert all(math.isnan(row["loss"]) for row in log.steps)
 
 

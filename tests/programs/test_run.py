@@ -317,6 +317,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(sweep):
     wait_until(lambda: bool(noted.read_text()), "its child has no number")
     pid = int(noted.read_text())
     below = psutil.Process(launcher.pid).children(recursive=True)
+    # Nothing that watches a program has imported what trains: that takes seconds.
+    assert not any("torch" in at.path for process in below for at in process.memory_maps())
     launcher.kill()
     launcher.wait()
     wait_until(lambda: not is_alive(pid), "an orphan is left")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchscape.config.template import fill, placeholders, written
@@ -17,6 +17,7 @@ PARTS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(PARTS, st.data())
 def test_a_template_is_its_texts_with_values_between(parts, data):
     """The oracle puts the parts together by hand; braces of a text are doubled."""

@@ -25,7 +25,7 @@ SCRIPT = """
 import os, subprocess, sys, time
 from batchscape.recorder import Recorder
 os.sched_setaffinity(0, {int(sys.argv[1])})
-compute = "while True: input(); sum(range(5_000_000)); print(flush=True)"
+compute = "while True: input(); sum(range(2_000_000)); print(flush=True)"
 pipe = subprocess.PIPE
 worker = subprocess.Popen([sys.executable, "-S", "-c", compute], stdin=pipe, stdout=pipe, bufsize=0)
 recorder = Recorder(world_size=1)
@@ -36,6 +36,7 @@ for step in range(1, 5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
 def test_a_program_that_shares_its_core_has_no_valid_times(sweep):
     core = min(os.sched_getaffinity(0))

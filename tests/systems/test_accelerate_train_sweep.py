@@ -13,17 +13,17 @@ pytest.importorskip("accelerate")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("accelerate_train")
+    return sweep("accelerate_train", "seed=0")
 
 
 def test_cuts_of_one_batch_train_alike_on_unequal_documents(swept, cuts):
     assert swept.code == 0, swept.printed
     cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
-    assert len(swept.tables.steps) == 6 * 30
+    assert len(swept.tables.steps) == 3 * 30
 
 
-def test_it_ends_with_a_recommendation(swept, answers):
-    answers(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+def test_it_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
 
 
 def test_tables_are_what_the_script_printed(swept):
@@ -44,10 +44,9 @@ def test_tables_are_what_the_script_printed(swept):
 def test_ranks_that_train_alone_are_found(sweep):
     """accelerate's trap: on a CPU, unless told, each rank is a world of its own."""
     setting = "engine.environment.ACCELERATE_USE_CPU=no"
-    swept = sweep("accelerate_train", "seed=0", setting)
+    swept = sweep("accelerate_train", "seed=0", "batch.data_parallel_size=2", setting)
     assert swept.code != 0
-    runs = swept.tables.runs.query("status != 'rejected'").set_index("data_parallel_size")
-    assert set(runs.loc[1, "status"]) == {"completed"}
-    assert runs.loc[2, "status"] == "failed"
-    assert "world_size=1" in runs.loc[2, "reason"]
-    assert "the plan says 2" in runs.loc[2, "reason"]
+    (run,) = swept.tables.runs.query("status != 'rejected'").itertuples()
+    assert run.status == "failed"
+    assert "world_size=1" in run.reason
+    assert "the plan says 2" in run.reason

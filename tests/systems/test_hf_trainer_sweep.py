@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("hf_trainer")
+    return sweep("hf_trainer", "seed=0")
 
 
 def check_against_trainer_state(swept):
@@ -39,26 +39,20 @@ def check_against_trainer_state(swept):
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
     cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
-    assert len(swept.tables.steps) == 6 * 30
+    assert len(swept.tables.steps) == 3 * 30
 
 
-def test_it_ends_with_a_recommendation(swept, answers):
-    answers(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+def test_it_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
 
 
 def test_tables_are_what_the_trainer_logged(swept):
     check_against_trainer_state(swept)
 
 
-def test_seeds_are_passed_on(swept):
-    runs = swept.tables.runs.query("status == 'completed' and micro_batch_size == 8")
-    first = {swept.steps(run_id)["loss"].iloc[0] for run_id in runs["run_id"]}
-    assert len(first) == 2
-
-
 def test_the_report_shows_the_runs(swept):
     page = (swept.folder / "report" / "report.md").read_text()
-    assert "8 runs in 4 cells: 6 completed, 2 rejected." in page
+    assert "4 runs in 4 cells: 3 completed, 1 rejected." in page
     for cut in ("1x8x1=8", "1x2x4=8", "2x2x2=8"):
         assert f"| {cut} | completed".replace("x", "\u00d7") in page
-    assert "6 were seen to use the planned batch" in page
+    assert "3 were seen to use the planned batch" in page

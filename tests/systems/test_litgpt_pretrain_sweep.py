@@ -19,17 +19,17 @@ if not LITGPT.exists() and os.environ.get("BATCHSCAPE_REQUIRE_SYSTEMS") != "1":
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("litgpt_pretrain", SETTING)
+    return sweep("litgpt_pretrain", SETTING, "seed=0")
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
     cuts(swept, {(1, 8, 1), (1, 4, 2), (1, 2, 4)}, loss=1e-4)
-    assert len(swept.tables.steps) == 6 * 30
+    assert len(swept.tables.steps) == 3 * 30
 
 
-def test_it_ends_with_a_recommendation(swept, answers):
-    answers(swept, "1 x 8 x 1|1 x 4 x 2|1 x 2 x 4")
+def test_it_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 4 x 2|1 x 2 x 4")
 
 
 def test_wider_cells_are_rejected_with_the_reason(swept):

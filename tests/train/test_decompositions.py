@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 DECOMPOSITIONS = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
-OPTIMIZER_STEPS = 60
+OPTIMIZER_STEPS = 30
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def test_float64_curves_agree(curves, data, model):
     losses = np.array([table["loss"] for table in tables], dtype=float)
     assert losses.shape == (4, OPTIMIZER_STEPS)
     assert losses[0, -1] < losses[0, 0] - 0.05, "nothing was learned: the curves could not differ"
-    np.testing.assert_allclose(losses[1:], np.broadcast_to(losses[0], (3, 60)), rtol=1e-9, atol=0)
+    np.testing.assert_allclose(losses[1:], np.tile(losses[0], (3, 1)), rtol=1e-9, atol=0)
     norms = np.array([table["gradient_norm"] for table in tables], dtype=float)
-    np.testing.assert_allclose(norms[1:], np.broadcast_to(norms[0], (3, 60)), rtol=1e-9, atol=0)
+    np.testing.assert_allclose(norms[1:], np.tile(norms[0], (3, 1)), rtol=1e-9, atol=0)
     assert (norms[0] > 1.1 * CLIP).sum() > 5, "too little is clipped to tell whose norm counts"
 
 
@@ -98,17 +98,15 @@ def test_padded_batches_are_uneven(curves):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", [(1, 8, 4), (2, 8, 2)], ids=str)
-def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path, geometry):
+def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path):
     """The same comparison fails where micro-batches are averaged with equal weights."""
-    ranks, _, accumulation = geometry
-    spec = trainer.make_spec(geometry, data=PADDED, budget__optimizer_steps=OPTIMIZER_STEPS)
+    spec = trainer.make_spec((2, 8, 2), data=PADDED, budget__optimizer_steps=OPTIMIZER_STEPS)
     wrong = trainer.train(
         spec,
         tmp_path,
         target="faulty_workers:mean_of_means",
-        ACCUMULATION=str(accumulation),
-        RANKS=str(ranks),
+        ACCUMULATION="2",
+        RANKS="2",
     )
     right = curves("float64", PADDED)[0]
     # The gradient's norm too: a fault that reached the reported loss only would be another one.
@@ -118,14 +116,13 @@ def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path, geometry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [PACKED, PADDED], ids=["packed", "padded"])
-def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp_path, data):
+def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp_path):
     """The tolerance is measured: the same batches summed in other orders, with no decomposition.
 
     Two orders give two samples of how rounding grows under this very training; a decomposition
     changes the order of every sum too, at several places, hence the factor.
     """
-    tables = curves("float32", data)
+    tables = curves("float32", PADDED)
     losses = np.array([table["loss"] for table in tables], dtype=float)
     orders = [
         steps(
@@ -133,7 +130,7 @@ def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp
                 trainer.make_spec(
                     (1, 32, 1),
                     engine__precision="float32",
-                    data=data,
+                    data=PADDED,
                     budget__optimizer_steps=OPTIMIZER_STEPS,
                 ),
                 tmp_path / str(permutation),

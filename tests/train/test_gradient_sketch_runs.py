@@ -37,9 +37,8 @@ def test_it_is_of_the_gradient_whose_norm_is_recorded(whole):
     assert np.linalg.norm(sketch) == pytest.approx(norm, rel=5 * 0.022)
 
 
-@pytest.mark.parametrize("geometry", [(1, 8, 4), (2, 8, 2)], ids=str)
-def test_decompositions_agree_in_float64(whole, trainer, steps, tmp_path, geometry):
-    sketch, _ = first(trainer, steps, tmp_path, geometry)
+def test_decompositions_agree_in_float64(whole, trainer, steps, tmp_path):
+    sketch, _ = first(trainer, steps, tmp_path, (2, 8, 2))
     assert 0 < away(sketch, whole[0]) < 1e-12
 
 

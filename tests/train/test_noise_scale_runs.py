@@ -23,8 +23,6 @@ from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
 from exact import assert_same_rows
 
-# Ranks, accumulation, both, and neither: there the micro-batch is cut.
-SOURCES = [(2, 4, 1), (1, 4, 4), (2, 2, 2), (1, 16, 1)]
 FROZEN = {
     "optimizer": {"name": "sgd", "learning_rate": 1e-12, "gradient_clip_norm": 0.1},
     "schedule": {"name": "constant"},
@@ -64,7 +62,7 @@ def interval(steps):
     return row
 
 
-@pytest.mark.parametrize("geometry", [*SOURCES, (1, 15, 1)], ids=str)
+@pytest.mark.parametrize("geometry", [(2, 2, 2), (1, 15, 1)], ids=str)
 def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
     from noisy_mean import NOISE, SIGNAL
 
@@ -83,7 +81,7 @@ def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", SOURCES, ids=str)
+@pytest.mark.parametrize("geometry", [(2, 2, 2), (1, 16, 1)], ids=str)
 def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
     from noisy_mean import NOISE, SIGNAL
 
@@ -137,7 +135,8 @@ def train_digits(trainer, root, geometry, target=WORKER, **more):
     return trainer.train(spec, root, target=target)
 
 
-@pytest.mark.parametrize("geometry", [(4, 4, 1), (1, 4, 4), (2, 4, 2), (1, 16, 1)], ids=str)
+# Ranks, accumulation, both, and neither: there the micro-batch is cut.
+@pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 4, 4), (2, 4, 2), (1, 16, 1)], ids=str)
 def test_norms_are_those_of_single_gradients(trainer, steps, tmp_path, single_gradients, geometry):
     assert_norms(steps(train_digits(trainer, tmp_path, geometry)), single_gradients)
 
@@ -185,12 +184,12 @@ def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometr
     tables = []
     for every in (None, 3):
         spec = trainer.make_spec(
-            geometry, data=PADDED, budget__optimizer_steps=30, measure__noise_scale_every=every
+            geometry, data=PADDED, budget__optimizer_steps=9, measure__noise_scale_every=every
         )
         tables.append(steps(trainer.train(spec, tmp_path / str(every))))
     plain, sampled = tables
-    assert sampled["small_batch_size"].dropna().tolist() == [8] * 10
-    assert sampled["small_gradient_square"].notna().sum() == 10
+    assert sampled["small_batch_size"].dropna().tolist() == [8] * 3
+    assert sampled["small_gradient_square"].notna().sum() == 3
     assert plain["small_batch_size"].isna().all()
     for name in ("loss", "gradient_norm"):
         if geometry == (1, 16, 1):
@@ -234,7 +233,7 @@ def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
     """Killed past a checkpoint and resumed: bit for bit what an undisturbed run recorded."""
     spec = trainer.make_spec(
         (1, 8, 1),
-        budget__optimizer_steps=40,
+        budget__optimizer_steps=15,
         checkpoint__every_s=0.0,
         measure__noise_scale_every=3,
     )
@@ -251,7 +250,11 @@ def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
     assert_same_rows(resumed[names], undisturbed[names])
 
 
-@pytest.mark.parametrize(("geometry", "samples"), [((1, 8, 1), 0), ((1, 4, 2), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("geometry", "samples"),
+    [((1, 8, 1), 0), pytest.param((1, 4, 2), 2, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_batch_is_not_cut_where_that_would_change_the_training(
     trainer, steps, tmp_path, geometry, samples
 ):
@@ -261,7 +264,7 @@ def test_a_batch_is_not_cut_where_that_would_change_the_training(
         spec = trainer.make_spec(
             geometry,
             model__dropout=0.1,
-            budget__optimizer_steps=8,
+            budget__optimizer_steps=6,
             measure__noise_scale_every=every,
         )
         tables.append(steps(trainer.train(spec, tmp_path / str(every))))
@@ -270,16 +273,15 @@ def test_a_batch_is_not_cut_where_that_would_change_the_training(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)
-def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path, geometry):
+def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path):
     """And no step waits for a compilation: the parts of a batch have their code beforehand."""
     tables = []
     for compiled in (False, True):
         spec = trainer.make_spec(
-            geometry,
+            (1, 8, 1),
             model={"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16},
             engine__compile=compiled,
-            budget__optimizer_steps=12,
+            budget__optimizer_steps=6,
             measure__noise_scale_every=3,
         )
         root = tmp_path / str(compiled)

@@ -12,12 +12,12 @@ from batchscape.record.tables import read_table
 
 
 @pytest.mark.parametrize(
-    "geometry", [pytest.param((1, 32, 1), marks=pytest.mark.slow), (2, 8, 2)], ids=str
+    "geometry", [pytest.param((1, 16, 1), marks=pytest.mark.slow), (2, 8, 1)], ids=str
 )
 def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geometry):
     spec = trainer.make_spec(
         geometry,
-        evaluation__every_samples=320,
+        evaluation__every_samples=160,
         measure__memory=True,
         measure__warmup_optimizer_steps=3,
     )
@@ -42,7 +42,7 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     assert rows["train_time_s"].iloc[-1] == pytest.approx(rows["step_time_s"].sum())
     evals = read_table(folder, "evals")
     assert evals["optimizer_step"].tolist() == [0, 10, 20]
-    assert evals["samples"].tolist() == [0, 320, 640]
+    assert evals["samples"].tolist() == [0, 160, 320]
     assert evals["eval_targets"].tolist() == [16 * 32] * 3
     assert evals["eval_loss"].iloc[0] == pytest.approx(math.log(256), abs=0.2)
     ranks = read_table(folder, "ranks").sort_values("rank")
@@ -85,13 +85,10 @@ def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, 
     assert steps(folder)["optimizer_step"].iloc[-1] == reached
 
 
-@pytest.mark.parametrize(
-    "geometry", [pytest.param((1, 32, 1), marks=pytest.mark.slow), (2, 8, 2)], ids=str
-)
-def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path, geometry):
-    spec = trainer.make_spec(geometry, budget__optimizer_steps=400)
+def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path):
+    spec = trainer.make_spec((2, 4, 1), budget__optimizer_steps=400)
     folder = trainer.train(spec, tmp_path, target="faulty_workers:exploding")
-    for rank in range(geometry[0]):
+    for rank in range(2):
         ended = outcome(folder, rank)
         assert ended["status"] == "diverged"
         assert ended["reason"] == "the loss of optimizer step 7 is not finite"
@@ -145,7 +142,7 @@ def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
     """A long evaluation is in `evaluation_s` alone: counted twice, the parts exceed the whole."""
     spec = trainer.make_spec(
         (1, 32, 1),
-        data={"name": "custom", "_target_": "own_data.Blobs", "arguments": {"slow_s": 1.0}},
+        data={"name": "custom", "_target_": "own_data.Blobs", "arguments": {"slow_s": 0.5}},
         model={"name": "mlp", "hidden_sizes": [8]},
         evaluation__samples=64,
         budget__optimizer_steps=1,
@@ -153,7 +150,7 @@ def test_startup_excludes_the_first_evaluation(trainer, tmp_path):
     began = time.perf_counter()
     rank = read_table(trainer.train(spec, tmp_path), "ranks").iloc[0]
     whole_s = time.perf_counter() - began
-    assert rank["evaluation_s"] >= 8 * 1.0  # of 8 samples each, asleep
+    assert rank["evaluation_s"] >= 8 * 0.5  # of 8 samples each, asleep
     assert rank["startup_s"] > 0
     assert rank["startup_s"] + rank["evaluation_s"] < whole_s
 

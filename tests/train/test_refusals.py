@@ -19,9 +19,8 @@ from batchscape.train.loop import Training
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)
-def test_a_batch_without_targets_ends_its_run_with_the_reason(trainer, outcome, tmp_path, geometry):
-    spec = trainer.make_spec(geometry)
+def test_a_batch_without_targets_ends_its_run_with_the_reason(trainer, outcome, tmp_path):
+    spec = trainer.make_spec((2, 4, 1))
     folder = trainer.start(spec, tmp_path, target="faulty_workers:without_targets")
     assert any(trainer.wait(spec))
     left = outcome(folder)
@@ -52,11 +51,10 @@ def test_an_evaluation_without_targets_is_refused(spec_of, monkeypatch):
         evaluator.evaluate(engine, None)
 
 
-@pytest.mark.parametrize("geometry", [(1, 8, 1), (2, 4, 1)], ids=str)
-def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tmp_path, geometry):
+def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tmp_path):
     """Neither the look at a few samples before, nor the training, has come upon them."""
     data = {"name": "custom", "_target_": "own_data.Overcounting", "sequence_length": 12}
-    spec = trainer.make_spec(geometry, data=data, evaluation__samples=60)
+    spec = trainer.make_spec((2, 4, 1), data=data, evaluation__samples=60)
     folder = trainer.start(spec, tmp_path)
     assert any(trainer.wait(spec))
     left = outcome(folder)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -56,6 +56,7 @@ sizes = st.integers(1, 60) | st.sampled_from([1023, 1024, 1025, 3000])
 steps = st.integers(0, 50) | st.integers(0, 10**6)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 48), sizes, st.integers(0, 2**64 - 1), steps, st.sampled_from([1, 2, 3]))
 def test_every_decomposition_reads_the_same_samples(
     global_batch_size: int, num_samples: int, seed: int, optimizer_step: int, nodes: int
@@ -92,6 +93,7 @@ def test_each_sample_has_its_position(
                 assert found[a, m] == order.indices(np.array([position])).item()
 
 
+@settings(max_examples=40)
 @given(sizes, st.integers(0, 2**32), st.lists(st.integers(0, 3000), min_size=1, max_size=20))
 def test_random_access_equals_sequential(
     num_samples: int, seed: int, optimizer_steps: list[int]

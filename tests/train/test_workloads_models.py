@@ -37,7 +37,7 @@ HF_BERT = {
         "attention_probs_dropout_prob": 0.0,
     },
 }
-CUTS = [(1, 8, 1), (1, 2, 4), (2, 2, 2)]
+CUTS = [(1, 8, 1), (2, 2, 2)]
 STEPS = 20
 
 
@@ -163,7 +163,7 @@ def test_recomputed_activations_train_alike(train):
 )
 def test_models_that_cannot_are_labelled_and_do_differ(train, model, reason):
     # One rank draws the same numbers however it accumulates; two ranks draw others.
-    losses, ranks = train(CUTS[::2], model=model)
+    losses, ranks = train(model=model)
     for table in ranks:
         assert table.set_index("rank")["not_invariant"][0].startswith(reason)
     assert np.abs(losses[1] / losses[0] - 1).max() > 1e-4

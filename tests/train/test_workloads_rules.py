@@ -62,8 +62,8 @@ CASES = {
         "global_batch_size": 32,
     },
 }
-CUTS = [(1, 8), (1, 2), (2, 2)]
-"""Data-parallel ranks and micro-batches: (1,8,1), (1,2,4), (2,2,2) where the global batch is 8."""
+CUTS = [(1, 8), (2, 2)]
+"""Data-parallel ranks and micro-batches: (1,8,1) and (2,2,2) where the global batch is 8."""
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def planned(config_of):
 def test_decompositions_train_alike(trainer, planned, steps, tmp_path, case):
     specs = [planned(*cut, **CASES[case]) for cut in CUTS]
     assert len({spec.trajectory_id for spec in specs}) == 1
-    assert len({spec.run_id for spec in specs}) == 3
+    assert len({spec.run_id for spec in specs}) == 2
     folders = [trainer.train(spec, tmp_path) for spec in specs]
     for columns, tables in (
         (["loss", "gradient_norm"], [steps(folder) for folder in folders]),
@@ -107,7 +107,7 @@ def test_decompositions_train_alike(trainer, planned, steps, tmp_path, case):
     ):
         for column in columns:
             values = np.array([table[column] for table in tables], dtype=float)
-            np.testing.assert_allclose(values[1:], values[[0, 0]], rtol=1e-9, atol=0)
+            np.testing.assert_allclose(values[1], values[0], rtol=1e-9, atol=0)
         for column in ("samples", "tokens"):
             assert tables[0][column].tolist() == tables[1][column].tolist()
     losses = steps(folders[0])["loss"].to_numpy(dtype=float)

@@ -34,7 +34,11 @@ def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, byt
     """
     if isinstance(config, StandardLibrary):
         root = Path(sysconfig.get_path("stdlib"))
-        found = list(_library_files(root))
+        found = []
+        # What is left out is not walked: installed packages are many times the library.
+        for folder, inner, files in os.walk(root):
+            inner[:] = [name for name in inner if name not in _NOT_LIBRARY]
+            found += [Path(folder, name) for name in files if name.endswith(".py")]
         if not found:
             msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
             raise ConfigError(msg)
@@ -58,13 +62,6 @@ def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, byt
     draws = np.array([draw(name.encode()) for name in names])
     for name, held_out in zip(names, choose(draws, config.held_out_pct), strict=True):
         yield name, (root / name).read_bytes(), "held_out" if held_out else "train"
-
-
-def _library_files(root: Path) -> Iterator[Path]:
-    """Find the modules of the standard library, without a walk through all installed packages."""
-    for name, folders, files in os.walk(root):
-        folders[:] = [inner for inner in folders if inner not in _NOT_LIBRARY]
-        yield from (Path(name, file) for file in files if file.endswith(".py"))
 
 
 def visible_files(root: Path) -> Iterator[Path]:

@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,13 @@ from typing import Any, NoReturn
 
 import psutil
 
-from batchscape.launch.child import ALSO_PRELOADED, MOST_DESCRIPTORS, Start, live
+from batchscape.launch.child import (
+    ALSO_PRELOADED,
+    COMMAND_WORKER,
+    MOST_DESCRIPTORS,
+    Start,
+    live,
+)
 from batchscape.record.instants import now
 
 __all__ = ["PRELOADED", "main"]
@@ -41,7 +48,7 @@ PRELOADED = (
     # The first optimizer of a process imports it, for a second or two.
     "torch._dynamo",
 )
-"""Modules that every worker needs, slow to import."""
+"""Modules that every rank needs, slow to import."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -78,7 +85,8 @@ def main(channel: str, target: str) -> NoReturn:
 
 
 def _preload(target: str) -> None:
-    for name in PRELOADED:
+    # What watches a program of others needs none of them.
+    for name in () if target == COMMAND_WORKER else PRELOADED:
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
@@ -97,6 +105,8 @@ def _why_unsafe_to_fork() -> str | None:
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         return f"importing the training libraries started {threads - 1} more native threads"
+    if "torch" not in sys.modules:
+        return None
     # A child of a process that has woken the CUDA driver cannot use it; only a child can tell.
     cuda = importlib.import_module("torch.cuda")
     trial = os.fork()

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
@@ -80,10 +81,8 @@ class CpuProbe:
             opening.enter_context(_all_threads_counted())
             hook = register_optimizer_step_post_hook(self._see_trained)
             opening.callback(hook.remove)
-            # Events of one cycle only: to say so spares a warning of some releases.
-            self._profiler = profile(
-                activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-            )
+            # Without `acc_events`, which makes Python objects of all events: the trace is read.
+            self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             with _quiet_profiler():
                 self._profiler.start()
             opening.callback(self._profiler.stop)
@@ -185,15 +184,20 @@ def _all_threads_counted() -> Iterator[None]:
 
 @contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Keep the tracing library, which reads its log level at its first start, from printing."""
-    if "KINETO_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
-        yield
-    finally:
-        del os.environ["KINETO_LOG_LEVEL"]
+    """Keep the tracing library, which reads its log level at its first start, from printing.
+
+    And some releases of torch from warning that events of one cycle only are kept.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        if "KINETO_LOG_LEVEL" in os.environ:
+            yield
+            return
+        os.environ["KINETO_LOG_LEVEL"] = "99"
+        try:
+            yield
+        finally:
+            del os.environ["KINETO_LOG_LEVEL"]
 
 
 def _trace_events(profiler: profile) -> list[_Event]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,7 @@ def environment(
         "batchscape": _version("batchscape"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in (*PACKAGES, *_cuda_packages())},
+        "packages": {name: _version(name) for name in (*PACKAGES, *_cuda_packages(*sys.path))},
         "git": _git(Path.cwd()),
         "batchscape_git": _source_git(Path(batchscape.__file__)),
         "cpu": {
@@ -126,9 +128,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cuda_packages() -> list[str]:
-    """Name what torch's CUDA builds bring along: cuDNN, cuBLAS, NCCL and the rest, and Triton."""
-    names = {str(package.metadata["Name"]) for package in metadata.distributions()}
+@cache
+def _cuda_packages(*path: str) -> list[str]:
+    """Name what torch's CUDA builds bring along: cuDNN, cuBLAS, NCCL and the rest, and Triton.
+
+    Kept, as every installed package is looked at.
+    """
+    names = {str(package.metadata["Name"]) for package in metadata.distributions(path=list(path))}
     return sorted(name for name in names if name == "triton" or name.startswith("nvidia-"))
 
 

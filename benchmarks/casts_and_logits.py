@@ -80,20 +80,20 @@ def make_run(
 
 
 def step(engine: Engine, spec: RunSpec, number: int, *, cast_always: bool) -> float:
-    """Do one optimizer step on samples that are drawn for it; return its loss a target."""
+    """Do one optimizer step on samples that are drawn for it; return its loss a label."""
     geometry = spec.geometry
     generator = torch.Generator().manual_seed(number)
     shape = (geometry.gradient_accumulation_steps, geometry.micro_batch_size, LENGTH + 1)
     samples = torch.randint(spec.data.classes, shape, generator=generator)
-    targets = samples[..., 1:].numel()
+    labels = samples[..., 1:].numel()
     loss_sum = torch.zeros((), dtype=torch.float64)
     for a, tokens in enumerate(samples):
         last = a == len(samples) - 1
-        loss_sum += engine.micro_step(tokens[:, :-1], tokens[:, 1:], 1 / targets, last=last)
+        loss_sum += engine.micro_step(tokens[:, :-1], tokens[:, 1:], 1 / labels, last=last)
         if cast_always:
             engine._casts.forget()  # type: ignore[attr-defined]
     engine.optimizer_step(spec.config.optimizer, 1.0)
-    return float(loss_sum) / targets
+    return float(loss_sum) / labels
 
 
 def peak_gib(spec: RunSpec, *, cast_always: bool) -> float:

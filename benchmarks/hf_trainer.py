@@ -133,9 +133,9 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return len(self._order)
 
     def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
-        inputs, targets = self._data.batch(self._order[position : position + 1])
+        inputs, labels = self._data.batch(self._order[position : position + 1])
         # `shift_labels` are taken as they are: both sides then compute the same positions.
-        return {"input_ids": inputs[0], "labels": targets[0], "shift_labels": targets[0]}
+        return {"input_ids": inputs[0], "labels": labels[0], "shift_labels": labels[0]}
 
 
 class Notes(TrainerCallback):

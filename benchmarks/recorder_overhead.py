@@ -39,14 +39,14 @@ class Timed:
         self.seconds = 0.0
         self._recorder = recorder
 
-    def after(self, k: int, loss_sum: torch.Tensor, targets: int) -> None:
+    def after(self, k: int, loss_sum: torch.Tensor, labels: int) -> None:
         """Do what the training loop does after a step."""
         began = time.perf_counter()
         self._recorder.add(
             optimizer_step=k + 1,
             samples=8 * (k + 1),
             global_batch_size=8,
-            targets=targets,
+            labels=labels,
             loss_sum=loss_sum,
             gradient_norm=loss_sum,
             learning_rate=1e-3,
@@ -96,7 +96,7 @@ def main() -> None:
                 training._engine.optimizer_step(spec.config.optimizer, 1.0)
                 if recording:
                     clock.end()
-                    timed.after(k, accumulated.loss_sum, accumulated.targets)
+                    timed.after(k, accumulated.loss_sum, accumulated.labels)
                 times.append(time.perf_counter() - began)
                 k += 1
             if block >= 0:

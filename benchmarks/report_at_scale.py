@@ -167,7 +167,7 @@ def rows_of(spec: RunSpec, cell: Cell, points: int) -> dict[str, pd.DataFrame]:
         train_time_s=np.concatenate([[0.0], steps["train_time_s"]])[when],
         attempt=0,
         eval_loss=eval_loss[np.maximum(when - 1, 0)] + 0.01 * shared.normal(size=len(when)),
-        eval_targets=32_000,
+        eval_labels=32_000,
         evaluation_s=0.05,
     )
     peak = 0.01 + 0.002 * cell.cut[1]

@@ -167,7 +167,7 @@ class Trainer:
         self._processes = Forked(WORKER)
 
     def start(
-        self, spec: RunSpec, root: Path, attempt: int = 0, target: str = WORKER, **settings: str
+        self, spec: RunSpec, root: Path, attempt: int = 0, entry: str = WORKER, **settings: str
     ) -> RunFolder:
         """Start the ranks of a run; return its folder."""
         folder = RunFolder(root / spec.run_id)
@@ -194,7 +194,7 @@ class Trainer:
                 run_dir=str(folder.path),
                 log=str(folder.log),
                 ranks=world_size,
-                target=target,
+                entry=entry,
                 environment=settings,
             )
         )

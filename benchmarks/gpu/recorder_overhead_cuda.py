@@ -74,8 +74,8 @@ class Steps:
         self._recorder.close()
 
     def _plain(self) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, targets = self._tokens
-        loss = self._engine.micro_step(inputs, targets, 1 / targets.numel(), last=True)
+        inputs, labels = self._tokens
+        loss = self._engine.micro_step(inputs, labels, 1 / labels.numel(), last=True)
         return loss, self._engine.optimizer_step(SETTINGS, 1.0)
 
     def _recorded(self) -> None:
@@ -88,7 +88,7 @@ class Steps:
             optimizer_step=self._done,
             samples=self._done * SAMPLES,
             global_batch_size=SAMPLES,
-            targets=SAMPLES * LENGTH,
+            labels=SAMPLES * LENGTH,
             loss_sum=loss.double(),
             gradient_norm=norm,
             learning_rate=SETTINGS.learning_rate,

@@ -70,7 +70,7 @@ def collate(samples: list[Tensor]) -> dict[str, Tensor]:
     """Pad documents to the longest; the loss ignores the padding."""
     return {
         "inputs": pad_sequence([s[:-1] for s in samples], True, PADDING),
-        "targets": pad_sequence([s[1:] for s in samples], True, IGNORED),
+        "labels": pad_sequence([s[1:] for s in samples], True, IGNORED),
     }
 
 
@@ -81,18 +81,18 @@ def without_end(loader: DataLoader) -> Iterator[dict[str, Tensor]]:
 
 
 def loss_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the sum of the losses of the targets that are not padding."""
+    """Return the sum of the losses of the labels that are not padding."""
     logits = model(batch["inputs"]).flatten(0, 1)
-    return cross_entropy(logits, batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum")
+    return cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def count(batch: dict[str, Tensor]) -> Tensor:
-    """Return the number of targets that are not padding."""
-    return (batch["targets"] != IGNORED).sum()
+    """Return the number of labels that are not padding."""
+    return (batch["labels"] != IGNORED).sum()
 
 
 def evaluate(accelerator: Accelerator, model: nn.Module, samples: list[Tensor]) -> float:
-    """Return the loss a target over all held-out documents; every rank computes it."""
+    """Return the loss a label over all held-out documents; every rank computes it."""
     batches = [collate(samples[i : i + 8]) for i in range(0, len(samples), 8)]
     batches = [{name: t.to(accelerator.device) for name, t in b.items()} for b in batches]
     with torch.no_grad():
@@ -101,7 +101,7 @@ def evaluate(accelerator: Accelerator, model: nn.Module, samples: list[Tensor]) 
 
 
 def main() -> None:
-    """Train; the loss of a step is the sum over its documents / their targets, on all ranks."""
+    """Train; the loss of a step is the sum over its documents / their labels, on all ranks."""
     args = parse()
     accumulation = args.gradient_accumulation_steps
     accelerator = Accelerator(
@@ -135,20 +135,20 @@ def main() -> None:
     for step in range(1, args.max_train_steps + 1):
         window = [next(batches) for _ in range(accumulation)]
         own = torch.stack([count(batch) for batch in window]).sum()
-        targets = accelerator.reduce(own, reduction="sum").item()
+        labels = accelerator.reduce(own, reduction="sum").item()
         total = torch.zeros((), device=accelerator.device)
         for batch in window:
             with accelerator.accumulate(model):
-                loss = loss_sum(model, batch) / targets
+                loss = loss_sum(model, batch) / labels
                 total += loss.detach()
                 # DDP averages over the ranks and `backward` divides by the accumulation; the sum
-                # over all of them is wanted, because it is divided by all their targets already.
+                # over all of them is wanted, because it is divided by all their labels already.
                 accelerator.backward(loss * accelerator.num_processes * accumulation)
                 if accelerator.sync_gradients:
                     norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
                 optimizer.step()
                 optimizer.zero_grad()
-        tokens += targets
+        tokens += labels
         loss = accelerator.reduce(total, reduction="sum").item()
         recorder.step(
             step,
@@ -158,7 +158,7 @@ def main() -> None:
             learning_rate=args.learning_rate,
             gradient_norm=norm,
         )
-        accelerator.print(f"step {step}: loss {loss:.6f}, targets {targets}")
+        accelerator.print(f"step {step}: loss {loss:.6f}, labels {labels}")
     eval_loss = evaluate(accelerator, accelerator.unwrap_model(model), held_out)
     recorder.evaluation(args.max_train_steps, eval_loss=eval_loss)
     accelerator.print(f"evaluation: loss {eval_loss:.6f}")

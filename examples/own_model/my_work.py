@@ -18,9 +18,9 @@ class Regressor(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs).squeeze(-1)
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The SUM over the samples: batchscape divides once, by the global number of targets."""
-        return (outputs - targets).square().sum()
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The SUM over the samples: batchscape divides once, by the global number of labels."""
+        return (outputs - labels).square().sum()
 
 
 class Patients:
@@ -34,12 +34,12 @@ class Patients:
         chosen = held_out if part == "held_out" else ~held_out
         scaled = (progression - progression.mean()) / progression.std()
         self.inputs = torch.tensor(20 * features[chosen], dtype=torch.float32)
-        self.targets = torch.tensor(scaled[chosen], dtype=torch.float32)
-        self.num_samples = len(self.targets)
+        self.labels = torch.tensor(scaled[chosen], dtype=torch.float32)
+        self.num_samples = len(self.labels)
 
-    def count_targets(self, indices: np.ndarray) -> int:
+    def count_labels(self, indices: np.ndarray) -> int:
         return len(indices)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(indices)
-        return self.inputs[rows], self.targets[rows]
+        return self.inputs[rows], self.labels[rows]

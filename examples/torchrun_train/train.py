@@ -76,10 +76,10 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(args.n_embd, args.n_head) for _ in range(args.n_layer)))
         self.head = nn.Sequential(nn.LayerNorm(args.n_embd), nn.Linear(args.n_embd, BYTES))
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
         places = torch.arange(inputs.shape[1], device=inputs.device)
         logits = self.head(self.blocks(self.tokens(inputs) + self.positions(places)))
-        return cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class Text:
@@ -97,7 +97,7 @@ class Text:
         self._order = torch.randperm(samples - held_out, generator=generator)
 
     def batch(self, first: int, size: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of `size` samples, from a position of the order on."""
+        """Return inputs and labels of `size` samples, from a position of the order on."""
         places = torch.arange(first, first + size) % len(self._order)
         return self._read(self._order[places])
 
@@ -147,7 +147,7 @@ def main() -> None:
             position = ((iteration - 1) * accumulation + micro_step) * wide + rank * micro
             last = micro_step == accumulation - 1
             with nullcontext() if last or world_size == 1 else wrapped.no_sync():
-                # Every micro-batch has as many targets, so that a mean of means is the mean.
+                # Every micro-batch has as many labels, so that a mean of means is the mean.
                 loss = wrapped(*text.batch(position, micro)) / accumulation
                 loss.backward()
             total += loss.detach()

@@ -153,7 +153,7 @@ class Recorder:
         optimizer_step : int
             Optimizer steps done, from 1; larger at every call.
         loss : number, optional
-            Mean over the targets of the whole global batch, not of one rank or micro-batch; a
+            Mean over the labels of the whole global batch, not of one rank or micro-batch; a
             number, or a tensor of one. Not a number: the training diverged.
         samples, tokens : int, optional
             Training samples and loss-bearing tokens so far, over all ranks.
@@ -198,7 +198,7 @@ class Recorder:
         *,
         eval_loss: Number | None = None,
         eval_accuracy: Number | None = None,
-        eval_targets: int | None = None,
+        eval_labels: int | None = None,
         evaluation_s: Number | None = None,
     ) -> None:
         """Record an evaluation; call it as soon as it is done.
@@ -210,11 +210,11 @@ class Recorder:
         optimizer_step : int
             Optimizer steps done, 0 before the first.
         eval_loss : number, optional
-            Mean over the held-out targets.
+            Mean over the held-out labels.
         eval_accuracy : number, optional
             Share of right classes, 0 to 1.
-        eval_targets : int, optional
-            Held-out targets.
+        eval_labels : int, optional
+            Held-out labels.
         evaluation_s : number, optional
             Time that it took, in seconds.
 
@@ -228,8 +228,8 @@ class Recorder:
         step = _count("optimizer_step", optimizer_step, self._last_step)
         row: dict[str, Any] = {"optimizer_step": step}
         row |= _numbers(eval_loss=eval_loss, eval_accuracy=eval_accuracy)
-        if eval_targets is not None:
-            row["eval_targets"] = _count("eval_targets", eval_targets, 1)
+        if eval_labels is not None:
+            row["eval_labels"] = _count("eval_labels", eval_labels, 1)
         elapsed = self._elapsed()
         row |= _numbers(evaluation_s=elapsed if evaluation_s is None else evaluation_s)
         # What the evaluation did not take belongs to the step that is under way.

@@ -18,14 +18,14 @@ from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = ["call_target", "named_files", "source_hash"]
+__all__ = ["call_by_path", "named_files", "source_hash"]
 
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of packages that others have written."""
 _THIS_PACKAGE = __name__.partition(".")[0]
 
 
-def call_target(
+def call_by_path(
     path: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None
 ) -> Any:  # noqa: ANN401  (the user's own)
     """Call what an import path names.

@@ -269,7 +269,7 @@ class SweepBuilder:
             attempt=np.zeros(len(when), int),
             eval_loss=held_out + 0.02 * shared.normal(size=len(when)),
             eval_accuracy=1 - held_out / 6 if classifies else [None] * len(when),
-            eval_targets=np.full(len(when), 500),
+            eval_labels=np.full(len(when), 500),
             evaluation_s=np.full(len(when), 0.01),
         )
         _write_ranks(folder, cut, rng, **(ranks or {}))

@@ -67,7 +67,7 @@ SWEEP = (
 RUNS = 24
 CURVES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"],
-    "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_targets"],
+    "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_labels"],
 }
 _LOCK_FOLDERS = {"batchscape-launchers", "batchscape-devices"}
 """Stay among the temporary files of a machine, for launchers to come; nothing in them is held."""

@@ -29,7 +29,7 @@ class Points:
         self._points = np.eye(self.classes, self.features)[self._labels] * 3 + noise
         self._delay_s = float(os.environ.get(DELAY, "0")) if part == "train" else 0.0
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         """One class a sample."""
         return len(indices)
 

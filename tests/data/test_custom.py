@@ -27,7 +27,7 @@ class Data:
         self.num_samples = size if part == "train" else 3
         self.length = sequence_length or 6
 
-    def count_targets(self, indices):
+    def count_labels(self, indices):
         return len(indices) * self.length
 
     def batch(self, indices):
@@ -56,9 +56,9 @@ def test_sizes_and_facts_are_taken_over(module):
     assert (identity.train_samples, identity.held_out_samples) == (7, 3)
     assert (identity.classes, identity.task, identity.features) == (5, "next_token", None)
     dataset = open_dataset(SimpleNamespace(data=config), identity, "held_out")
-    inputs, targets = dataset.batch(np.array([2, 0]))
+    inputs, labels = dataset.batch(np.array([2, 0]))
     assert inputs.tolist() == [[2, 3, 4, 0, 1, 2], [0, 1, 2, 3, 4, 0]]
-    assert targets.tolist() == [[3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 0, 1]]
+    assert labels.tolist() == [[3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 0, 1]]
 
 
 def test_the_sequence_length_is_given_where_there_is_one(module):
@@ -136,7 +136,7 @@ MASKED = GOOD.replace(
 
 
 @pytest.mark.parametrize("length", [None, 6])
-def test_only_targets_that_bear_a_loss_are_counted(module, length):
+def test_only_labels_that_bear_a_loss_are_counted(module, length):
     with pytest.raises(
         ConfigError, match=r"not -100; got \[6, 6, 6, 6\] .* batch has \[4, 4, 4, 4\]"
     ):
@@ -158,7 +158,7 @@ class Data:
     def __init__(self, part):
         pass
 
-    def count_targets(self, indices):
+    def count_labels(self, indices):
         return len(indices)
 
     def batch(self, indices):
@@ -174,7 +174,7 @@ def test_classes_of_tokens_need_a_vocabulary_above_them(module):
         ("    vocabulary = 7\n", "", "needs an attribute vocabulary.*no vocabulary"),
         ("= 7", "= 6", "inputs must be below vocabulary=6; got an input 6"),
         ("= 7", "= 1.5", "vocabulary must be an int of 2 or more"),
-        ("len(indices)\n", "2 * len(indices)\n", "the number of targets that are not -100"),
+        ("len(indices)\n", "2 * len(indices)\n", "the number of labels that are not -100"),
     ):
         assert old in CLASSES
         with pytest.raises(ConfigError, match=message):
@@ -199,7 +199,7 @@ def test_a_vocabulary_stands_for_the_classes_of_the_next_token(module):
 
 BREACHES = {
     "no-batch": ("    def batch(", "    def fetch(", "object with a method batch"),
-    "no-count": ("    def count_targets(", "    def count(", "object with a method count_targets"),
+    "no-count": ("    def count_labels(", "    def count(", "object with a method count_labels"),
     "no-samples": ("size if part", "0 if part", "num_samples must be an int above 0; got 0"),
     "float-samples": ("size if part", "8.0 if part", r"num_samples must be .*; got 8\.0"),
     "task": ('"next_token"', '"translation"', "task must be one of next_token, class, other"),
@@ -210,9 +210,9 @@ BREACHES = {
         "        self.classes = 5 if part == 'train' else 6\n        self.num_samples",
         "must say the same of both parts",
     ),
-    "count-type": ("len(indices) * self.length", "6.0", r"count_targets must return an int.*6\.0"),
+    "count-type": ("len(indices) * self.length", "6.0", r"count_labels must return an int.*6\.0"),
     "mean-count": ("len(indices) * self.length", "self.length", "must add up over samples; got 6"),
-    "no-targets": ("len(indices) * self.length", "0", "must be above 0"),
+    "no-labels": ("len(indices) * self.length", "0", "must be above 0"),
     "no-tuple": ("return torch.from_numpy(tokens[:, :-1].copy()),", "return", "tuple of two"),
     "arrays": (
         "torch.from_numpy(tokens[:, 1:].copy())",
@@ -221,8 +221,8 @@ BREACHES = {
     ),
     "first-dimension": ("tokens[:, :-1].copy()", "tokens[:1, :-1].copy()", "first dimension"),
     "other-device": ("tokens[:, 1:].copy())", "tokens[:, 1:].copy()).to('meta')", "on the CPU"),
-    "target-type": ("tokens[:, 1:].copy())", "tokens[:, 1:].copy()).int()", "int64 targets"),
-    "target-range": ("tokens[:, 1:].copy())", "tokens[:, 1:].copy()) + 5", "below classes=5"),
+    "label-type": ("tokens[:, 1:].copy())", "tokens[:, 1:].copy()).int()", "int64 labels"),
+    "label-range": ("tokens[:, 1:].copy())", "tokens[:, 1:].copy()) + 5", "below classes=5"),
     "moves": (
         "        tokens = (",
         "        Data.calls = getattr(Data, 'calls', 0) + 1\n        tokens = (Data.calls + ",

@@ -16,18 +16,18 @@ def stream_of(text):
 
 
 @given(texts, st.integers(2, 9))
-def test_packed_targets_are_the_text_once(text, length):
+def test_packed_labels_are_the_text_once(text, length):
     offsets, lengths = split_packed(stream_of(text), length)
     assert (lengths == length).all()
-    targets = b"".join(text[o + 1 : o + 1 + n] for o, n in zip(offsets, lengths, strict=True))
-    assert targets == text[1 : 1 + len(offsets) * length]
-    assert len(text) - 1 - len(targets) < length
+    labels = b"".join(text[o + 1 : o + 1 + n] for o, n in zip(offsets, lengths, strict=True))
+    assert labels == text[1 : 1 + len(offsets) * length]
+    assert len(text) - 1 - len(labels) < length
 
 
 @given(texts, st.integers(2, 9))
 def test_blocks_are_the_lines_between_empty_ones(text, length):
     offsets, lengths = split_blocks(stream_of(text), length)
-    targets = [text[o + 1 : o + 1 + n] for o, n in zip(offsets, lengths, strict=True)]
+    labels = [text[o + 1 : o + 1 + n] for o, n in zip(offsets, lengths, strict=True)]
     blocks = [b""]
     for number, line in enumerate(text.splitlines(keepends=True)):
         if line == b"\n" and number > 0:
@@ -35,7 +35,7 @@ def test_blocks_are_the_lines_between_empty_ones(text, length):
         else:
             blocks[-1] += line
     expected = [block[i : i + length] for block in blocks for i in range(1, len(block), length)]
-    assert targets == expected
+    assert labels == expected
 
 
 @given(st.lists(st.binary(max_size=40), max_size=20), st.integers(2, 9))

@@ -59,15 +59,15 @@ def everything(dataset):
 
 
 def pieces(text):
-    """Cut a document as it should be: 16 targets a sample, the last byte shared with the next."""
+    """Cut a document as it should be: 16 labels a sample, the last byte shared with the next."""
     return [text[begin : begin + 17] for begin in range(0, len(text) - 1, 16)]
 
 
 def texts_of(dataset):
     """Return the documents of a padded part, whose samples are theirs one after the other."""
-    inputs, targets = everything(dataset)
+    inputs, labels = everything(dataset)
     samples = []
-    for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
+    for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
         real = [token for token in wanted if token != IGNORED]
         assert row[1:] == (real + [0] * 16)[:15]
         samples.append(bytes([row[0], *real]).decode())
@@ -109,10 +109,10 @@ def test_packed_documents_are_joined_by_blank_lines(tmp_path):
     padded, _ = opened(settings_of(path, layout="padded"))
     for part, dataset in parts.items():
         stream = "\n\n".join(texts_of(padded[part])).encode()
-        inputs, targets = everything(dataset)
+        inputs, labels = everything(dataset)
         samples = (len(stream) - 1) // 16
         assert bytes(inputs.flatten().tolist()) == stream[: samples * 16]
-        assert bytes(targets.flatten().tolist()) == stream[1 : samples * 16 + 1]
+        assert bytes(labels.flatten().tolist()) == stream[1 : samples * 16 + 1]
 
 
 def test_one_more_document_moves_no_other(tmp_path):
@@ -146,13 +146,13 @@ def test_labels_are_classes_in_their_order(tmp_path, labels):
     assert manifest["facts"]["classes"] == order
     label_of = {text.encode()[:16]: label for text, label in zip(TEXTS, labels, strict=True)}
     for dataset in parts.values():
-        inputs, targets = everything(dataset)
+        inputs, labels = everything(dataset)
         assert inputs.shape == (dataset.num_samples, 16)
-        assert dataset.count_targets(np.arange(3)) == 3
-        for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+        assert dataset.count_labels(np.arange(3)) == 3
+        for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
             text = bytes(token for token in row if token >= 0)
             assert row[len(text) :] == [-1] * (16 - len(text))
-            assert label_of[text] == order[target]
+            assert label_of[text] == order[label]
 
 
 def test_short_texts_are_padded_with_no_token(tmp_path):
@@ -167,7 +167,7 @@ def test_short_texts_are_padded_with_no_token(tmp_path):
 def test_a_document_without_text_is_left_out(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", [*records()[:10], {"text": ""}, {"text": "a"}])
     parts, _ = opened(settings_of(path, layout="padded"))
-    # A single byte has no target either.
+    # A single byte has no label either.
     assert sorted(t for d in parts.values() for t in texts_of(d)) == sorted(TEXTS[:10])
 
 

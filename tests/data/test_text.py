@@ -23,12 +23,12 @@ def test_padded_batches_ignore_what_is_not_text(tmp_path):
         name="text", path=str(tmp_path / "a.txt"), sequence_length=6, layout="padded"
     )
     dataset = TextDataset(Path(prepare(config).folder), "train", 6)
-    inputs, targets = dataset.batch(np.arange(dataset.num_samples))
-    real = targets != IGNORED
-    assert real.sum().item() == dataset.count_targets(np.arange(dataset.num_samples))
-    assert (inputs[:, 1:][real[:, :-1]] == targets[:, :-1][real[:, :-1]]).all()
+    inputs, labels = dataset.batch(np.arange(dataset.num_samples))
+    real = labels != IGNORED
+    assert real.sum().item() == dataset.count_labels(np.arange(dataset.num_samples))
+    assert (inputs[:, 1:][real[:, :-1]] == labels[:, :-1][real[:, :-1]]).all()
     assert (inputs[:, 1:][~real[:, :-1]] == 0).all()
-    first = bytes(inputs[0][real[0]].tolist()) + bytes([targets[0][real[0]][-1].item()])
+    first = bytes(inputs[0][real[0]].tolist()) + bytes([labels[0][real[0]][-1].item()])
     assert first == b"abc\n"
 
 
@@ -40,9 +40,9 @@ def test_standard_library_is_split_by_file():
     assert 0.01 < sizes["held_out"] / sum(sizes.values()) < 0.15
     assert identity.train_samples == (sizes["train"] - 1) // 32
     dataset = TextDataset(folder, "train", 32)
-    inputs, targets = dataset.batch(np.array([0, 1]))
-    assert (targets[0, :-1] == inputs[0, 1:]).all()
-    assert targets[0, -1] == inputs[1, 0]
+    inputs, labels = dataset.batch(np.array([0, 1]))
+    assert (labels[0, :-1] == inputs[0, 1:]).all()
+    assert labels[0, -1] == inputs[1, 0]
 
 
 def test_same_content_has_the_same_name_and_another_has_another(tmp_path):

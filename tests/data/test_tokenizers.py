@@ -65,8 +65,8 @@ def opened(config, part="train"):
 
 
 def stream_of(dataset):
-    inputs, targets = dataset.batch(np.arange(dataset.num_samples))
-    return [*inputs.flatten().tolist(), targets[-1, -1].item()]
+    inputs, labels = dataset.batch(np.arange(dataset.num_samples))
+    return [*inputs.flatten().tolist(), labels[-1, -1].item()]
 
 
 def write_folder(root, texts):
@@ -117,14 +117,14 @@ def test_padded_blocks_are_encoded_one_by_one(tmp_path, tokenizer):
         held_out_pct=10.0,
     )
     dataset, _ = opened(config)
-    inputs, targets = dataset.batch(np.arange(dataset.num_samples))
+    inputs, labels = dataset.batch(np.arange(dataset.num_samples))
     expected = []
     for block in (one + "\n" for one in TEXTS):
         ids = ids_of(tokenizer, block)
         expected += [ids[begin : begin + 13] for begin in range(0, len(ids) - 1, 12)]
     samples = [
         [row[0], *(token for token in wanted if token != IGNORED)]
-        for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True)
+        for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True)
     ]
     # The last block of the part is cut where the held-out one begins.
     assert len(samples) > 40
@@ -186,9 +186,9 @@ def test_documents_of_datasets_with_special_tokens_for_classes(tmp_path, saved):
     seen = {}
     for part in ("train", "held_out"):
         dataset, identity = opened(config, part)
-        inputs, targets = dataset.batch(np.arange(dataset.num_samples))
-        for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
-            seen[tuple(row)] = target
+        inputs, labels = dataset.batch(np.arange(dataset.num_samples))
+        for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
+            seen[tuple(row)] = label
     assert (identity.classes, identity.vocabulary) == (2, len(FolderCoder(tokenizer)._tokenizer))
     wanted = {}
     for text, label in zip(TEXTS, labels, strict=True):

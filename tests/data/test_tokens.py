@@ -85,14 +85,14 @@ def test_every_layout_gives_the_same_samples(tmp_path, content, more):
     path = tmp_path / "train.bin"
     path.write_bytes(content(tokens))
     dataset, identity = opened(settings_of(path, **more), "train")
-    inputs, targets = everything(dataset)
+    inputs, labels = everything(dataset)
     assert identity.classes == GPT2
     assert identity.task == "next_token"
     assert (identity.train_samples, identity.held_out_samples) == (1799 // 16, 199 // 16)
-    # The targets are the tokens, each once, but for the first and a rest.
-    assert targets.flatten().tolist() == tokens[1 : 1 + 112 * 16].tolist()
+    # The labels are the tokens, each once, but for the first and a rest.
+    assert labels.flatten().tolist() == tokens[1 : 1 + 112 * 16].tolist()
     assert inputs.flatten().tolist() == tokens[: 112 * 16].tolist()
-    assert dataset.count_targets(np.array([0, 5])) == 32
+    assert dataset.count_labels(np.array([0, 5])) == 32
     held_out, _ = opened(settings_of(path, **more), "held_out")
     assert everything(held_out)[1].flatten().tolist() == tokens[1801 : 1801 + 12 * 16].tolist()
 
@@ -130,11 +130,11 @@ def test_no_sample_crosses_a_file_and_no_target_is_in_both_parts(tmp_path, sizes
     seen = {}
     for part, samples in expected.items():
         dataset, identity = opened(config, part)
-        inputs, targets = everything(dataset)
-        assert np.column_stack([inputs, targets[:, -1]]).tolist() == samples
-        assert (inputs[:, 1:] == targets[:, :-1]).all()
+        inputs, labels = everything(dataset)
+        assert np.column_stack([inputs, labels[:, -1]]).tolist() == samples
+        assert (inputs[:, 1:] == labels[:, :-1]).all()
         assert dataset.num_samples == len(samples) == getattr(identity, f"{part}_samples")
-        seen[part] = set(targets.flatten().tolist())
+        seen[part] = set(labels.flatten().tolist())
         shuffled = np.random.default_rng(0).permutation(dataset.num_samples)
         assert (dataset.batch(shuffled)[0] == inputs[shuffled]).all()
     assert not seen["train"] & seen["held_out"]

@@ -1,6 +1,6 @@
 """What every engine keeps, as checks of finished runs: each raises an AssertionError that says why.
 
-A run is trained with the target `engine_witness:watched`, which counts what reaches
+A run is trained with the entry `engine_witness:watched`, which counts what reaches
 torch.distributed. References are runs of plain DDP.
 """
 
@@ -56,7 +56,7 @@ CASES = [
     ),
 ]
 PADDED = {"name": "stdlib", "sequence_length": 32, "layout": "padded"}
-"""Samples of unlike length: batches are weighted by their targets, or the curves differ."""
+"""Samples of unlike length: batches are weighted by their labels, or the curves differ."""
 
 
 def overrides(case: Case, **more: Any) -> dict[str, Any]:

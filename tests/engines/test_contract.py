@@ -53,7 +53,7 @@ def runs(trainer, tmp_path_factory):
         if root is not None or key not in done:
             spec = trainer.make_spec(geometry, **overrides(case, **more))
             where = root or tmp_path_factory.mktemp("contract")
-            folder = trainer.start(spec, where, attempt=attempt, target=WITNESS, **environment)
+            folder = trainer.start(spec, where, attempt=attempt, entry=WITNESS, **environment)
             trainer.wait(spec)
             if root is not None:
                 return spec, folder
@@ -86,7 +86,7 @@ def reference(runs, trainer, tmp_path_factory):
                 folder = trainer.train(
                     spec,
                     tmp_path_factory.mktemp("orders"),
-                    target="faulty_workers:permuted",
+                    entry="faulty_workers:permuted",
                     PERMUTATION=str(seed),
                 )
                 orders.append(contract.relative(read_table(folder, "steps"), one))

@@ -48,17 +48,17 @@ def test_steps_equal_a_plain_loop_over_the_whole_batch(spec_of, clip):
         fused=False,
         foreach=False,
     )
-    inputs, targets = batch()
+    inputs, labels = batch()
     for k in range(4):
         factor = 1 / (k + 1)
         losses = [
             engine.micro_step(
-                inputs[2 * a : 2 * a + 2], targets[2 * a : 2 * a + 2], 1 / 256, last=a == 3
+                inputs[2 * a : 2 * a + 2], labels[2 * a : 2 * a + 2], 1 / 256, last=a == 3
             )
             for a in range(4)
         ]
         norm = engine.optimizer_step(spec.config.optimizer, factor)
-        mean = plain(inputs, targets)[0] / targets.numel()
+        mean = plain(inputs, labels)[0] / labels.numel()
         mean.backward()
         largest = float("inf") if clip is None else clip
         plain_norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), largest)
@@ -74,8 +74,8 @@ def test_steps_equal_a_plain_loop_over_the_whole_batch(spec_of, clip):
 
 def test_gradients_of_another_layout_are_refused(spec_of):
     engine = engine_of(spec_of())
-    inputs, targets = batch()
-    engine.micro_step(inputs, targets, 1.0, last=True)
+    inputs, labels = batch()
+    engine.micro_step(inputs, labels, 1.0, last=True)
     weight = engine.module.model.tokens.weight
     weight.grad = weight.grad.T.contiguous().T
     with pytest.raises(RuntimeError, match=r"gradient of model\.tokens\.weight has strides"):
@@ -101,9 +101,9 @@ class Told:
 def test_a_rank_that_trains_alone_tells_of_its_gradients_only(spec_of):
     engine = engine_of(spec_of())
     engine.marks = told = Told()
-    inputs, targets = batch()
+    inputs, labels = batch()
     for last in (False, False, True):
-        engine.micro_step(inputs, targets, 1.0, last=last)
+        engine.micro_step(inputs, labels, 1.0, last=last)
     assert told.order == ["gradients ready"]
 
 
@@ -115,10 +115,10 @@ def test_an_exchange_is_told_of_once_a_step_and_in_order(spec_of, tmp_path):
     try:
         engine = engine_of(spec_of(engine__bucket_cap_mb=0.01), world_size=2)
         engine.marks = told = Told()
-        inputs, targets = batch()
+        inputs, labels = batch()
         for _ in range(2):  # DDP builds its buckets anew after the first step
             for last in (False, False, True):
-                engine.micro_step(inputs, targets, 1.0, last=last)
+                engine.micro_step(inputs, labels, 1.0, last=last)
             engine.optimizer_step(SETTINGS, 1.0)
         engine.close()
     finally:
@@ -130,13 +130,13 @@ def test_an_exchange_is_told_of_once_a_step_and_in_order(spec_of, tmp_path):
 def test_state_round_trip(spec_of, precision):
     spec = spec_of(engine__precision=precision)
     first, second = engine_of(spec), engine_of(spec)
-    inputs, targets = batch()
+    inputs, labels = batch()
     for weight in (1 / 256, 1e30, 1 / 256):  # the second overflows in float16
-        first.micro_step(inputs, targets, weight, last=True)
+        first.micro_step(inputs, labels, weight, last=True)
         first.optimizer_step(SETTINGS, 1.0)
     second.restore(copy.deepcopy(first.state()))  # as through a file
     for engine in (first, second):
-        engine.micro_step(inputs, targets, 1 / 256, last=True)
+        engine.micro_step(inputs, labels, 1 / 256, last=True)
         assert engine.gradient_scale == (2**15 if precision == "float16" else 1.0)
         engine.optimizer_step(SETTINGS, 1.0)
     for mine, theirs in zip(first.module.parameters(), second.module.parameters(), strict=True):
@@ -184,12 +184,12 @@ def test_float16_equals_a_loss_scaled_by_hand(spec_of):
     engine = engine_of(spec)
     plain = build_model(spec.config, spec.data, "float16")
     reference = build_optimizer(spec.config.optimizer, plain)
-    inputs, targets = batch()
+    inputs, labels = batch()
     for _ in range(3):
-        engine.micro_step(inputs, targets, 1 / 256, last=True)
+        engine.micro_step(inputs, labels, 1 / 256, last=True)
         norm = engine.optimizer_step(spec.config.optimizer, 1.0)
         with torch.autocast("cpu", torch.float16):
-            loss = plain(inputs, targets)[0]
+            loss = plain(inputs, labels)[0]
         (loss / 256 * 2**16).backward()
         for parameter in plain.parameters():
             parameter.grad /= 2**16
@@ -206,9 +206,9 @@ def test_float16_equals_a_loss_scaled_by_hand(spec_of):
 def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of, name):
     spec = spec_of(engine__precision="float16", optimizer={"name": name, "learning_rate": 0.01})
     engine, settings = engine_of(spec), spec.config.optimizer
-    inputs, targets = batch()
+    inputs, labels = batch()
     before = copy.deepcopy(engine.module.state_dict())
-    engine.micro_step(inputs, targets, 1e30, last=True)
+    engine.micro_step(inputs, labels, 1e30, last=True)
     assert engine.gradient_scale == 2**16
     norm = engine.optimizer_step(settings, 1.0)
     assert engine.skipped
@@ -216,7 +216,7 @@ def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of, n
     assert engine.gradient_scale == 2**15
     after = engine.module.state_dict()
     assert all((after[name] == before[name]).all() for name in before)
-    engine.micro_step(inputs, targets, 1 / 256, last=True)
+    engine.micro_step(inputs, labels, 1 / 256, last=True)
     assert engine.optimizer_step(settings, 1.0).isfinite()
     assert not engine.skipped
     assert any((after[name] != before[name]).any() for name in before)
@@ -225,8 +225,8 @@ def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of, n
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_other_precisions_scale_nothing(spec_of, precision):
     engine = engine_of(spec_of(engine__precision=precision))
-    inputs, targets = batch()
-    engine.micro_step(inputs, targets, 1 / 256, last=True)
+    inputs, labels = batch()
+    engine.micro_step(inputs, labels, 1 / 256, last=True)
     assert engine.gradient_scale == 1.0
     engine.optimizer_step(SETTINGS, 1.0)
     assert engine.skipped is None
@@ -251,7 +251,7 @@ def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome
     tables = []
     for geometry in [(2, 16, 1), (1, 32, 1)]:
         spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=12)
-        folder = trainer.train(spec, tmp_path, target="precision_workers:overflowing")
+        folder = trainer.train(spec, tmp_path, entry="precision_workers:overflowing")
         assert outcome(folder)["status"] == "completed"
         tables.append(steps(folder))
     for table in tables:
@@ -265,7 +265,7 @@ def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome
 @pytest.mark.parametrize("asked", ["highest", "high"])
 def test_products_of_float32_matrices_are_as_asked(trainer, tmp_path, asked):
     spec = trainer.make_spec(engine__float32_matmul=asked, budget__optimizer_steps=1)
-    folder = trainer.train(spec, tmp_path, target="precision_workers:telling")
+    folder = trainer.train(spec, tmp_path, entry="precision_workers:telling")
     assert f"float32 products: {asked}\n" in folder.log.read_text()
 
 
@@ -333,14 +333,14 @@ def group_of_one(tmp_path):
 def test_an_exchange_that_is_not_whole_is_refused_by_name(spec_of):
     """All of it would be left out, as buckets are exchanged in order."""
     engine = engine_of(spec_of(model=OWN | {"_target_": "own_models.Routed"}), world_size=2)
-    inputs, targets = batch()
+    inputs, labels = batch()
     inputs[0, 0] = engine.module.model.chosen
-    engine.micro_step(inputs, targets, 1.0, last=True)
+    engine.micro_step(inputs, labels, 1.0, last=True)
     engine.optimizer_step(SETTINGS, 1.0)
     before = engine.exchanged_bytes
     inputs[:, 0] = engine.module.model.chosen + 1
     with pytest.raises(BatchscapeError, match=r"model\.expert\.weight, model\.expert\.bias\. Add"):
-        engine.micro_step(inputs, targets, 1.0, last=True)
+        engine.micro_step(inputs, labels, 1.0, last=True)
     assert before > 0
     engine.close()
 
@@ -348,9 +348,9 @@ def test_an_exchange_that_is_not_whole_is_refused_by_name(spec_of):
 @pytest.mark.usefixtures("trainer", "group_of_one")
 def test_finding_out_what_has_no_gradient_leaves_no_trace(spec_of):
     engine = engine_of(spec_of(model=OWN | {"_target_": "own_models.Normalised"}), world_size=2)
-    inputs, targets = batch()
+    inputs, labels = batch()
     before = torch.get_rng_state()
-    engine.micro_step(inputs, targets, 1.0, last=True)
+    engine.micro_step(inputs, labels, 1.0, last=True)
     assert int(engine.module.model.norm.num_batches_tracked) == 1
     assert torch.equal(torch.get_rng_state(), before)
     assert not engine._adds_zeros

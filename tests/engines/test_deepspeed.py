@@ -66,10 +66,10 @@ def batch(seed=3, count=8):
 
 def step(engine, seed=3, weight=1 / 256, settings=SETTINGS):
     """Four micro-steps and an update; return the norm of the gradient."""
-    inputs, targets = batch(seed)
+    inputs, labels = batch(seed)
     for a in range(4):
         part = slice(2 * a, 2 * a + 2)
-        engine.micro_step(inputs[part], targets[part], weight, last=a == 3)
+        engine.micro_step(inputs[part], labels[part], weight, last=a == 3)
     return float(engine.optimizer_step(settings, 1.0))
 
 
@@ -129,7 +129,7 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
     )
     whole = steps(trainer.train(spec, tmp_path / "whole"))
     root = tmp_path / "killed"
-    folder = trainer.start(spec, root, target="faulty_workers:hanging")
+    folder = trainer.start(spec, root, entry="faulty_workers:hanging")
     while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
         assert not trainer._processes.wait(0.05), folder.log.read_text()
     trainer.kill(spec)
@@ -191,9 +191,9 @@ def test_forgotten_micro_steps_leave_no_trace(engine_of, stage):
         engine = engine_of(stage)
         step(engine)
         if forgets:
-            inputs, targets = batch(seed=5)
-            engine.micro_step(inputs, targets, 1.0, last=False)
-            engine.micro_step(inputs, targets, 1.0, last=False)
+            inputs, labels = batch(seed=5)
+            engine.micro_step(inputs, labels, 1.0, last=False)
+            engine.micro_step(inputs, labels, 1.0, last=False)
             engine.forget_gradients()
         step(engine)
         trained.append(copy.deepcopy(weights(engine)))

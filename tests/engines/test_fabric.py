@@ -26,9 +26,9 @@ class Returning(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
         self.seen = []
 
-    def forward(self, inputs, targets):
-        self.seen = [inputs.dtype, targets.dtype, (inputs @ inputs).dtype]
-        return (self.weight * targets).sum(), targets.numel()
+    def forward(self, inputs, labels):
+        self.seen = [inputs.dtype, labels.dtype, (inputs @ inputs).dtype]
+        return (self.weight * labels).sum(), labels.numel()
 
 
 def test_float64_is_float64_throughout_which_fabrics_own_is_not(spec_of):
@@ -46,7 +46,7 @@ def test_float64_is_float64_throughout_which_fabrics_own_is_not(spec_of):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_a_lower_precision_rounds_products_and_no_micro_batch(spec_of, precision):
-    """As in ddp; Fabric itself would round the targets of a regression before the loss."""
+    """As in ddp; Fabric itself would round the labels of a regression before the loss."""
     from batchscape.engines.fabric import FabricEngine
 
     spec = spec_of((1, 4, 3), engine={"name": "fabric", "precision": precision})
@@ -54,13 +54,13 @@ def test_a_lower_precision_rounds_products_and_no_micro_batch(spec_of, precision
     engine = FabricEngine(
         model, spec.config.engine, spec.config.optimizer, precision, spec.geometry
     )
-    targets = torch.tensor([1 + 2**-12])
-    loss = engine.micro_step(torch.ones(2, 2), targets, 1.0, last=True)
+    labels = torch.tensor([1 + 2**-12])
+    loss = engine.micro_step(torch.ones(2, 2), labels, 1.0, last=True)
     assert model.seen == [torch.float32, torch.float32, getattr(torch, precision)]
     assert loss.item() == 1 + 2**-12
     engine.close()
     own = fabric.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed").setup(Returning())
-    assert own(torch.ones(2, 2), targets)[0].item() == 1
+    assert own(torch.ones(2, 2), labels)[0].item() == 1
 
 
 def test_a_missing_library_is_named_with_what_installs_it(spec_of, monkeypatch):

@@ -61,7 +61,7 @@ def test_uneven_parts_and_averages_are_evaluated_alike(trainer, tmp_path):
     one = trained(trainer, tmp_path, (1, 12, 1), engine("ddp"), **more)
     three = trained(trainer, tmp_path, (3, 2, 2), engine("fsdp"), **more)
     assert_alike(one, three)
-    assert_alike(one, three, "evals", ("eval_loss", "raw_eval_loss", "eval_targets"))
+    assert_alike(one, three, "evals", ("eval_loss", "raw_eval_loss", "eval_labels"))
     evals = read_table(three, "evals")
     assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
 
@@ -72,7 +72,7 @@ def test_an_average_is_stopped_and_goes_on(trainer, steps, tmp_path):
     settings = {"engine": engine("fsdp"), "evaluation__ema_half_life_tokens": 1024.0}
     spec = trainer.make_spec((3, 2, 2), budget__optimizer_steps=8, **settings)
     whole = trainer.train(spec, tmp_path / "whole")
-    cut = trainer.start(spec, tmp_path, target="engine_witness:watched", STOP_AFTER="5")
+    cut = trainer.start(spec, tmp_path, entry="engine_witness:watched", STOP_AFTER="5")
     trainer.wait(spec)
     trainer.train(spec, tmp_path, attempt=1)
     assert steps(cut)["attempt"].nunique() == 2
@@ -92,7 +92,7 @@ def test_running_means_are_those_of_ddp_and_of_a_run_that_was_stopped(trainer, s
     assert_alike(ddp, whole, "evals", ("eval_loss",))
     spec = trainer.make_spec((2, 4, 2), engine=engine("fsdp"), budget__optimizer_steps=6, **more)
     root = tmp_path / "cut"
-    cut = trainer.start(spec, root, target="engine_witness:watched", STOP_AFTER="3")
+    cut = trainer.start(spec, root, entry="engine_witness:watched", STOP_AFTER="3")
     trainer.wait(spec)
     trainer.train(spec, root, attempt=1)
     assert steps(cut)["attempt"].nunique() == 2
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_that_of_whole_models(trainer, tmp_path):
     for settings in (engine("ddp"), engine("fsdp")):
         spec = trainer.make_spec((2, 4, 2), engine=settings)
         folder = trainer.start(
-            spec, tmp_path / settings["name"], target="engine_witness:watched", STOP_AFTER="3"
+            spec, tmp_path / settings["name"], entry="engine_witness:watched", STOP_AFTER="3"
         )
         trainer.wait(spec)
         states.append(load_checkpoint(checkpoints(folder.checkpoints)[0]))

@@ -44,14 +44,14 @@ def gradients(module):
 def test_a_gradient_is_that_of_the_whole_batch(library, spec_of, accumulation, micro_steps):
     """Whatever the library divides by, and whether or not the micro-steps are as many."""
     spec = spec_of((1, 12 // accumulation, accumulation), **with_engine(library))
-    inputs, targets = batch()
+    inputs, labels = batch()
     plain = build_model(spec.config, spec.data, "float64")
-    (plain(inputs, targets)[0] / targets.numel()).backward()
+    (plain(inputs, labels)[0] / labels.numel()).backward()
     engine = build_engine(spec, CPU)
     size = 12 // micro_steps
     for a in range(micro_steps):
         cut = slice(a * size, (a + 1) * size)
-        engine.micro_step(inputs[cut], targets[cut], 1 / 384, last=a == micro_steps - 1)
+        engine.micro_step(inputs[cut], labels[cut], 1 / 384, last=a == micro_steps - 1)
     for mine, theirs in zip(gradients(engine.module), gradients(plain), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-15)
     engine.close()
@@ -70,7 +70,7 @@ def test_steps_and_checkpoints_are_those_of_ddp(library, spec_of, optimizer, pre
     if (library, precision) == ("accelerate", "float16"):
         pytest.skip("refused on a CPU")
     settings = {"name": optimizer, "learning_rate": 0.01, "gradient_clip_norm": clip}
-    inputs, targets = batch()
+    inputs, labels = batch()
     engines = {
         name: build_engine(
             spec_of((1, 12, 1), optimizer=settings, **with_engine(name, precision)), CPU
@@ -81,7 +81,7 @@ def test_steps_and_checkpoints_are_those_of_ddp(library, spec_of, optimizer, pre
     rtol = {"float64": 1e-10, "bfloat16": 1e-4, "float16": 1e-3}[precision]
 
     def step(engine, weight):
-        loss = engine.micro_step(inputs, targets, weight, last=True)
+        loss = engine.micro_step(inputs, labels, weight, last=True)
         norm = engine.optimizer_step(spec.config.optimizer, 0.5)
         return loss.item(), norm.item(), float(engine.gradient_scale), bool(engine.skipped)
 
@@ -125,8 +125,8 @@ def test_what_surrounds_a_run_is_not_the_librarys(library, spec_of, monkeypatch)
     assert torch.get_num_threads() == threads
     assert engine.reported().data_parallel_size == 1
     assert engine.reported().gradient_accumulation_steps in {None, 3}
-    inputs, targets = batch()
-    assert engine.micro_step(inputs, targets, 1.0, last=True).dtype == torch.float64
+    inputs, labels = batch()
+    assert engine.micro_step(inputs, labels, 1.0, last=True).dtype == torch.float64
     assert {p.grad.dtype for p in engine.module.parameters()} == {torch.float64}
     engine.close()
 
@@ -234,7 +234,7 @@ def test_parameters_without_a_gradient_have_one_of_zero(
 def test_ranks_that_the_library_does_not_see_are_refused(library, trainer, outcome, tmp_path):
     """A library that is told of no other rank trains alone and says nothing."""
     spec = trainer.make_spec((2, 4, 3), **with_engine(library), budget__optimizer_steps=2)
-    folder = trainer.start(spec, tmp_path, target="unlaunched_workers:main")
+    folder = trainer.start(spec, tmp_path, entry="unlaunched_workers:main")
     assert trainer.wait(spec) == [1, 1]
     for rank in (0, 1):
         found = outcome(folder, rank)

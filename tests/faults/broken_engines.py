@@ -44,11 +44,11 @@ def _declare_last_only() -> None:
     real = FsdpEngine.micro_step
 
     def micro_step(
-        self: FsdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: FsdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
         self.exchanges_every_micro_step = True
         try:
-            return real(self, inputs, targets, weight, last=last)
+            return real(self, inputs, labels, weight, last=last)
         finally:
             self.exchanges_every_micro_step = False
 
@@ -63,21 +63,21 @@ def _declare_last_only() -> None:
 
 
 def mean_of_means() -> None:
-    """Average over the targets of each micro-batch, then over micro-batches and ranks."""
+    """Average over the labels of each micro-batch, then over micro-batches and ranks."""
     parts = int(os.environ["PARTS"])
     real = DdpEngine.micro_step
 
-    def forward(self: LossModule, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self: LossModule, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(inputs)
         loss = functional.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="mean"
+            logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="mean"
         )
         return loss, loss.new_zeros(())
 
     def micro_step(
-        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
-        return real(self, inputs, targets, 1.0 / parts, last=last) / parts / weight
+        return real(self, inputs, labels, 1.0 / parts, last=last) / parts / weight
 
     # Such a loss is refused before the first step; here the curves alone must tell.
     loop.examine = lambda *_args: ModelFacts()  # type: ignore[attr-defined]
@@ -138,9 +138,9 @@ def divides_by_accumulation() -> None:
     real = DdpEngine.micro_step
 
     def micro_step(
-        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
-        return real(self, inputs, targets, weight / parts, last=last)
+        return real(self, inputs, labels, weight / parts, last=last)
 
     DdpEngine.micro_step = micro_step
 
@@ -150,11 +150,11 @@ def does_not_accumulate() -> None:
     real = DdpEngine.micro_step
 
     def micro_step(
-        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
         if last:
             self.forget_gradients()
-        return real(self, inputs, targets, weight, last=last)
+        return real(self, inputs, labels, weight, last=last)
 
     DdpEngine.micro_step = micro_step
 

@@ -117,10 +117,10 @@ def main(run_dir: str, rank: int) -> int:
             time.sleep(0.7)
         real_step(self, k)
 
-    def forward(self: LossModule, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self: LossModule, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if current == STEP and rank == ranks - 1:
             fault()
-        return real_forward(self, inputs, targets)
+        return real_forward(self, inputs, labels)
 
     Training._step = step  # type: ignore[method-assign]  # a planted fault
     LossModule.forward = forward  # type: ignore[method-assign]  # a planted fault

@@ -25,17 +25,17 @@ def mean_of_means(run_dir: str, rank: int) -> int:
     accumulation = int(os.environ["ACCUMULATION"])
     ranks = int(os.environ["RANKS"])
 
-    def forward(self: LossModule, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self: LossModule, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(inputs)
         loss = functional.cross_entropy(
-            logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="mean"
+            logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="mean"
         )
         return loss, loss.new_zeros(())
 
     def micro_step(
-        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
-        mean = real(self, inputs, targets, 1.0 / (accumulation * ranks), last=last)
+        mean = real(self, inputs, labels, 1.0 / (accumulation * ranks), last=last)
         return mean / (accumulation * ranks) / weight
 
     # Such a loss is refused before the first step; here the curves alone must tell.
@@ -78,13 +78,13 @@ def exploding(run_dir: str, rank: int) -> int:
     return worker.main(run_dir, rank)
 
 
-def without_targets(run_dir: str, rank: int) -> int:
-    """Meet a global batch without a target in optimizer step 3."""
+def without_labels(run_dir: str, rank: int) -> int:
+    """Meet a global batch without a label in optimizer step 3."""
     real = SampleStream.step
 
     def step(self: SampleStream, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
         samples = real(self, optimizer_step, sampling=sampling)
-        return samples._replace(targets=0) if optimizer_step == 2 else samples
+        return samples._replace(labels=0) if optimizer_step == 2 else samples
 
     SampleStream.step = step  # type: ignore[method-assign]  # a planted fault
     return worker.main(run_dir, rank)

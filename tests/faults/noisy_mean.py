@@ -29,7 +29,7 @@ class Mean(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.cat([self.first, self.rest]) - inputs
 
-    def loss_sum(self, outputs: Tensor, _targets: Tensor) -> Tensor:
+    def loss_sum(self, outputs: Tensor, _labels: Tensor) -> Tensor:
         return outputs.square().sum() / 2
 
 
@@ -43,7 +43,7 @@ class Gaussian:
         rng = np.random.default_rng([seed, part == "train"])
         self.samples = MEAN + DEVIATIONS * rng.normal(size=(self.num_samples, len(MEAN)))
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         return len(indices)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Blobs:
         self._calls = 0
         self.num_samples = samples
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         """One class a sample."""
         return len(indices)
 
@@ -79,16 +79,16 @@ class Counting:
             return np.full(len(indices), self._length)
         return 1 + indices * 7 % self._length
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         """As many as the sequence is long."""
         return int(self._sizes(indices).sum())
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Sequences of one length, with targets of -100 behind their ends."""
+        """Sequences of one length, with labels of -100 behind their ends."""
         steps = np.arange(self._length + 1)
         tokens = (indices[:, None] * 5 + steps * (1 + indices[:, None] % 3)) % self.classes
-        targets = np.where(steps[:-1] < self._sizes(indices)[:, None], tokens[:, 1:], -100)
-        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
+        labels = np.where(steps[:-1] < self._sizes(indices)[:, None], tokens[:, 1:], -100)
+        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(labels)
 
 
 class Failing(Blobs):
@@ -109,10 +109,10 @@ class Overcounting(Counting):
         super().__init__(part, sequence_length)
         self._miscounts = part == "held_out"
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         """One too many for each of the samples 20 to 24."""
         wrong = (indices >= 20) & (indices < 25) & self._miscounts
-        return super().count_targets(indices) + int(wrong.sum())
+        return super().count_labels(indices) + int(wrong.sum())
 
 
 class Greedy(Blobs):

@@ -47,11 +47,11 @@ class Brier(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs).softmax(-1)
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs - functional.one_hot(targets, outputs.shape[-1])).square().sum()
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - functional.one_hot(labels, outputs.shape[-1])).square().sum()
 
-    def count_right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs.gather(1, targets[:, None]) > 0.5).sum()
+    def count_right(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs.gather(1, labels[:, None]) > 0.5).sum()
 
 
 class Normalised(Bigram):
@@ -101,18 +101,18 @@ class Routed(Bigram):
 class MeanLoss(Bigram):
     """With the mistake that everybody makes."""
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
 class Contrastive(Bigram):
     """With a loss that compares the samples of a batch."""
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
         outputs = outputs.mean(1)
         similarities = outputs @ outputs.T
         own = torch.arange(len(outputs), device=outputs.device)
-        return functional.cross_entropy(similarities, own, reduction="sum") + 0 * targets.sum()
+        return functional.cross_entropy(similarities, own, reduction="sum") + 0 * labels.sum()
 
 
 class DroppingContrastive(Contrastive):
@@ -129,8 +129,8 @@ class DroppingContrastive(Contrastive):
 class Vague(Bigram):
     """With a loss that is no scalar."""
 
-    def loss_sum(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none")
 
 
 def tell_what_is_imported(_run_dir: str, _rank: int) -> int:

@@ -57,12 +57,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., list[Launched]]]:
     sys.path.insert(0, str(Path(__file__).parent))
     count = 0
 
-    def start(*specs: RunSpec, target: str = WORKER) -> list[Launched]:
+    def start(*specs: RunSpec, entry: str = WORKER) -> list[Launched]:
         nonlocal count
         count += 1
         sweep = SweepFolder(tmp_path / f"sweep-{count}")
         console = Console(file=StringIO())
-        run_sweep(specs, sweep, Machine.detect(), target=target, console=console)
+        run_sweep(specs, sweep, Machine.detect(), entry=entry, console=console)
         return [Launched(sweep, spec.run_id) for spec in specs]
 
     yield start

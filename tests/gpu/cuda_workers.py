@@ -26,12 +26,12 @@ def overflowing(run_dir: str, rank: int) -> int:
     calls = 0
 
     def micro_step(
-        self: DdpEngine, inputs: Tensor, targets: Tensor, weight: float, *, last: bool
+        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
     ) -> Tensor:
         nonlocal calls
         weight *= 1e30 if calls == OVERFLOWS_AT else 1.0
         calls += 1
-        return real(self, inputs, targets, weight, last=last)
+        return real(self, inputs, labels, weight, last=last)
 
     DdpEngine.micro_step = micro_step  # type: ignore[method-assign]
     return worker.main(run_dir, rank)

@@ -49,14 +49,14 @@ def test_a_step_never_waits_for_the_device(cuda_spec, device, precision, optimiz
         optimizer={"name": optimizer, "learning_rate": 0.01, "gradient_clip_norm": 1.0},
     )
     engine = engine_of(spec, device)
-    inputs, targets = batch(device)
+    inputs, labels = batch(device)
     clock = CudaClock()
     engine.marks = clock
 
     def step():
         clock.begin()
         for last in (False, True):
-            engine.micro_step(inputs, targets, 1 / 512, last=last)
+            engine.micro_step(inputs, labels, 1 / 512, last=last)
         engine.optimizer_step(spec.config.optimizer, 1.0)
         clock.end()
 
@@ -71,9 +71,9 @@ def test_a_step_never_waits_for_the_device(cuda_spec, device, precision, optimiz
 
 def test_an_overflow_skips_the_update_and_halves_the_scale(cuda_spec, device):
     engine = engine_of(cuda_spec(engine__precision="float16"), device)
-    inputs, targets = batch(device)
+    inputs, labels = batch(device)
     before = copy.deepcopy(engine.module.state_dict())
-    engine.micro_step(inputs, targets, 1e30, last=True)
+    engine.micro_step(inputs, labels, 1e30, last=True)
     norm = engine.optimizer_step(SETTINGS, 1.0)
     assert engine.skipped.item()
     assert not norm.isfinite().item()
@@ -83,7 +83,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(cuda_spec, device):
     restored = engine_of(cuda_spec(engine__precision="float16"), device)
     restored.restore(copy.deepcopy(engine.state()))
     for each in (engine, restored):
-        each.micro_step(inputs, targets, 1 / 256, last=True)
+        each.micro_step(inputs, labels, 1 / 256, last=True)
         each.optimizer_step(SETTINGS, 1.0)
         assert not each.skipped.item()
     for mine, theirs in zip(engine.module.parameters(), restored.module.parameters(), strict=True):
@@ -95,7 +95,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(cuda_spec, device):
 def test_nccl_with_a_single_rank_changes_nothing(cuda_spec, device, tmp_path):
     """DDP over NCCL with nobody to exchange with, against the bare module; and its marks."""
     spec = cuda_spec(engine__precision="float64", engine__bucket_cap_mb=0.05)
-    inputs, targets = batch(device)
+    inputs, labels = batch(device)
     dist.init_process_group(
         "nccl",
         init_method=f"file://{tmp_path / 'group'}",
@@ -112,7 +112,7 @@ def test_nccl_with_a_single_rank_changes_nothing(cuda_spec, device, tmp_path):
             for engine in (alone, wrapped):
                 for half in (slice(0, 4), slice(4, 8)):
                     last = half.start == 4
-                    engine.micro_step(inputs[half], targets[half], 1 / 256, last=last)
+                    engine.micro_step(inputs[half], labels[half], 1 / 256, last=last)
                 engine.optimizer_step(spec.config.optimizer, 1.0)
             clock.end()
         module = wrapped.module
@@ -144,12 +144,12 @@ def test_flash_attention_takes_our_tensors(cuda_spec, device, precision, length)
         model__d_model=128,
         data={"name": "stdlib", "sequence_length": length},
     )
-    inputs, targets = batch(device, 2, length)
+    inputs, labels = batch(device, 2, length)
     gradients = {}
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
         module = build_model(spec.config, spec.data, spec.precision).to(device)
         with sdpa_kernel(backend), autocast("cuda", precision):
-            loss = module(inputs, targets)[0] / targets.numel()
+            loss = module(inputs, labels)[0] / labels.numel()
         loss.backward()
         gradients[backend] = torch.cat([p.grad.flatten() for p in module.parameters()])
     flash, written_out = gradients.values()
@@ -167,11 +167,11 @@ def test_a_fused_attention_is_what_runs(cuda_spec, device, precision):
         data={"name": "stdlib", "sequence_length": 256},
     )
     module = build_model(spec.config, spec.data, spec.precision).to(device)
-    inputs, targets = batch(device, 4, 256)
+    inputs, labels = batch(device, 4, 256)
     host = [torch.profiler.ProfilerActivity.CPU]
     profiler = torch.profiler.profile(activities=host, acc_events=True)
     with profiler as profile, autocast("cuda", precision):
-        module(inputs, targets)
+        module(inputs, labels)
     names = {event.key for event in profile.key_averages()}
     fused = {
         "aten::_scaled_dot_product_flash_attention",

@@ -91,7 +91,7 @@ def test_float16_skips_an_overflow_and_goes_on(cuda_spec, train):
         measure__memory=False,
         budget__optimizer_steps=40,
     )
-    run = train(spec, target="cuda_workers:overflowing")
+    run = train(spec, entry="cuda_workers:overflowing")
     rows = run.table("steps")
     assert rows["optimizer_step"][rows["skipped"]].tolist() == [4]
     assert run.status.summary["skipped_optimizer_steps"] == 1
@@ -121,7 +121,7 @@ def test_out_of_memory_ends_the_run_as_oom_and_not_the_sweep(cuda_spec, launch):
     small = cuda_spec((1, 32, 1), budget__optimizer_steps=3)
     large = cuda_spec((1, 2**19, 1), engine__precision="float32", budget__optimizer_steps=3)
     again = replace(small, run_id="again")
-    runs = launch(small, large, again, target="cuda_workers:cramped")
+    runs = launch(small, large, again, entry="cuda_workers:cramped")
     assert [str(run.status.status) for run in runs] == ["completed", "oom", "completed"]
     reason = runs[1].status.reason
     where = r"out of memory in forward of optimizer step 1: OutOfMemoryError: CUDA out of memory"

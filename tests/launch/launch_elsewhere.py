@@ -13,7 +13,7 @@ here = Path(__file__).parent
 sys.path.insert(0, str(here))
 
 if __name__ == "__main__":
-    from sweeps_of_fakes import MACHINE, TARGET, spec_named
+    from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
     from batchscape.launch import run_sweep
     from batchscape.record.folder import SweepFolder
@@ -25,7 +25,7 @@ if __name__ == "__main__":
         [spec_named(name, tracker=tracker) for name in names],
         SweepFolder(Path(folder)),
         MACHINE,
-        target=TARGET,
+        entry=ENTRY,
         method=method,
     )
     sys.exit(130 if result.interrupted else len(result.failed))

@@ -16,7 +16,7 @@ from batchscape.geometry import solve
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
-TARGET = "fake_workers:main"
+ENTRY = "fake_workers:main"
 MACHINE = Machine(cpu_cores=2, cpu_name="a processor")
 
 

@@ -85,7 +85,7 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
             specs,
             folder,
             MACHINE,
-            target="dying_workers:main",
+            entry="dying_workers:main",
             console=Console(file=io.StringIO()),
             method="fork",
         )
@@ -180,12 +180,12 @@ sys.path[:0] = sys.argv[1:3]
 from memory_cgroup import join
 join(sys.argv[3])
 from pathlib import Path
-from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from sweeps_of_fakes import MACHINE, ENTRY, spec_named
 from batchscape.launch import run_sweep
 from batchscape.record.folder import SweepFolder
 names = ("hungry", "killed", "completes", "completes-later")
 specs = [spec_named(name, retries=0) for name in names]
-run_sweep(specs, SweepFolder(Path(sys.argv[4])), MACHINE, target=TARGET, method="spawn")
+run_sweep(specs, SweepFolder(Path(sys.argv[4])), MACHINE, entry=ENTRY, method="spawn")
 """
 
 

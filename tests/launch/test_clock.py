@@ -32,7 +32,7 @@ def sweep_of(path: Path, *names: str) -> dict[str, RunStatus]:
     sweep = SweepFolder(path)
     specs = [spec_named(name, retry=["failed"]) for name in names]
     console = Console(file=io.StringIO())
-    run_sweep(specs, sweep, MACHINE, console=console, target="clock_workers:main", method="spawn")
+    run_sweep(specs, sweep, MACHINE, console=console, entry="clock_workers:main", method="spawn")
     return {name: RunStatus.read(sweep.run(name).status) for name in names}
 
 

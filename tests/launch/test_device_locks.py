@@ -20,7 +20,7 @@ import pytest
 from launchers import Launcher as Elsewhere
 from placing import Launcher
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.launch import device_locks, placement, run_sweep
 from batchscape.launch.device_locks import DeviceLocks
@@ -292,7 +292,7 @@ def test_two_wide_launchers_take_turns() -> None:
 
 def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepFolder, str]:
     sweep, text = SweepFolder(path), io.StringIO()
-    run_sweep(list(specs), sweep, MACHINE, target=TARGET, method=method, console=Console(file=text))
+    run_sweep(list(specs), sweep, MACHINE, entry=ENTRY, method=method, console=Console(file=text))
     return sweep, text.getvalue()
 
 
@@ -333,7 +333,7 @@ def test_waiting_is_given_up_after_the_stated_time(
             [spec_named("completes-d2")],
             SweepFolder(tmp_path),
             MACHINE,
-            target=TARGET,
+            entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=400),
         )

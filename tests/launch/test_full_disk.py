@@ -55,10 +55,10 @@ def twice(place: Path, *names: str) -> tuple[dict[str, Any], list[int], dict[str
     """Launch fakes on a disk that they fill, make space, and launch them again."""
     sweep = SweepFolder(place / "sweep")
     specs = [spec_named(name) for name in names]
-    first = launched(sweep, *specs, target="disk_workers:main")
+    first = launched(sweep, *specs, entry="disk_workers:main")
     kept = [row["optimizer_step"] for row in read_json_lines(sweep.run(names[0]).lines("steps"))]
     (sweep.path / "filler").unlink()
-    again = launched(sweep, *specs, target="disk_workers:main")
+    again = launched(sweep, *specs, entry="disk_workers:main")
     for folder in sweep.run_folders():
         verify_seal(folder, RunStatus.read(folder.status))
     return first, kept, again, len(load(sweep.path).steps)

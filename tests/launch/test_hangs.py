@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named
 
 from batchscape.config import Local
 from batchscape.launch import active, hangs, run_sweep
@@ -179,7 +179,7 @@ def test_a_run_that_hangs_is_ended_with_its_stacks(tmp_path, monkeypatch):
         spec_named("completes"),
     ]
     result = run_sweep(
-        specs, sweep, MACHINE, target=TARGET, console=Console(file=io.StringIO()), method="fork"
+        specs, sweep, MACHINE, entry=ENTRY, console=Console(file=io.StringIO()), method="fork"
     )
     ended = {run.run_id: run.status for run in result.runs}
     assert ended.pop("deaf-d2") is Status.FAILED

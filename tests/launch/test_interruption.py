@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launchers import Launcher
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
@@ -32,7 +32,7 @@ def resume(launcher: Launcher, *names: str) -> None:
         [spec_named(name) for name in names],
         launcher.sweep,
         MACHINE,
-        target=TARGET,
+        entry=ENTRY,
         method="spawn",
     )
     assert result.failed == ()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.launch.leftovers import remove_dead_writes
@@ -92,7 +92,7 @@ def test_a_launch_removes_them(tmp_path: Path) -> None:
         [spec_named("completes")],
         sweep,
         MACHINE,
-        target=TARGET,
+        entry=ENTRY,
         method="spawn",
         console=Console(file=io.StringIO()),
     )
@@ -108,7 +108,7 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
     def again() -> SweepResult:
         output = Console(file=io.StringIO())
         specs = [spec_named("completes")]
-        return run_sweep(specs, sweep, MACHINE, target=TARGET, method="spawn", console=output)
+        return run_sweep(specs, sweep, MACHINE, entry=ENTRY, method="spawn", console=output)
 
     assert [run.status for run in again().runs] == [Status.COMPLETED]
     record = {path: path.read_bytes() for path in folder.path.iterdir()}

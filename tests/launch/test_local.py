@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, renamed, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
@@ -39,9 +39,7 @@ class Sweep:
     def run(self, *specs: RunSpec, **options: Any) -> SweepResult:
         output = io.StringIO()
         options = {"machine": MACHINE, "method": "spawn", **options}
-        result = run_sweep(
-            specs, self.folder, console=Console(file=output), target=TARGET, **options
-        )
+        result = run_sweep(specs, self.folder, console=Console(file=output), entry=ENTRY, **options)
         self.printed = output.getvalue()
         return result
 

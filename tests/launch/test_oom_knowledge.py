@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, renamed, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
@@ -244,7 +244,7 @@ def launch(folder: Folder) -> Launch:
         output = io.StringIO()
         console = Console(file=output, width=300)
         result = run_sweep(
-            specs, folder.sweep, machine=MACHINE, target=TARGET, method="spawn", console=console
+            specs, folder.sweep, machine=MACHINE, entry=ENTRY, method="spawn", console=console
         )
         start.printed = output.getvalue()  # type: ignore[attr-defined]
         return result

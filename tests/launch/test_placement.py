@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from placing import Launcher
 from rich.console import Console
-from sweeps_of_fakes import TARGET, renamed, spec_named
+from sweeps_of_fakes import ENTRY, renamed, spec_named
 
 from batchscape.launch import placement, run_sweep
 from batchscape.plan.machine import CudaDevice, Machine
@@ -92,7 +92,7 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
         specs,
         sweep,
         Machine(1, "x"),
-        target=TARGET,
+        entry=ENTRY,
         method="spawn",
         console=Console(file=io.StringIO()),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.launch import run_sweep
 from batchscape.launch.presence import Presence
@@ -39,7 +39,7 @@ def launched(path: Path, name: str) -> dict[str, Any]:
     sweep = SweepFolder(path)
     console = Console(file=io.StringIO())
     result = run_sweep(
-        [spec_named(name)], sweep, MACHINE, target=TARGET, method="spawn", console=console
+        [spec_named(name)], sweep, MACHINE, entry=ENTRY, method="spawn", console=console
     )
     assert result.failed == ()
     record = read_json(sweep.run(name).launch)

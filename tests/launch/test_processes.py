@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sweeps_of_fakes import TARGET, is_alive, pids_in, wait_until
+from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
@@ -24,7 +24,7 @@ from batchscape.record.outcome import RankExit
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
 def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    made = open_processes(TARGET, lambda: False, request.param)
+    made = open_processes(ENTRY, lambda: False, request.param)
     assert made is not None
     assert made.method == request.param
     yield made
@@ -40,7 +40,7 @@ def start(processes: Processes, folder: Path, ranks: int = 1, **environment: str
         "start_method": processes.method,
     }
     write_json(folder / "launch.json", launch)
-    begun = Start(folder.name, str(folder), str(folder / "log.txt"), ranks, TARGET, environment)
+    begun = Start(folder.name, str(folder), str(folder / "log.txt"), ranks, ENTRY, environment)
     processes.start(begun)
     return begun
 
@@ -148,7 +148,7 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 class TestForked:
     @pytest.mark.slow
     def test_the_server_has_one_thread_and_a_rank_dies_with_it(self, tmp_path: Path) -> None:
-        forked = Forked(TARGET)
+        forked = Forked(ENTRY)
         start(forked, tmp_path / "stubborn", 2)
         pids = wait_for_pids(tmp_path / "stubborn", 6)
         server = psutil.Process(psutil.Process(pids["pid-rank-0.json"]).ppid())
@@ -171,10 +171,10 @@ class TestForked:
 
     @pytest.mark.slow
     def test_what_cannot_be_handed_over_is_not_waited_for(self, tmp_path: Path) -> None:
-        processes = Forked(TARGET)
+        processes = Forked(ENTRY)
         try:
             wait_until(lambda: processes.is_ready(0.1), "the server does not boot")
-            refused = Start("refused", str(tmp_path), str(tmp_path / "log.txt"), 1, TARGET, {})
+            refused = Start("refused", str(tmp_path), str(tmp_path / "log.txt"), 1, ENTRY, {})
             with pytest.raises(LaunchError, match="refused cannot be handed to the fork server"):
                 processes.start(refused, keep_open=(1 << 20,))
             start(processes, tmp_path / "completes")
@@ -197,12 +197,12 @@ class TestForked:
         (tmp_path / "numpy.py").write_text("raise ImportError('planted')")
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(LaunchError, match="planted"):
-            open_processes(TARGET, lambda: False, "fork")
+            open_processes(ENTRY, lambda: False, "fork")
 
     def test_a_second_boot_that_the_machine_refuses_is_the_machine_s_fault(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        processes = Forked(TARGET)
+        processes = Forked(ENTRY)
 
         def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -216,4 +216,4 @@ class TestForked:
             processes.close()
 
     def test_booting_can_be_stopped(self) -> None:
-        assert open_processes(TARGET, lambda: True, "fork") is None
+        assert open_processes(ENTRY, lambda: True, "fork") is None

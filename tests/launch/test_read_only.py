@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.errors import LaunchError
 from batchscape.launch import run_sweep
@@ -31,7 +31,7 @@ def refusal(path: Path, name: str = "completes") -> str:
     output = io.StringIO()
     console = Console(file=output)
     with pytest.raises(LaunchError) as raised:
-        run_sweep([spec_named(name)], SweepFolder(path), MACHINE, target=TARGET, console=console)
+        run_sweep([spec_named(name)], SweepFolder(path), MACHINE, entry=ENTRY, console=console)
     assert output.getvalue() == ""
     message = str(raised.value)
     assert message.startswith(f"{path} cannot be used: ")
@@ -164,10 +164,10 @@ def becomes_read_only(path: Path) -> tuple[str, list[str]]:
     sweep = SweepFolder(path)
     specs = [spec_named("completes"), spec_named("completes-later")]
     console = Console(file=io.StringIO())
-    run_sweep(specs[:1], sweep, MACHINE, target=TARGET, console=console, method="spawn")
+    run_sweep(specs[:1], sweep, MACHINE, entry=ENTRY, console=console, method="spawn")
     make_read_only(path)
     with pytest.raises(LaunchError) as raised:
-        run_sweep(specs, sweep, MACHINE, target=TARGET, console=console, method="spawn")
+        run_sweep(specs, sweep, MACHINE, entry=ENTRY, console=console, method="spawn")
     status = RunStatus.read(sweep.run("completes").status)
     return str(raised.value), [str(status.status), *sorted(p.name for p in sweep.runs.iterdir())]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.record.causes import Cause
@@ -45,7 +45,7 @@ class Sweep:
             [spec_named(name, **launcher) for name in names],
             self.folder,
             MACHINE,
-            target=TARGET,
+            entry=ENTRY,
             method=method,
             console=Console(file=output, width=300),
         )

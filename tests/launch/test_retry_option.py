@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.compose import compose
 from batchscape.config import RunConfig
@@ -33,7 +33,7 @@ class Sweep:
             [spec_named(name, **launcher) for name in names],
             self.folder,
             MACHINE,
-            target=TARGET,
+            entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=300),
         )

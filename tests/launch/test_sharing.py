@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launchers import Launcher
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, is_alive, pids_in, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.launch import run_sweep
 from batchscape.record.folder import SweepFolder
@@ -117,7 +117,7 @@ def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None
         [spec_named("gated-1"), spec_named("exits7-later")],
         sweep,
         MACHINE,
-        target=TARGET,
+        entry=ENTRY,
         method="spawn",
         console=Console(file=printed),
     )
@@ -136,7 +136,7 @@ def test_added_seeds_and_cells_extend_a_sweep(tmp_path: Path) -> None:
             specs,
             sweep,
             MACHINE,
-            target=TARGET,
+            entry=ENTRY,
             method="spawn",
             console=Console(file=io.StringIO()),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_workers import Rank
 from rich.console import Console
-from sweeps_of_fakes import MACHINE, TARGET, spec_named
+from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.launch.standing import Standing, repeated
@@ -47,7 +47,7 @@ def launched(sweep: SweepFolder, *names: str) -> tuple[SweepResult, str]:
     printed = io.StringIO()
     specs = [spec_named(name) for name in names]
     console = Console(file=printed, width=300)
-    result = run_sweep(specs, sweep, MACHINE, target=TARGET, method="spawn", console=console)
+    result = run_sweep(specs, sweep, MACHINE, entry=ENTRY, method="spawn", console=console)
     return result, printed.getvalue()
 
 

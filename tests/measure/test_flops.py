@@ -114,7 +114,7 @@ class Summed(nn.Module):
         self.layer = layer
         self.call = call or (lambda layer, inputs: layer(inputs))
 
-    def forward(self, inputs, _targets):
+    def forward(self, inputs, _labels):
         return self.call(self.layer, inputs).sum(), None
 
 

@@ -41,32 +41,32 @@ def test_the_vocabulary_of_the_next_token_is_known_to_the_module(build, text, mo
     assert (given[0].vocabulary, given[0].classes) == (256, 256)
 
 
-def test_default_loss_is_the_cross_entropy_of_real_targets(build, text):
+def test_default_loss_is_the_cross_entropy_of_real_labels(build, text):
     module = build(text, "Bigram")
-    tokens, targets = torch.randint(256, (2, 3, 5))
-    targets[0, 3:] = -100
+    tokens, labels = torch.randint(256, (2, 3, 5))
+    labels[0, 3:] = -100
     logits = module.model(tokens)
     by_hand = sum(
-        torch.logsumexp(logits[i, j], 0) - logits[i, j, targets[i, j]]
+        torch.logsumexp(logits[i, j], 0) - logits[i, j, labels[i, j]]
         for i in range(3)
         for j in range(5)
-        if targets[i, j] >= 0
+        if labels[i, j] >= 0
     )
-    loss, right = module(tokens, targets)
+    loss, right = module(tokens, labels)
     torch.testing.assert_close(loss, by_hand)
     assert right == 0, "not counted in training"
     module.eval()
-    assert module(tokens, targets)[1] == (logits.argmax(-1) == targets).sum()
+    assert module(tokens, labels)[1] == (logits.argmax(-1) == labels).sum()
 
 
 def test_a_loss_and_a_count_of_its_own(build, vectors):
     module = build(vectors, "Brier", hidden=5).eval()
-    inputs, targets = torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 2, 1, 0])
+    inputs, labels = torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 2, 1, 0])
     chances = module.model(inputs)
-    by_hand = sum((chances[i, c] - float(c == targets[i])) ** 2 for i in range(4) for c in range(3))
-    loss, right = module(inputs, targets)
+    by_hand = sum((chances[i, c] - float(c == labels[i])) ** 2 for i in range(4) for c in range(3))
+    loss, right = module(inputs, labels)
     torch.testing.assert_close(loss, by_hand)
-    assert right == sum(chances[i, targets[i]] > 0.5 for i in range(4))
+    assert right == sum(chances[i, labels[i]] > 0.5 for i in range(4))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_loss_that_is_no_scalar_is_refused(build, text):
         build(text, "Vague")(tokens, tokens)
 
 
-def test_outputs_that_do_not_fit_the_targets_are_refused(build, text):
+def test_outputs_that_do_not_fit_the_labels_are_refused(build, text):
     tokens = torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(ConfigError, match=r"got \(2, 3, 256\) for targets of \(2,\)"):
+    with pytest.raises(ConfigError, match=r"got \(2, 3, 256\) for labels of \(2,\)"):
         build(text, "Bigram")(tokens, torch.zeros(2, dtype=torch.long))

@@ -263,13 +263,13 @@ def test_dropout_is_found_wherever_it_is(build, text, settings, dropout):
 @pytest.mark.parametrize("settings", [GPT2, LLAMA, BERT], ids=["gpt2", "llama", "bert"])
 def test_activations_are_recomputed_alike(build, text, labelled, settings):
     data = labelled if settings is BERT else text
-    targets = torch.tensor([0, 1, 3]) if settings is BERT else tokens_of()
+    labels = torch.tensor([0, 1, 3]) if settings is BERT else tokens_of()
     found = []
     for recomputes in (False, True):
         module = build(data, settings)
         if recomputes:
             checkpoint_activations(module)
-        loss, _ = module(tokens_of(), targets)
+        loss, _ = module(tokens_of(), labels)
         loss.backward()
         found.append([loss, *(p.grad for p in module.parameters())])
     for plain, recomputed in zip(*found, strict=True):

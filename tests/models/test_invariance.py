@@ -45,11 +45,11 @@ def test_sums_over_samples_are_invariant(build, batch, model, precision):
     assert why_not_invariant(build(model, precision), batch) is None
 
 
-def test_uneven_targets_are_no_reason(build, batch):
-    inputs, targets = batch[0], batch[1].clone()
-    targets[0, 3:] = -100
-    targets[1] = -100
-    assert why_not_invariant(build(GPT), (inputs, targets)) is None
+def test_uneven_labels_are_no_reason(build, batch):
+    inputs, labels = batch[0], batch[1].clone()
+    labels[0, 3:] = -100
+    labels[1] = -100
+    assert why_not_invariant(build(GPT), (inputs, labels)) is None
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_part_that_does_not_grow_with_the_batch_is_found(build, batch):
     module = build("Bigram")
     plain = module.forward
 
-    def forward(inputs, targets):
-        loss, right = plain(inputs, targets)
+    def forward(inputs, labels):
+        loss, right = plain(inputs, labels)
         return loss + 0.1 * module.model.head.weight.square().sum(), right
 
     module.forward = forward

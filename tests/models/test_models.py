@@ -96,19 +96,19 @@ def test_short_context_attention_in_bfloat16_is_computed_in_float32(config_of, t
     torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
 
 
-def test_loss_is_a_sum_over_real_targets(config_of, text):
+def test_loss_is_a_sum_over_real_labels(config_of, text):
     module = build_model(config_of(), text, "float64")
     tokens = torch.randint(256, (4, 33))
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
-    targets[1, 5:] = -100
+    inputs, labels = tokens[:, :-1], tokens[:, 1:].clone()
+    labels[1, 5:] = -100
     logits = module.model(inputs)
-    rows = functional.log_softmax(logits, -1)[targets >= 0]
-    by_hand = -rows[torch.arange(len(rows)), targets[targets >= 0]].sum()
-    loss, _ = module(inputs, targets)
+    rows = functional.log_softmax(logits, -1)[labels >= 0]
+    by_hand = -rows[torch.arange(len(rows)), labels[labels >= 0]].sum()
+    loss, _ = module(inputs, labels)
     torch.testing.assert_close(loss, by_hand)
     module.eval()
-    _, right = module(inputs, targets)
-    assert right == (logits.argmax(-1) == targets).sum()
+    _, right = module(inputs, labels)
+    assert right == (logits.argmax(-1) == labels).sum()
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA], ids=["gpt", "llama"])

@@ -39,9 +39,9 @@ def built(config_of, model, precision="float64", **settings):
 def batch(samples=3, length=8):
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(TOKENS, (samples, length + 1), generator=generator)
-    targets = tokens[:, 1:].clone()
-    targets[0, :3] = IGNORED
-    return tokens[:, :-1], targets
+    labels = tokens[:, 1:].clone()
+    labels[0, :3] = IGNORED
+    return tokens[:, :-1], labels
 
 
 def trained(module, steps=5):
@@ -84,12 +84,12 @@ def test_both_train_as_the_plain_model_does(config_of, model, settings):
 def test_padding_has_no_probability(config_of):
     plain = built(config_of, GPT).eval()
     padded = built(config_of, GPT, padded_vocabulary=True).eval()
-    inputs, targets = batch()
+    inputs, labels = batch()
     logits = padded.model(inputs)
     assert (logits[..., TOKENS:] == -torch.inf).all()
     torch.testing.assert_close(logits[..., :TOKENS], plain.model(inputs))
     with torch.no_grad():
-        torch.testing.assert_close(padded(inputs, targets), plain(inputs, targets))
+        torch.testing.assert_close(padded(inputs, labels), plain(inputs, labels))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -99,10 +99,10 @@ def test_a_loss_in_parts_has_the_gradient_of_its_finite_differences(masked):
         torch.randn(rows, 4, generator=generator, dtype=torch.float64, requires_grad=True)
         for rows in (7, 5)
     )
-    targets = torch.tensor([0, 2, IGNORED, 1, 2, IGNORED, 0])
+    labels = torch.tensor([0, 2, IGNORED, 1, 2, IGNORED, 0])
     mask = torch.tensor([0, 0, 0, -torch.inf, -torch.inf]).double() if masked else None
     assert torch.autograd.gradcheck(
-        lambda *both: next_token._cross_entropy_sum(*both, mask, targets, 3), (hidden, weight)
+        lambda *both: next_token._cross_entropy_sum(*both, mask, labels, 3), (hidden, weight)
     )
 
 
@@ -126,13 +126,13 @@ def test_a_loss_in_parts_is_as_precise_as_a_whole_one(config_of, precision, loss
         assert far < error, name
 
 
-def test_what_is_kept_for_the_backward_does_not_grow_with_the_vocabulary_times_the_targets():
+def test_what_is_kept_for_the_backward_does_not_grow_with_the_vocabulary_times_the_labels():
     """Counted in numbers kept: gradients of hidden states and matrix, not logits."""
-    targets, rows, width = 512, 4096, 16
+    labels, rows, width = 512, 4096, 16
     kept = {}
-    hidden = torch.randn(targets, width, requires_grad=True)
+    hidden = torch.randn(labels, width, requires_grad=True)
     weight = torch.randn(rows, width, requires_grad=True)
-    wanted = torch.randint(rows, (targets,))
+    wanted = torch.randint(rows, (labels,))
 
     def keep(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
@@ -140,10 +140,10 @@ def test_what_is_kept_for_the_backward_does_not_grow_with_the_vocabulary_times_t
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = next_token._cross_entropy_sum(hidden, weight, None, wanted, 64)
-        assert sum(kept.values()) == (targets + rows) * width
+        assert sum(kept.values()) == (labels + rows) * width
         kept.clear()
         whole = functional.cross_entropy(functional.linear(hidden, weight), wanted, reduction="sum")
-        assert sum(kept.values()) > targets * rows
+        assert sum(kept.values()) > labels * rows
     torch.testing.assert_close(loss, whole)
 
 

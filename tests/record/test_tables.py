@@ -289,7 +289,7 @@ def test_a_last_row_that_lacks_its_samples_leaves_figures_out(run):
     assert figures["measured_optimizer_steps"] == 3
 
 
-def test_uneven_steps_are_weighted_by_their_targets(run):
+def test_uneven_steps_are_weighted_by_their_labels(run):
     with rows_again(run, "steps") as rows:
         for row, tokens in zip(rows, (40, 80, 120, 130, 160), strict=True):
             row["tokens"] = tokens

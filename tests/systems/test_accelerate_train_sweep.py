@@ -29,13 +29,13 @@ def test_it_ends_with_a_recommendation(swept, recommends):
 def test_tables_are_what_the_script_printed(swept):
     for run in swept.tables.runs.query("status == 'completed'").itertuples():
         log = swept.log(run.run_id)
-        printed = re.findall(r"^step (\d+): loss (\S+), targets (\d+)$", log, re.MULTILINE)
+        printed = re.findall(r"^step (\d+): loss (\S+), labels (\d+)$", log, re.MULTILINE)
         steps = swept.steps(run.run_id)
         assert [int(step) for step, _, _ in printed] == steps["optimizer_step"].tolist()
         assert [loss for _, loss, _ in printed] == [f"{loss:.6f}" for loss in steps["loss"]]
-        targets = np.array([int(count) for _, _, count in printed])
-        assert steps["tokens"].tolist() == targets.cumsum().tolist()
-        assert len(set(targets)) > 20, "documents are of unequal length"
+        labels = np.array([int(count) for _, _, count in printed])
+        assert steps["tokens"].tolist() == labels.cumsum().tolist()
+        assert len(set(labels)) > 20, "documents are of unequal length"
         assert steps["samples"].tolist() == [8 * step for step in range(1, 31)]
         evaluated = re.findall(r"^evaluation: loss (\S+)$", log, re.MULTILINE)
         assert evaluated == [f"{swept.evaluation(run.run_id)['eval_loss']:.6f}"]

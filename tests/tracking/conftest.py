@@ -122,7 +122,7 @@ class FakeTraining:
         seal(self.folder, self.status, data_parallel_size=2)
 
     def _evaluate(self, k: int) -> None:
-        row = {"attempt": 0, "eval_loss": 6.0 / (k + 1), "eval_targets": 64, "evaluation_s": 0.5}
+        row = {"attempt": 0, "eval_loss": 6.0 / (k + 1), "eval_labels": 64, "evaluation_s": 0.5}
         self._append("evals", [self._progress(k) | row])
 
     def _append(self, table: str, rows: Iterable[Mapping[Any, Any]]) -> None:
@@ -210,12 +210,12 @@ def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
     rows = []
     for table, names in CURVES.items():
         frame = read_table(folder, table)
-        targets = frame["tokens"].diff().fillna(frame["tokens"])
-        for row, fresh in zip(frame.to_dict("records"), targets, strict=True):
+        labels = frame["tokens"].diff().fillna(frame["tokens"])
+        for row, fresh in zip(frame.to_dict("records"), labels, strict=True):
             kept = {name: row[name] for name in AXES}
             kept |= {new: row[old] for old, new in names.items()}
             if table == "steps":
-                kept["data/targets"] = fresh
+                kept["data/labels"] = fresh
                 kept["throughput/tokens_per_s"] = fresh / row["step_time_s"]
                 kept["throughput/samples_per_s"] = row["global_batch_size"] / row["step_time_s"]
             present = {name: value for name, value in kept.items() if not pd.isna(value)}
@@ -226,7 +226,7 @@ def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
 def curves_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows without what W&B adds, and without the figures of the run that the last one carries."""
     names = {*AXES, *(name for names in CURVES.values() for name in names.values())}
-    names |= {"data/targets", "throughput/tokens_per_s", "throughput/samples_per_s"}
+    names |= {"data/labels", "throughput/tokens_per_s", "throughput/samples_per_s"}
     return [{name: value for name, value in row.items() if name in names} for row in rows]
 
 

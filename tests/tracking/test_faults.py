@@ -298,7 +298,7 @@ def test_what_wandb_wrote_may_be_deleted(sweep, server, fake_training, rows_of, 
 
 TABLES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "gradient_norm", "learning_rate"],
-    "evals": ["optimizer_step", "samples", "eval_loss", "eval_targets"],
+    "evals": ["optimizer_step", "samples", "eval_loss", "eval_labels"],
 }
 
 

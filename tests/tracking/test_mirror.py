@@ -46,7 +46,7 @@ from batchscape.tracking.sync import sync
 OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry", tags=["paper"])
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
 KEY = "0123456789abcdef0123456789abcdef01234567"
-NOT_MIRRORED = {"attempt", "warmup", "eval_targets"}  # they mean nothing as a curve
+NOT_MIRRORED = {"attempt", "warmup", "eval_labels"}  # they mean nothing as a curve
 SUMMARY_ONLY = {  # words, constants, and the ends of curves and axes
     *("optimizer_steps", "samples", "tokens", "train_time_s", "measured_optimizer_steps"),
     *("exchanged_bytes", "involuntary_switches", "evaluation_s", "peak_tflops", "peak_source"),
@@ -509,7 +509,7 @@ def test_a_run_begun_anew_is_another_one_of_wandb(fake_training) -> None:
     start=st.integers(0, 20),
     step_time_s=st.floats(1e-3, 1e3),
 )
-def test_targets_of_all_steps_add_up(tokens, start, step_time_s) -> None:
+def test_labels_of_all_steps_add_up(tokens, start, step_time_s) -> None:
     """Wherever the mirror goes on, what it computes from two rows is what one reading gives."""
     sums = list(itertools.accumulate(tokens))
     rows = [
@@ -519,7 +519,7 @@ def test_targets_of_all_steps_add_up(tokens, start, step_time_s) -> None:
     first = min(start, len(rows) - 1)
     before = [0, *sums]
     points = [curve_points("steps", rows[k], before[k]) for k in range(first, len(rows))]
-    assert sum(point["data/targets"] for point in points) == sums[-1] - before[first]
+    assert sum(point["data/labels"] for point in points) == sums[-1] - before[first]
     for point, fresh in zip(points, tokens[first:], strict=True):
         assert point["throughput/tokens_per_s"] * step_time_s == pytest.approx(fresh)
         assert point["throughput/samples_per_s"] * step_time_s == pytest.approx(4)

@@ -104,7 +104,7 @@ def test_mean_of_means_is_found_out(curves, trainer, steps, tmp_path):
     wrong = trainer.train(
         spec,
         tmp_path,
-        target="faulty_workers:mean_of_means",
+        entry="faulty_workers:mean_of_means",
         ACCUMULATION="2",
         RANKS="2",
     )
@@ -134,7 +134,7 @@ def test_float32_differs_no_more_than_rounding_grows(curves, trainer, steps, tmp
                     budget__optimizer_steps=OPTIMIZER_STEPS,
                 ),
                 tmp_path / str(permutation),
-                target="faulty_workers:permuted",
+                entry="faulty_workers:permuted",
                 PERMUTATION=str(permutation),
             )
         )["loss"].to_numpy(dtype=float)

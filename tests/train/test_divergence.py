@@ -105,7 +105,7 @@ def test_an_explosion_is_divergence_at_the_same_step_on_every_rank(
 
 def test_a_norm_that_one_rank_alone_finds_bad_ends_all_of_them(trainer, outcome, tmp_path):
     spec = trainer.make_spec((2, 4, 1), budget__optimizer_steps=400)
-    folder = trainer.train(spec, tmp_path, target="faulty_workers:lopsided")
+    folder = trainer.train(spec, tmp_path, entry="faulty_workers:lopsided")
     for rank in range(2):
         assert outcome(folder, rank)["status"] == "diverged"
         reason = "the gradient norm of optimizer step 6 is not finite"
@@ -118,7 +118,7 @@ def test_a_resumed_run_diverges_where_the_whole_one_does(trainer, outcome, tmp_p
     spec = exploding(trainer, (1, 8, 1))
     whole = trainer.train(spec, tmp_path / "whole")
     assert outcome(whole)["reason"].startswith("the loss exploded: ")
-    folder = trainer.start(spec, tmp_path / "cut", target="faulty_workers:waiting")
+    folder = trainer.start(spec, tmp_path / "cut", entry="faulty_workers:waiting")
     deadline = time.monotonic() + 100
     while not Path(folder.path / "hangs-0").exists():
         assert time.monotonic() < deadline

@@ -20,12 +20,12 @@ class Attends(nn.Module):
         self.uses = uses
         self.seen = []
 
-    def forward(self, inputs, targets):
+    def forward(self, inputs, labels):
         hidden = (inputs @ self.matrix).unsqueeze(1)
         self.seen.append((len(inputs), torch.is_grad_enabled()))
         for settings in self.uses:
             hidden = scaled_dot_product_attention(hidden, hidden, hidden, **settings)
-        return hidden.sum() + targets.sum(), targets.sum()
+        return hidden.sum() + labels.sum(), labels.sum()
 
 
 FUSED, WRITTEN_OUT = {"is_causal": True}, {"dropout_p": 0.5}

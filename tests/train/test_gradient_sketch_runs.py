@@ -51,7 +51,7 @@ def test_float32_starts_from_the_same_values(whole, trainer, steps, tmp_path):
 def test_mean_of_means_is_found_out(whole, trainer, tmp_path):
     spec = trainer.make_spec((2, 8, 2), data=PADDED, budget__optimizer_steps=2)
     wrong = trainer.train(
-        spec, tmp_path, target="faulty_workers:mean_of_means", ACCUMULATION="2", RANKS="2"
+        spec, tmp_path, entry="faulty_workers:mean_of_means", ACCUMULATION="2", RANKS="2"
     )
     assert away(read_sketch(wrong), whole[0]) > 1e-3
 

@@ -65,15 +65,15 @@ def fetched(loader, steps):
         for k in steps:
             step = loader.step(k)
             batches = [next(step.batches) for _ in range(step.micro_steps)]
-            found.append((step.targets, step.micro_steps, batches))
+            found.append((step.labels, step.micro_steps, batches))
     finally:
         loader.close()
     return found
 
 
 def assert_same(one, other):
-    for (targets, micro_steps, batches), (wanted, count, expected) in zip(one, other, strict=True):
-        assert (targets, micro_steps) == (wanted, count)
+    for (labels, micro_steps, batches), (wanted, count, expected) in zip(one, other, strict=True):
+        assert (labels, micro_steps) == (wanted, count)
         for batch, expectation in zip(batches, expected, strict=True):
             for tensor, right in zip(batch, expectation, strict=True):
                 assert tensor.dtype == right.dtype
@@ -189,7 +189,7 @@ def test_runs_are_the_same_bit_for_bit_with_workers_and_after_a_kill(trainer, st
     ahead = trainer.make_spec((2, 8, 2), **settings(2))
     whole = steps(trainer.train(ahead, tmp_path / "ahead"))[MEASURED]
     assert_same_rows(whole, expected)
-    folder = trainer.start(ahead, tmp_path / "killed", target="faulty_workers:hanging")
+    folder = trainer.start(ahead, tmp_path / "killed", entry="faulty_workers:hanging")
     wait_for(folder, "hangs-", 2)
     trainer.kill(ahead)
     trainer.train(ahead, tmp_path / "killed", attempt=1)
@@ -223,7 +223,7 @@ def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
         "loader": {"workers": 2, "prefetch": 50},
     }
     spec = trainer.make_spec((2, 8, 2), **settings(2, **more))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:hanging")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:hanging")
     wait_for(folder, "hangs-", 2)
     new = set(psutil.Process().children(recursive=True)) - before
     tree = workers_of_ranks()
@@ -253,7 +253,7 @@ def test_a_request_to_stop_is_the_ranks_to_answer(trainer, outcome, steps, tmp_p
     """The signal goes to the whole process group: workers must not die of it."""
     more = {"checkpoint__every_s": None, "budget__optimizer_steps": 120}
     spec = trainer.make_spec((2, 8, 2), **settings(2, **more))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:waiting")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:waiting")
     wait_for(folder, "hangs-", 2)
     trainer.kill(spec, signal.SIGTERM)
     assert outcome(folder)["status"] == "interrupted", folder.log.read_text()

@@ -128,11 +128,11 @@ def single_gradients(trainer):
     return by_sample(trainer.make_spec((1, 16, 1), **FROZEN, **DIGITS, budget__optimizer_steps=4))
 
 
-def train_digits(trainer, root, geometry, target=WORKER, **more):
+def train_digits(trainer, root, geometry, entry=WORKER, **more):
     """Train four optimizer steps, all of them sampled."""
     settings = {"budget__optimizer_steps": 4, "measure__noise_scale_every": 1, **more}
     spec = trainer.make_spec(geometry, **FROZEN, **DIGITS, **settings)
-    return trainer.train(spec, root, target=target)
+    return trainer.train(spec, root, entry=entry)
 
 
 # Ranks, accumulation, both, and neither: there the micro-batch is cut.
@@ -143,7 +143,7 @@ def test_norms_are_those_of_single_gradients(trainer, steps, tmp_path, single_gr
 
 @pytest.mark.parametrize("fault", ["forgotten_count", "after_clipping", "accumulated"])
 def test_planted_faults_are_found_out(trainer, steps, tmp_path, single_gradients, fault):
-    rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), target=f"wrong_noise:{fault}"))
+    rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), entry=f"wrong_noise:{fault}"))
     with pytest.raises(AssertionError):
         assert_norms(rows, single_gradients)
 
@@ -238,7 +238,7 @@ def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
         measure__noise_scale_every=3,
     )
     undisturbed = steps(trainer.train(spec, tmp_path / "undisturbed"))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:hanging")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:hanging")
     deadline = time.monotonic() + 60
     while not (folder.path / "hangs-0").exists():
         assert time.monotonic() < deadline, folder.log.read_text()
@@ -285,7 +285,7 @@ def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path):
             measure__noise_scale_every=3,
         )
         root = tmp_path / str(compiled)
-        tables.append(steps(trainer.train(spec, root, target="wrong_noise:late_compilation")))
+        tables.append(steps(trainer.train(spec, root, entry="wrong_noise:late_compilation")))
     plain, compiled = tables
     for name in ("loss", "gradient_norm", "small_gradient_square"):
         np.testing.assert_allclose(

@@ -43,7 +43,7 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     evals = read_table(folder, "evals")
     assert evals["optimizer_step"].tolist() == [0, 10, 20]
     assert evals["samples"].tolist() == [0, 160, 320]
-    assert evals["eval_targets"].tolist() == [16 * 32] * 3
+    assert evals["eval_labels"].tolist() == [16 * 32] * 3
     assert evals["eval_loss"].iloc[0] == pytest.approx(math.log(256), abs=0.2)
     ranks = read_table(folder, "ranks").sort_values("rank")
     assert ranks["rank"].tolist() == list(range(geometry[0]))
@@ -87,7 +87,7 @@ def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, 
 
 def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path):
     spec = trainer.make_spec((2, 4, 1), budget__optimizer_steps=400)
-    folder = trainer.train(spec, tmp_path, target="faulty_workers:exploding")
+    folder = trainer.train(spec, tmp_path, entry="faulty_workers:exploding")
     for rank in range(2):
         ended = outcome(folder, rank)
         assert ended["status"] == "diverged"
@@ -100,7 +100,7 @@ def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path):
 
 def test_failure_names_the_exception(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 32, 1))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:broken")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:broken")
     assert trainer.wait(spec) == [1]
     assert outcome(folder)["status"] == "failed"
     assert outcome(folder)["reason"] == "ZeroDivisionError: planted"
@@ -111,7 +111,7 @@ def test_failure_names_the_exception(trainer, outcome, tmp_path):
 
 def test_out_of_memory_is_told_from_other_failures(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 32, 1))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:greedy")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:greedy")
     assert trainer.wait(spec) == [1]
     assert outcome(folder)["status"] == "oom"
     assert outcome(folder)["cause"] == "out_of_memory"

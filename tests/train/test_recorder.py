@@ -42,7 +42,7 @@ for every in (1, 7, steps):
     for step, loss in enumerate(losses, start=1):
         clock.begin()
         clock.end()
-        recorder.add(optimizer_step=step, samples=step, global_batch_size=1, targets=1,
+        recorder.add(optimizer_step=step, samples=step, global_batch_size=1, labels=1,
                      loss_sum=loss, gradient_norm=loss, learning_rate=0.1, exchanged_bytes=0)
         if step % every == 0:
             recorder.drain(stop=False, checkpoint=False)

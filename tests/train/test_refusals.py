@@ -19,35 +19,35 @@ from batchscape.train.loop import Training
 CPU = torch.device("cpu")
 
 
-def test_a_batch_without_targets_ends_its_run_with_the_reason(trainer, outcome, tmp_path):
+def test_a_batch_without_labels_ends_its_run_with_the_reason(trainer, outcome, tmp_path):
     spec = trainer.make_spec((2, 4, 1))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:without_targets")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:without_labels")
     assert any(trainer.wait(spec))
     left = outcome(folder)
     assert left["status"] == "failed"
-    assert "optimizer step 3 has no target that bears a loss" in left["reason"]
+    assert "optimizer step 3 has no label that bears a loss" in left["reason"]
     assert "Traceback" not in folder.log.read_text()
 
 
-def test_an_evaluation_without_targets_is_refused(spec_of, monkeypatch):
+def test_an_evaluation_without_labels_is_refused(spec_of, monkeypatch):
     evaluator = Evaluator(spec_of(), CPU, 0)
     dataset = type(evaluator._dataset)
     plain = dataset.batch
 
     def unlabelled(self, indices):
-        inputs, targets = plain(self, indices)
-        return inputs, torch.full_like(targets, -100)
+        inputs, labels = plain(self, indices)
+        return inputs, torch.full_like(labels, -100)
 
     monkeypatch.setattr(dataset, "batch", unlabelled)
-    monkeypatch.setattr(dataset, "count_targets", lambda *_: 0)
+    monkeypatch.setattr(dataset, "count_labels", lambda *_: 0)
 
     class Silent(torch.nn.Module):
-        def forward(self, inputs, _targets):
+        def forward(self, inputs, _labels):
             return inputs.new_zeros(()), inputs.new_zeros(())
 
     silent = Silent()
     engine = SimpleNamespace(module=silent, forward=silent, state_is_whole=True)
-    with pytest.raises(BatchscapeError, match="the evaluation has no target that bears a loss"):
+    with pytest.raises(BatchscapeError, match="the evaluation has no label that bears a loss"):
         evaluator.evaluate(engine, None)
 
 
@@ -59,7 +59,7 @@ def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tm
     assert any(trainer.wait(spec))
     left = outcome(folder)
     assert left["status"] == "failed"
-    assert "the loss is divided by count_targets" in left["reason"]
+    assert "the loss is divided by count_labels" in left["reason"]
     assert "Traceback" not in folder.log.read_text()
 
 
@@ -70,16 +70,16 @@ def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
     evaluator = Evaluator(spec_of(data=data, evaluation__samples=60), CPU, 0)
     wrong = 0
     for indices in evaluator._batches:
-        targets = evaluator._dataset.batch(indices)[1]
-        real = int((targets != -100).sum())
+        labels = evaluator._dataset.batch(indices)[1]
+        real = int((labels != -100).sum())
         miscounted = int(((indices >= 20) & (indices < 25)).sum())
         if not miscounted:
-            assert evaluator._count(indices, targets) == real
+            assert evaluator._count(indices, labels) == real
             continue
         wrong += miscounted
         said = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
         with pytest.raises(BatchscapeError, match=said):
-            evaluator._count(indices, targets)
+            evaluator._count(indices, labels)
     assert wrong == 5
 
 

@@ -48,7 +48,7 @@ LONG = {
 
 def kill_past_checkpoint(trainer, spec, root):
     """Train three optimizer steps past the first checkpoint, and kill there for certain."""
-    folder = trainer.start(spec, root, target="faulty_workers:hanging")
+    folder = trainer.start(spec, root, entry="faulty_workers:hanging")
     wait_until_it_hangs(spec, folder)
     assert set(trainer.kill(spec, signal.SIGKILL)) == {-signal.SIGKILL}
     return folder
@@ -84,7 +84,7 @@ def test_stopped_run_leaves_a_checkpoint_of_its_last_step(
     trainer, steps, outcome, undisturbed, tmp_path
 ):
     spec = trainer.make_spec(TWO_RANKS, **settings(**LONG))
-    folder = trainer.start(spec, tmp_path, target="faulty_workers:waiting")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:waiting")
     wait_until_it_hangs(spec, folder)
     trainer.kill(spec, signal.SIGTERM)
     stopped = outcome(folder)

@@ -22,12 +22,12 @@ ADAMW = AdamW(name="adamw", learning_rate=0.1)
 
 
 class UnevenSamples:
-    """As much of a dataset as a stream asks for: sample i bears i % 7 + 1 targets."""
+    """As much of a dataset as a stream asks for: sample i bears i % 7 + 1 labels."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 
-    def count_targets(self, indices: NDArray[np.int64]) -> int:
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
         return sum(index % 7 + 1 for index in indices.ravel().tolist())
 
 
@@ -63,12 +63,12 @@ def test_every_decomposition_reads_the_same_samples(
 ) -> None:
     positions = np.arange(global_batch_size) + optimizer_step * global_batch_size
     expected = SampleOrder(num_samples, seed).indices(positions)
-    targets = sum(index % 7 + 1 for index in expected.tolist())
+    labels = sum(index % 7 + 1 for index in expected.tolist())
     for geometry in enumerate_geometries(global_batch_size, nodes=nodes):
         streams = rank_streams(num_samples, seed, geometry)
         assert np.array_equal(in_stream_order(streams, optimizer_step), expected)
-        # Every rank knows the targets of all ranks, else the loss would be a mean of means.
-        assert {stream.step(optimizer_step).targets for stream in streams} == {targets}
+        # Every rank knows the labels of all ranks, else the loss would be a mean of means.
+        assert {stream.step(optimizer_step).labels for stream in streams} == {labels}
 
 
 @given(
@@ -104,7 +104,7 @@ def test_random_access_equals_sequential(
     for k in optimizer_steps:
         found = stream.step(k)
         assert np.array_equal(found.indices, sequential[k].indices)
-        assert found.targets == sequential[k].targets
+        assert found.labels == sequential[k].labels
 
 
 @pytest.mark.parametrize("num_samples", [5, 23, 100, 1031])
@@ -162,8 +162,8 @@ def test_a_ramp_reads_the_stream_without_gap(
     for k in visited:
         expected = order.indices(np.arange(edges[k], edges[k + 1]))
         assert np.array_equal(in_stream_order(streams, k), expected)
-        targets = sum(index % 7 + 1 for index in expected.tolist())
-        assert {stream.step(k).targets for stream in streams} == {targets}
+        labels = sum(index % 7 + 1 for index in expected.tolist())
+        assert {stream.step(k).labels for stream in streams} == {labels}
 
 
 @given(

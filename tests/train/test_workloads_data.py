@@ -106,5 +106,5 @@ def test_decompositions_train_alike(trainer, steps, tmp_path, case):
     for table in tables[1:]:
         assert table["tokens"].tolist() == tables[0]["tokens"].tolist()
     # Where samples are of one length, weighting cannot go wrong; where they are not, it could.
-    targets = tables[0]["tokens"].diff().dropna().nunique()
-    assert (targets == 1) == even
+    labels = tables[0]["tokens"].diff().dropna().nunique()
+    assert (labels == 1) == even

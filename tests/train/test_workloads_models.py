@@ -130,7 +130,7 @@ def test_a_classifier_of_sequences_trains_alike(train, warm, tmp_path):
 def test_a_slow_library_is_imported_once_for_all_ranks(trainer, warm, tmp_path):
     spec = trainer.make_spec((1, 8, 1))
     for running, verb in ((trainer, "is not"), (warm, "is")):
-        folder = running.train(spec, tmp_path / verb, target="own_models:tell_what_is_imported")
+        folder = running.train(spec, tmp_path / verb, entry="own_models:tell_what_is_imported")
         assert folder.log.read_text() == f"transformers {verb} there\n"
 
 

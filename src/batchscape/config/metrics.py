@@ -34,7 +34,7 @@ STEP_COLUMNS = (
 """Columns of the table of steps that a program's log can fill."""
 EVALUATION_COLUMNS = (
     *PROGRESS_COLUMNS,
-    *("eval_loss", "eval_accuracy", "eval_targets", "evaluation_s"),
+    *("eval_loss", "eval_accuracy", "eval_labels", "evaluation_s"),
 )
 """Columns of the table of evaluations that it can fill."""
 GEOMETRY_NAMES = (

@@ -37,7 +37,7 @@ class Gpt:
     """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
     added have no probability and stay zero."""
     loss_chunk: Annotated[Count | None, Affects.ALL] = None
-    """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
+    """Labels whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
     loss and gradient part by part take less memory."""
     dropout: Annotated[Fraction, Affects.ALL] = 0.0
     """Dropout probability; above 0 a run is not decomposition-invariant."""
@@ -78,7 +78,7 @@ class Llama:
     """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
     added have no probability and stay zero."""
     loss_chunk: Annotated[Count | None, Affects.ALL] = None
-    """Targets whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
+    """Labels whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
     loss and gradient part by part take less memory."""
     tie_embeddings: Annotated[bool, Affects.ALL] = False
     """Whether the last layer is the embedding's transpose."""

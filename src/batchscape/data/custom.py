@@ -1,6 +1,6 @@
 """Data of the user's own: made by a callable, checked before anything is launched.
 
-`_target_(part=..., **arguments)` returns an object with `num_samples`, `count_targets(indices)` and
+`_target_(part=..., **arguments)` returns an object with `num_samples`, `count_labels(indices)` and
 `batch(indices)`, see `batchscape.data.datasets.Dataset`; with `sequence_length` too, where the
 settings give one. It may say more of itself: `classes`, `vocabulary`, `task`, `features` and
 `content_hash`.
@@ -18,7 +18,7 @@ from batchscape.data.fingerprints import file_sha256
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.record.spec import DataIdentity
-from batchscape.user_code import call_target, named_files, source_hash
+from batchscape.user_code import call_by_path, named_files, source_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +46,8 @@ def make_custom(config: CustomData, part: str) -> Dataset:
     arguments = {"part": part, **config.arguments}
     if config.sequence_length is not None:
         arguments["sequence_length"] = config.sequence_length
-    made: Dataset = call_target(config.target, arguments)
-    for member in ("count_targets", "batch"):
+    made: Dataset = call_by_path(config.target, arguments)
+    for member in ("count_labels", "batch"):
         if not callable(getattr(made, member, None)):
             _refuse(config, f"must return an object with a method {member}; got {made!r:.100}")
     size = getattr(made, "num_samples", None)
@@ -92,7 +92,7 @@ def _prepared(config: CustomData) -> DataIdentity:
         _refuse(config, f"must say the same of both parts; got {said}")
     facts = said["train"]
     _check_facts(config, facts)
-    if facts["task"] == "next_token":  # targets are inputs, one further
+    if facts["task"] == "next_token":  # labels are inputs, one further
         facts["classes"] = facts["classes"] or facts["vocabulary"] or 0
         facts["vocabulary"] = facts["vocabulary"] or facts["classes"] or None
     for part, made in parts.items():
@@ -155,31 +155,31 @@ class _Check:
     def run(self) -> None:
         """Check everything."""
         counts = self._check_counts()
-        inputs, targets = self._batch(self._indices)
-        self._check_shapes(inputs, targets)
+        inputs, labels = self._batch(self._indices)
+        self._check_shapes(inputs, labels)
         self._check_inputs(inputs)
-        self._check_targets(targets, counts)
-        self._check_repetition(inputs, targets)
+        self._check_labels(labels, counts)
+        self._check_repetition(inputs, labels)
 
     def _check_counts(self) -> list[int]:
         total = self._count(self._indices)
         single = [self._count(self._indices[i : i + 1]) for i in range(len(self._indices))]
         if total != sum(single):
             self._breach(
-                "count_targets must add up over samples",
+                "count_labels must add up over samples",
                 f"{total} for samples {self._indices.tolist()}, {single} for each of them",
             )
         if total == 0:
             self._breach(
-                "count_targets must be above 0 for a batch",
+                "count_labels must be above 0 for a batch",
                 f"0 for samples {self._indices.tolist()}",
             )
         return single
 
     def _count(self, indices: Indices) -> int:
-        count = self._made.count_targets(indices)
+        count = self._made.count_labels(indices)
         if not _is_count(count):
-            self._breach("count_targets must return an int of 0 or more", repr(count))
+            self._breach("count_labels must return an int of 0 or more", repr(count))
         return int(count)
 
     def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
@@ -193,16 +193,16 @@ class _Check:
         ):
             kinds = [type(one).__name__ for one in batch] if isinstance(batch, tuple) else batch
             self._breach(
-                "batch must return a tuple of two tensors, inputs and targets", f"{kinds!r:.100}"
+                "batch must return a tuple of two tensors, inputs and labels", f"{kinds!r:.100}"
             )
-        inputs, targets = batch
-        devices = [inputs.device, targets.device]
+        inputs, labels = batch
+        devices = [inputs.device, labels.device]
         if any(device.type != "cpu" for device in devices):
             self._breach("batch must return tensors on the CPU", str(devices))
-        return inputs, targets
+        return inputs, labels
 
-    def _check_shapes(self, inputs: Tensor, targets: Tensor) -> None:
-        shapes = [tuple(inputs.shape), tuple(targets.shape)]
+    def _check_shapes(self, inputs: Tensor, labels: Tensor) -> None:
+        shapes = [tuple(inputs.shape), tuple(labels.shape)]
         size = len(self._indices)
         if any(len(shape) < 1 or shape[0] != size or 0 in shape for shape in shapes):
             self._breach(
@@ -240,35 +240,35 @@ class _Check:
         if (largest := int(inputs.max())) >= vocabulary:
             self._breach(f"inputs must be below vocabulary={vocabulary}", f"an input {largest}")
 
-    def _check_targets(self, targets: Tensor, counts: list[int]) -> None:
+    def _check_labels(self, labels: Tensor, counts: list[int]) -> None:
         import torch
 
         if self._facts["task"] == "other":
             return
-        if targets.dtype != torch.int64:
-            self._breach("batch must return int64 targets for this task", str(targets.dtype))
-        classes, largest = self._facts["classes"], int(targets.max())
+        if labels.dtype != torch.int64:
+            self._breach("batch must return int64 labels for this task", str(labels.dtype))
+        classes, largest = self._facts["classes"], int(labels.max())
         if classes and largest >= classes:
-            self._breach(f"targets must be below classes={classes}", f"a target {largest}")
-        real = [int((sample != _IGNORED).sum()) for sample in targets]
+            self._breach(f"labels must be below classes={classes}", f"a label {largest}")
+        real = [int((sample != _IGNORED).sum()) for sample in labels]
         if counts != real:
             self._breach(
-                f"count_targets must be the number of targets that are not {_IGNORED}",
+                f"count_labels must be the number of labels that are not {_IGNORED}",
                 f"{counts} for samples {self._indices.tolist()}, whose batch has {real}",
             )
 
-    def _check_repetition(self, inputs: Tensor, targets: Tensor) -> None:
+    def _check_repetition(self, inputs: Tensor, labels: Tensor) -> None:
         import torch
 
         again = self._batch(self._indices)
-        for name, one, other in (("inputs", inputs, again[0]), ("targets", targets, again[1])):
+        for name, one, other in (("inputs", inputs, again[0]), ("labels", labels, again[1])):
             if one.dtype != other.dtype or not torch.equal(one, other):
                 self._breach(
                     "batch must return the same samples for the same indices, each time",
                     f"other {name} the second time",
                 )
         alone = self._batch(self._indices[-1:])
-        for name, one, other in (("inputs", inputs, alone[0]), ("targets", targets, alone[1])):
+        for name, one, other in (("inputs", inputs, alone[0]), ("labels", labels, alone[1])):
             # Padding to the longest of a batch may change the shape, and nothing else.
             if one[-1:].shape == other.shape and not torch.equal(one[-1:], other):
                 self._breach(

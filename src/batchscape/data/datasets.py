@@ -44,18 +44,18 @@ class Dataset(Protocol):
     num_samples: int
     """Samples in this part."""
 
-    def count_targets(self, indices: Indices) -> int:
-        """Return how many loss-bearing targets these samples have together."""
+    def count_labels(self, indices: Indices) -> int:
+        """Return how many loss-bearing labels these samples have together."""
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of these samples, on the CPU."""
+        """Return inputs and labels of these samples, on the CPU."""
 
 
 class TextDataset:
     """A text as next-token prediction.
 
     A batch is two int64 tensors of shape (samples, sequence_length). Short samples are padded
-    with zeros, their missing targets with `IGNORED`.
+    with zeros, their missing labels with `IGNORED`.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class TextDataset:
         self._full = bool((self._lengths == sequence_length).all())
         self.num_samples = len(self._offsets)
 
-    def count_targets(self, indices: Indices) -> int:
-        """Return the number of real (not padded) targets."""
+    def count_labels(self, indices: Indices) -> int:
+        """Return the number of real (not padded) labels."""
         return int(self._lengths[indices].sum())
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets, each of shape (samples, sequence_length)."""
+        """Return inputs and labels, each of shape (samples, sequence_length)."""
         positions = self._offsets[indices, None] + self._window
         if self._full:
             tokens = torch.from_numpy(self._stream[positions].astype(np.int64))
@@ -81,9 +81,9 @@ class TextDataset:
         real = self._window <= self._lengths[indices, None]
         gathered = self._stream[np.minimum(positions, len(self._stream) - 1)]
         tokens = torch.from_numpy(np.where(real, gathered, 0).astype(np.int64))
-        targets = tokens[:, 1:].clone()
-        targets[torch.from_numpy(~real[:, 1:])] = IGNORED
-        return tokens[:, :-1].contiguous(), targets
+        labels = tokens[:, 1:].clone()
+        labels[torch.from_numpy(~real[:, 1:])] = IGNORED
+        return tokens[:, :-1].contiguous(), labels
 
 
 class LabelledDataset:
@@ -103,8 +103,8 @@ class LabelledDataset:
         self._window = np.arange(sequence_length)
         self.num_samples = len(self._labels)
 
-    def count_targets(self, indices: Indices) -> int:
-        """Return the number of samples: each has one target."""
+    def count_labels(self, indices: Indices) -> int:
+        """Return the number of samples: each has one label."""
         return len(indices)
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,12 +131,12 @@ class TokenDataset:
         self._ends = np.cumsum([segment.samples(sequence_length) for segment in parts])
         self.num_samples = int(self._ends[-1])
 
-    def count_targets(self, indices: Indices) -> int:
-        """Return the number of targets: every sample is full."""
+    def count_labels(self, indices: Indices) -> int:
+        """Return the number of labels: every sample is full."""
         return len(indices) * self._sequence_length
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets, each of shape (samples, sequence_length)."""
+        """Return inputs and labels, each of shape (samples, sequence_length)."""
         length = self._sequence_length
         tokens = np.empty((len(indices), length + 1), dtype=np.int64)
         files = np.searchsorted(self._ends, indices, side="right")
@@ -158,8 +158,8 @@ class ImageDataset:
         self._labels = load_array(folder, f"{part}_labels")
         self.num_samples = len(self._labels)
 
-    def count_targets(self, indices: Indices) -> int:
-        """Return the number of samples: each has one target."""
+    def count_labels(self, indices: Indices) -> int:
+        """Return the number of samples: each has one label."""
         return len(indices)
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:

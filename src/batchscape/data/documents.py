@@ -108,22 +108,22 @@ class _Encoded:
             raise ConfigError(msg)
         held_out = choose(np.array(self.draws), self.config.held_out_pct)
         facts: dict[str, Any] = {"vocabulary": self.coder.vocabulary}
-        targets = None
+        labels = None
         if self.config.label_field is not None:
             facts["classes"] = self._classes()
             number = {label: index for index, label in enumerate(facts["classes"])}
-            targets = np.array([number[label] for label in self.labels], dtype=np.int64)
+            labels = np.array([number[label] for label in self.labels], dtype=np.int64)
         arrays: Arrays = {}
         samples = {}
         for part, chosen in (("train", ~held_out), ("held_out", held_out)):
             arrays |= {
                 f"{part}_{name}": array
-                for name, array in self._cut(np.flatnonzero(chosen), targets).items()
+                for name, array in self._cut(np.flatnonzero(chosen), labels).items()
             }
             samples[part] = len(arrays[f"{part}_offsets"])
         return Built(arrays, samples, facts)
 
-    def _cut(self, chosen: NDArray[np.int64], targets: NDArray[np.int64] | None) -> Arrays:
+    def _cut(self, chosen: NDArray[np.int64], labels: NDArray[np.int64] | None) -> Arrays:
         documents = [self.documents[index] for index in chosen]
         sizes = np.array([len(document) for document in documents], dtype=np.int64)
         separator = self.coder.separator
@@ -133,7 +133,7 @@ class _Encoded:
             offsets, lengths = split_packed(stream, length)
             return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
         stream = join(documents, separator[:0])
-        if targets is None:
+        if labels is None:
             offsets, lengths = split_documents(sizes, length)
             return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
         offsets = np.cumsum(sizes) - sizes
@@ -141,7 +141,7 @@ class _Encoded:
             self.coder.kind: stream,
             "offsets": offsets,
             "lengths": sizes,
-            "labels": targets[chosen],
+            "labels": labels[chosen],
         }
 
     def _classes(self) -> list[int | str]:

@@ -89,7 +89,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
             sizes = [segment.end - segment.begin for segment in parts[part]]
             msg = (
                 f"data=tokens: the {part} part holds no sample of data.sequence_length="
-                f"{config.sequence_length} targets: its longest piece has {max(sizes)} tokens, and "
+                f"{config.sequence_length} labels: its longest piece has {max(sizes)} tokens, and "
                 f"{config.sequence_length + 1} are needed"
             )
             raise ConfigError(msg)
@@ -189,7 +189,7 @@ def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[st
     parts: dict[str, list[Segment]] = {part: [] for part in PARTS}
     for file in files["train"]:
         cut = file.tokens - round(file.tokens * split / 100)
-        # The last target before the cut is token cut - 1, the first one after it is cut + 1.
+        # The last label before the cut is token cut - 1, the first one after it is cut + 1.
         parts["train"].append(Segment(file, 0, cut))
         parts["held_out"].append(Segment(file, cut, file.tokens))
     return parts

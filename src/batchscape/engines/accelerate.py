@@ -86,18 +86,18 @@ class AccelerateEngine(ReplicatedEngine):
         if isinstance(self._prepared, DistributedDataParallel):
             self._exchange_through(self._prepared)
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
         accelerator = self._accelerator
         divisor = accelerator.gradient_accumulation_steps
-        self._begin_micro_step(inputs, targets)
+        self._begin_micro_step(inputs, labels)
         if last:
             # Accelerate counts micro-steps and exchanges in every `divisor`th. A step that
             # rehearses has fewer, one that samples the noise may have more.
             accelerator.step = divisor - 1
         apart = nullcontext() if last else accelerator.no_sync(self._prepared)
         with apart, accelerator.accumulate(self._prepared):
-            loss: Tensor = self._prepared(inputs, targets)[0]
+            loss: Tensor = self._prepared(inputs, labels)[0]
             weighted = self._reaching_all(loss * (weight * divisor), last=last)
             beat(Phase.BACKWARD)
             accelerator.backward(weighted)

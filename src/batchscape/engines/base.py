@@ -76,15 +76,15 @@ class Engine(Protocol):
         to be divided by its square.
         """
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward.
 
         Parameters
         ----------
-        inputs, targets : Tensor
+        inputs, labels : Tensor
             One micro-batch, on the device.
         weight : float
-            Factor of the sum of losses: one over the global number of targets.
+            Factor of the sum of losses: one over the global number of labels.
         last : bool
             Whether this is the last micro-step of the optimizer step, after which the gradients
             are those of the whole global batch on every rank.
@@ -111,7 +111,7 @@ class Engine(Protocol):
             The norm of the whole gradient before clipping; not finite in a skipped step.
         """
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Do a forward of the model as it was written, not as it was compiled.
 
         The caller chooses evaluation mode, gradients and arithmetic. Where `state_is_whole` is

@@ -53,13 +53,13 @@ class DdpEngine(ReplicatedEngine):
             )
             self._exchange_through(wrapped)
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
         wrapped = self._wrapped
-        self._begin_micro_step(inputs, targets)
+        self._begin_micro_step(inputs, labels)
         with nullcontext() if wrapped is None or last else wrapped.no_sync():
             with self._casts.forward(last=last):
-                loss: Tensor = (wrapped or self.module)(inputs, targets)[0]
+                loss: Tensor = (wrapped or self.module)(inputs, labels)[0]
             self._casts.keep_order(loss)
             beat(Phase.BACKWARD)
             self._scaler.scale(self._reaching_all(loss * weight, last=last)).backward()

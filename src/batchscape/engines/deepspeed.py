@@ -32,7 +32,7 @@ class DeepSpeedEngine:
     """A step of DeepSpeed's own engine, told what micro-step is the last.
 
     Its divisions are kept out: neither by micro-steps nor by ranks, as the loss is already divided
-    by the global number of targets. Stage 3 cannot do without the one by ranks: there the loss is
+    by the global number of labels. Stage 3 cannot do without the one by ranks: there the loss is
     multiplied by their number.
 
     Stages 0 and 1 exchange gradients once an optimizer step, stages 2 and 3 in every micro-step,
@@ -103,7 +103,7 @@ class DeepSpeedEngine:
             self._watch(opening)
             self._opened = opening.pop_all()
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward.
 
         Raises
@@ -115,7 +115,7 @@ class DeepSpeedEngine:
             follow_first_rank(self.module)
         self._begins = last
         self._engine.set_gradient_accumulation_boundary(last)
-        loss: Tensor = self._engine(inputs, targets)[0]
+        loss: Tensor = self._engine(inputs, labels)[0]
         self._given, self._last = 0, last
         beat(Phase.BACKWARD)
         self._engine.backward(loss * (weight * self.gradient_scale), scale_wrt_gas=False)
@@ -137,13 +137,13 @@ class DeepSpeedEngine:
         self.skipped = torch.tensor(not self._engine.was_step_applied(), device=self._device)
         return torch.as_tensor(self._engine.get_global_grad_norm(), device=self._device)
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions.
 
         In stage 3 ranks give each other the parameters as they go, and must go the same way.
         """
         # A call, for the hooks that gather parameters.
-        loss, right = self.module(inputs, targets)
+        loss, right = self.module(inputs, labels)
         return loss, right
 
     def forget_gradients(self) -> None:

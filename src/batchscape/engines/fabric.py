@@ -67,11 +67,11 @@ class FabricEngine(ReplicatedEngine):
         if wrapped is not None:
             self._exchange_through(wrapped)
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
-        self._begin_micro_step(inputs, targets)
+        self._begin_micro_step(inputs, labels)
         with self._fabric.no_backward_sync(self._prepared, enabled=not last):
-            loss: Tensor = self._prepared(inputs, targets)[0]
+            loss: Tensor = self._prepared(inputs, labels)[0]
             beat(Phase.BACKWARD)
             self._fabric.backward(self._reaching_all(loss * weight, last=last))
         self._end_micro_step(loss, last=last)
@@ -113,7 +113,7 @@ class _Autocast(MixedPrecision):
     """Fabric's mixed precision, with the two differences that it takes to train like `ddp`."""
 
     def convert_input(self, data: Any) -> Any:  # noqa: ANN401  (as Fabric declares it)
-        """Return a micro-batch as it is: Fabric would round targets that are not integers, too."""
+        """Return a micro-batch as it is: Fabric would round labels that are not integers, too."""
         return data
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:

@@ -121,7 +121,7 @@ class FsdpEngine(PlainEngine):
         self._updated = [whole[id(part)] for group in groups for part in group["params"]]
         """Parameters in the order in which the optimizer's state counts them."""
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange where it is time to.
 
         Raises
@@ -135,7 +135,7 @@ class FsdpEngine(PlainEngine):
         _root(self.module).set_requires_gradient_sync(last or self.exchanges_every_micro_step)
         self._exchanges_last, self._exchanged_last = last, 0
         with autocast(self._device_type, self._precision):
-            loss: Tensor = self.module(inputs, targets)[0]
+            loss: Tensor = self.module(inputs, labels)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
         if last:
@@ -144,10 +144,10 @@ class FsdpEngine(PlainEngine):
             self.marks.exchange_ends()
         return loss.detach()
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions; on all ranks together."""
         with torch.compiler.set_stance("force_eager"):
-            loss, right = self.module(inputs, targets)
+            loss, right = self.module(inputs, labels)
         # What stays gathered would not follow a change of the parts.
         for inner in _sharded(self.module):
             inner.reshard()

@@ -70,10 +70,10 @@ class PlainEngine:
         """Factor of the gradients between backward and optimizer step."""
         return self._scale() if self._scaler.is_enabled() else 1.0
 
-    def micro_step(self, inputs: Tensor, targets: Tensor, weight: float, *, last: bool) -> Tensor:
+    def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward."""
         with self._casts.forward(last=last):
-            loss: Tensor = self.module(inputs, targets)[0]
+            loss: Tensor = self.module(inputs, labels)[0]
         self._casts.keep_order(loss)
         beat(Phase.BACKWARD)
         self._scaler.scale(loss * weight).backward()
@@ -99,10 +99,10 @@ class PlainEngine:
         self.forget_gradients()
         return norm
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions, of the model as written."""
         # The method, not the module: that may be compiled, for the shapes of the training.
-        loss, right = self.module.forward(inputs, targets)
+        loss, right = self.module.forward(inputs, labels)
         return loss, right
 
     def forget_gradients(self) -> None:

@@ -26,7 +26,7 @@ class ReplicatedEngine(PlainEngine):
     """One gradient exchange an optimizer step, overlapped with the last backward.
 
     The exchange sums gradients (its hook replaces DDP's own average): the loss is already
-    divided by the global number of targets, so a sum over micro-steps and ranks is the gradient
+    divided by the global number of labels, so a sum over micro-steps and ranks is the gradient
     of the whole batch.
 
     DDP waits for every gradient, so where the first samples leave a parameter without one, zero
@@ -60,10 +60,10 @@ class ReplicatedEngine(PlainEngine):
         self._wrapped = wrapped
         self.gradient_bytes = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
-    def _begin_micro_step(self, inputs: Tensor, targets: Tensor) -> None:
+    def _begin_micro_step(self, inputs: Tensor, labels: Tensor) -> None:
         """Find out from the first micro-batch whether parameters may have no gradient."""
         if self._wrapped is not None and self._adds_zeros is None:
-            self._adds_zeros = self._may_leave_out(inputs, targets)
+            self._adds_zeros = self._may_leave_out(inputs, labels)
         self.exchange_is_whole = False
 
     def _reaching_all(self, loss: Tensor, *, last: bool) -> Tensor:
@@ -86,11 +86,11 @@ class ReplicatedEngine(PlainEngine):
                 raise _not_exchanged(unreached(self.module, loss))
             self.marks.exchange_ends()
 
-    def _may_leave_out(self, inputs: Tensor, targets: Tensor) -> bool:
+    def _may_leave_out(self, inputs: Tensor, labels: Tensor) -> bool:
         """Return whether a parameter has no part in the loss of the first samples of some rank."""
         few = slice(_PROBED_SAMPLES)
         with undisturbed(self.module), autocast(self._device_type, self._precision):
-            loss, _ = self.forward(inputs[few], targets[few])
+            loss, _ = self.forward(inputs[few], labels[few])
         found = self._one * float(bool(unreached(self.module, loss)))
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)

@@ -36,7 +36,7 @@ def begin(
     lease: Lease,
     processes: Processes,
     *,
-    target: str,
+    entry: str,
     launch: dict[str, Any],
     environment: dict[str, Any],
     variables: dict[str, str],
@@ -51,7 +51,7 @@ def begin(
         With a status that is not sealed.
     lease : Lease
     processes : Processes
-    target : str
+    entry : str
         What each rank calls.
     launch : dict
         For `launch.json`; the attempt is added, and what an earlier one says about its times.
@@ -129,7 +129,7 @@ def begin(
             run_dir=str(folder.path.absolute()),
             log=str(folder.log.absolute()),
             ranks=spec.processes,
-            target=target,
+            entry=entry,
             environment=variables,
             watched=meeting,
         )

@@ -81,7 +81,7 @@ class Start:
     log: str
     """File that the ranks append to."""
     ranks: int
-    target: str
+    entry: str
     """What each rank calls, see `WORKER`."""
     environment: dict[str, str]
     """Added to the environment of the ranks."""
@@ -99,15 +99,15 @@ class Start:
         return cls(**json.loads(text))
 
 
-def resolve(target: str) -> Callable[[str, int], int]:
+def resolve(entry: str) -> Callable[[str, int], int]:
     """Import the function that `module:function` names."""
-    module, _, function = target.partition(":")
+    module, _, function = entry.partition(":")
     found: Callable[[str, int], int] = getattr(importlib.import_module(module), function)
     return found
 
 
 def live(start: Start, rank: int) -> NoReturn:
-    """Be a rank: redirect, call the target, leave with its code."""
+    """Be a rank: redirect, call the entry point, leave with its code."""
     code = 1
     try:
         _redirect(start.log)
@@ -124,7 +124,7 @@ def live(start: Start, rank: int) -> NoReturn:
 
 def _call(start: Start, rank: int) -> int:
     try:
-        return resolve(start.target)(start.run_dir, rank)
+        return resolve(start.entry)(start.run_dir, rank)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)

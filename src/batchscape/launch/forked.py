@@ -52,8 +52,8 @@ class Forked:
     method = "fork"
     note: str | None = None
 
-    def __init__(self, target: str, also_preload: str = "") -> None:
-        self._target = target
+    def __init__(self, entry: str, also_preload: str = "") -> None:
+        self._entry = entry
         self._also_preload = also_preload
         self._living: dict[str, set[int]] = {}
         self._groups: dict[str, int] = {}
@@ -70,7 +70,7 @@ class Forked:
         with far_end:
             self._server = start_interpreter(
                 "forkserver",
-                (str(far_end.fileno()), self._target),
+                (str(far_end.fileno()), self._entry),
                 (far_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 output=self._errors,

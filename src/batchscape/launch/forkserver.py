@@ -65,32 +65,32 @@ class _Group:
     """Rank of each living process, by process id."""
 
 
-def main(channel: str, target: str) -> NoReturn:
+def main(channel: str, entry: str) -> NoReturn:
     """Preload, report, and serve until the launcher is gone.
 
     Parameters
     ----------
     channel : str
         File descriptor of a connected SOCK_SEQPACKET socket.
-    target : str
+    entry : str
         What the ranks will call; its module is imported ahead.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The launcher decides what they mean; the server lives and dies with the socket.
         signal.signal(number, signal.SIG_IGN)
-    _preload(target)
+    _preload(entry)
     server = _Server(socket.socket(fileno=int(channel)))
     server.serve()
     os._exit(0)
 
 
-def _preload(target: str) -> None:
+def _preload(entry: str) -> None:
     # What watches a program of others needs none of them.
-    for name in () if target == COMMAND_WORKER else PRELOADED:
+    for name in () if entry == COMMAND_WORKER else PRELOADED:
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.
-    for name in (target.partition(":")[0], os.environ.get(ALSO_PRELOADED, "")):
+    for name in (entry.partition(":")[0], os.environ.get(ALSO_PRELOADED, "")):
         try:
             if name:
                 importlib.import_module(name)

@@ -47,7 +47,7 @@ def run_sweep(
     sweep: SweepFolder,
     machine: Machine,
     *,
-    target: str = WORKER,
+    entry: str = WORKER,
     method: str | None = None,
     console: Console | None = None,
     command: str | None = None,
@@ -68,7 +68,7 @@ def run_sweep(
         Where the run folders are, or will be.
     machine : Machine
         Devices that the runs may take.
-    target : str
+    entry : str
         What every rank of our own loop calls, `module:function` of a run folder and a rank.
     method : str, optional
         `fork` or `spawn`; by default processes are forked where that is safe.
@@ -118,7 +118,7 @@ def run_sweep(
                 presence=presence,
                 progress=progress,
                 interrupts=interrupts,
-                target=target,
+                entry=entry,
                 method=method,
                 command=command,
             )
@@ -146,7 +146,7 @@ def _launched(
     presence: Presence,
     progress: Progress,
     interrupts: Interrupts,
-    target: str,
+    entry: str,
     method: str | None,
     command: str | None,
 ) -> _Launched:
@@ -157,7 +157,7 @@ def _launched(
     with ExitStack() as stack:
         try:
             processes = open_processes(
-                _preloaded(missing, target),
+                _preloaded(missing, entry),
                 lambda: interrupts.count > 0,
                 method,
                 _slow_import(missing),
@@ -181,7 +181,7 @@ def _launched(
             presence=presence,
             claims=claims,
             placement=placement,
-            target=target,
+            entry=entry,
             scratch=stack.enter_context(scratch_folder()),
             max_failures=missing[0].config.launcher.max_failures,
             command=command,
@@ -210,11 +210,11 @@ def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
     return sorted(specs, key=key)
 
 
-def _preloaded(specs: Iterable[RunSpec], target: str) -> str:
+def _preloaded(specs: Iterable[RunSpec], entry: str) -> str:
     """Name what most processes of a sweep call."""
     if all(isinstance(spec.config.engine, Command) for spec in specs):
         return COMMAND_WORKER
-    return target
+    return entry
 
 
 def _slow_import(specs: Iterable[RunSpec]) -> str:

@@ -48,7 +48,7 @@ class Processes(Protocol):
 
 
 def open_processes(
-    target: str,
+    entry: str,
     should_stop: Callable[[], bool],
     method: str | None,
     also_preload: str = "",
@@ -57,7 +57,7 @@ def open_processes(
 
     Parameters
     ----------
-    target : str
+    entry : str
         What the ranks will call; preloaded where they are forked.
     should_stop : callable
         Asked while the fork server boots.
@@ -80,7 +80,7 @@ def open_processes(
         method = "fork" if sys.platform == "linux" else "spawn"
     if method == "spawn":
         return Spawned()
-    server = Forked(target, also_preload)
+    server = Forked(entry, also_preload)
     try:
         while not server.is_ready(0.1):
             if should_stop():

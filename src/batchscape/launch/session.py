@@ -63,7 +63,7 @@ class Session:
         Other launchers may be at work on the same runs.
     placement : Placement
         Decides what starts next, and where; closed by the caller.
-    target : str
+    entry : str
         What the ranks call.
     scratch : Path
         Empty folder on this machine for the meeting points of ranks.
@@ -84,7 +84,7 @@ class Session:
         presence: Presence,
         claims: ClaimedRuns,
         placement: Placement,
-        target: str,
+        entry: str,
         scratch: Path,
         max_failures: int | None,
         command: str | None = None,
@@ -97,7 +97,7 @@ class Session:
         self._presence = presence
         self._claims = claims
         self._placement = placement
-        self._target = target
+        self._entry = entry
         self._scratch = scratch
         self._max_failures = max_failures
         self._failures = 0
@@ -225,7 +225,7 @@ class Session:
             self._sweep.run(spec.run_id),
             lease,
             self._processes,
-            target=COMMAND_WORKER if is_command else self._target,
+            entry=COMMAND_WORKER if is_command else self._entry,
             launch={
                 **launch_record(spec, lease, self._machine, others=others),
                 "start_method": self._processes.method,

@@ -70,14 +70,14 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def model_flops(module: nn.Module, inputs: Tensor, targets: Tensor) -> int | None:
+def model_flops(module: nn.Module, inputs: Tensor, labels: Tensor) -> int | None:
     """Count the operations of one forward and backward, without doing them.
 
     Parameters
     ----------
     module : nn.Module
-        Takes inputs and targets and returns a sum of losses first.
-    inputs, targets : Tensor
+        Takes inputs and labels and returns a sum of losses first.
+    inputs, labels : Tensor
         A batch; its shapes and types count, its content does not.
 
     Returns
@@ -92,7 +92,7 @@ def model_flops(module: nn.Module, inputs: Tensor, targets: Tensor) -> int | Non
     For a transformer this is Chowdhery et al. 2022 (arXiv 2204.02311), appendix B: 6N + 12LHQT a
     token, N without the tables that are looked up. Formulas: `torch.utils.flop_counter`.
     """
-    batch = inputs, targets
+    batch = inputs, labels
     # Whatever a model does that needs values, there is no figure then.
     with torch.random.fork_rng(devices=[]), _gradients_kept(module):
         with suppress(Exception):

@@ -23,17 +23,17 @@ __all__ = ["LossModule", "build_model"]
 class LossModule(nn.Module):
     """A model and its loss, so that the wrapper of an engine sees one forward.
 
-    The loss is the sum of the losses over the targets that bear one: whoever sums over
-    micro-steps and ranks divides once, by the global number of targets (never a mean of means).
-    A model may bring a `loss_sum(outputs, targets)` and a `count_right(outputs, targets)` of its
+    The loss is the sum of the losses over the labels that bear one: whoever sums over
+    micro-steps and ranks divides once, by the global number of labels (never a mean of means).
+    A model may bring a `loss_sum(outputs, labels)` and a `count_right(outputs, labels)` of its
     own. Else the loss is the cross-entropy over the last dimension of the outputs, and right is
-    where the largest of them is the target's.
+    where the largest of them is the label's.
 
     Parameters
     ----------
     model : nn.Module
     chunk : int, optional
-        Targets whose logits exist at the same time, of a `NextTokenModel`; None: all. Part by part
+        Labels whose logits exist at the same time, of a `NextTokenModel`; None: all. Part by part
         no predictions are counted: those of next tokens are asked for by nobody.
     """
 
@@ -42,30 +42,30 @@ class LossModule(nn.Module):
         self.model = model
         self._chunk = chunk
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, and how many predictions were right; both scalars.
 
         Parameters
         ----------
         inputs : Tensor, shape (samples, ...)
-        targets : Tensor, shape (samples, ...)
+        labels : Tensor, shape (samples, ...)
             For the default loss class indices, of the shape of the outputs without their last
             dimension; -100 is padding and bears no loss.
 
         Raises
         ------
         ConfigError
-            If outputs and targets do not fit each other, or a loss is no scalar.
+            If outputs and labels do not fit each other, or a loss is no scalar.
         """
         if self._chunk is not None and isinstance(self.model, NextTokenModel):
-            in_parts = self.model.chunked_loss_sum(inputs, targets, self._chunk)
+            in_parts = self.model.chunked_loss_sum(inputs, labels, self._chunk)
             return in_parts, in_parts.new_zeros(())
         outputs = self.model(inputs)
-        loss: Tensor = getattr(self.model, "loss_sum", _cross_entropy_sum)(outputs, targets)
+        loss: Tensor = getattr(self.model, "loss_sum", _cross_entropy_sum)(outputs, labels)
         _check_scalar("loss_sum", loss)
         if self.training:
             return loss, loss.new_zeros(())
-        right: Tensor = getattr(self.model, "count_right", _largest_is_target)(outputs, targets)
+        right: Tensor = getattr(self.model, "count_right", _largest_is_label)(outputs, labels)
         _check_scalar("count_right", right)
         return loss, right
 
@@ -125,27 +125,27 @@ def _build(config: RunConfig, data: DataIdentity) -> nn.Module:
     return LlamaModel(model, rows, config.sequence_length)
 
 
-def _cross_entropy_sum(outputs: Tensor, targets: Tensor) -> Tensor:
-    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+def _cross_entropy_sum(outputs: Tensor, labels: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != labels.shape:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         msg = (
-            "the default loss wants outputs of the shape of the targets and one dimension more, "
-            f"the classes; got {shape} for targets of {tuple(targets.shape)}; give the model a "
-            "loss_sum(outputs, targets), or data that fit it"
+            "the default loss wants outputs of the shape of the labels and one dimension more, "
+            f"the classes; got {shape} for labels of {tuple(labels.shape)}; give the model a "
+            "loss_sum(outputs, labels), or data that fit it"
         )
         raise ConfigError(msg)
     flat = outputs.flatten(0, -2)
     # Autocast gives logits of half the width; their exponentials are summed in float32.
     if flat.dtype in {torch.bfloat16, torch.float16}:
         flat = flat.float()
-    return functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
-def _largest_is_target(outputs: Tensor, targets: Tensor) -> Tensor:
-    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != targets.shape:
+def _largest_is_label(outputs: Tensor, labels: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.shape[:-1] != labels.shape:
         # A loss of the model's own, for outputs in which nothing is right or wrong.
-        return torch.zeros((), device=targets.device)
-    return (outputs.argmax(-1) == targets).sum()
+        return torch.zeros((), device=labels.device)
+    return (outputs.argmax(-1) == labels).sum()
 
 
 def _check_scalar(name: str, value: object) -> None:

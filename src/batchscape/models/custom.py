@@ -3,9 +3,9 @@
 It is what `_target_` returns: an `nn.Module` with `forward(inputs) -> outputs`, and, where the
 defaults of `batchscape.models.build.LossModule` do not suit it,
 
-* `loss_sum(outputs, targets)`: a scalar tensor, the *sum* of the losses over the targets that bear
+* `loss_sum(outputs, labels)`: a scalar tensor, the *sum* of the losses over the labels that bear
   one, never their mean;
-* `count_right(outputs, targets)`: a scalar tensor, how many predictions were right (asked for in
+* `count_right(outputs, labels)`: a scalar tensor, how many predictions were right (asked for in
   evaluations).
 
 Where the signature of `_target_` names `data`, it is given the `DataIdentity`, from which it can
@@ -24,7 +24,7 @@ from batchscape.config import CustomModel
 from batchscape.errors import ConfigError
 from batchscape.models.vocabulary import data_vocabulary
 from batchscape.record.spec import DataIdentity
-from batchscape.user_code import call_target
+from batchscape.user_code import call_by_path
 
 __all__ = ["build_custom"]
 
@@ -39,7 +39,7 @@ def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     """
     if data.task == "next_token":
         data = replace(data, vocabulary=data_vocabulary(data))
-    model = call_target(config.target, config.arguments, offered={"data": data})
+    model = call_by_path(config.target, config.arguments, offered={"data": data})
     where = f"_target_={config.target}"
     if not isinstance(model, nn.Module):
         msg = f"{where} must return a torch.nn.Module; it returned {type(model).__name__}"

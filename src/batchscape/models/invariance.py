@@ -37,10 +37,10 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
     Parameters
     ----------
     module : nn.Module
-        Takes inputs and targets and returns a sum of losses first, as `LossModule`; in training
+        Takes inputs and labels and returns a sum of losses first, as `LossModule`; in training
         mode.
     batch : tuple of Tensor
-        Inputs and targets of `PROBED_SAMPLES` real samples, on the module's device.
+        Inputs and labels of `PROBED_SAMPLES` real samples, on the module's device.
 
     Returns
     -------
@@ -54,19 +54,19 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
         If the loss is a mean instead of a sum.
     """
     reasons = _layers(module)
-    inputs, targets = batch
+    inputs, labels = batch
     half = len(inputs) // 2
-    first, second = (inputs[:half], targets[:half]), (inputs[half:], targets[half:])
+    first, second = (inputs[:half], labels[:half]), (inputs[half:], labels[half:])
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
     with torch.no_grad(), _full_precision(), undisturbed(module) as buffers, _undropped(module):
         parts = [_loss(module, *part) for part in (first, second)]
-        whole, again = (_loss(module, inputs, targets) for _ in range(2))
+        whole, again = (_loss(module, inputs, labels) for _ in range(2))
         ratio = _loss(module, *doubled) / parts[0] if parts[0] else math.nan
         reasons += _changes(buffers)
     if abs(ratio - 1) < _MEAN:
         msg = (
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
-            "sum over the targets that bear a loss, which is divided once, by their global number; "
+            "sum over the labels that bear a loss, which is divided once, by their global number; "
             "use reduction='sum'"
         )
         raise ConfigError(msg)
@@ -111,9 +111,9 @@ def _undropped(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+def _loss(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     # A compiled module is called as it was written: these shapes are not the training's.
-    return float(module.forward(inputs, targets)[0])
+    return float(module.forward(inputs, labels)[0])
 
 
 @contextmanager

@@ -60,21 +60,21 @@ class NextTokenModel(nn.Module, ABC):
         """Return the logits of the next token at every position."""
         return functional.linear(self.hidden(tokens), self.output_weight, self.mask)
 
-    def chunked_loss_sum(self, tokens: Tensor, targets: Tensor, chunk: int) -> Tensor:
-        """Return the sum of the cross-entropies, whose logits exist for a part of the targets.
+    def chunked_loss_sum(self, tokens: Tensor, labels: Tensor, chunk: int) -> Tensor:
+        """Return the sum of the cross-entropies, whose logits exist for a part of the labels.
 
         The gradient of a part is computed with its loss, so that no product is computed twice;
         what stays for the backward is the gradient of the hidden states and of the last matrix.
 
         Parameters
         ----------
-        tokens, targets : Tensor, shape (samples, length)
+        tokens, labels : Tensor, shape (samples, length)
         chunk : int
-            Targets at a time.
+            Labels at a time.
         """
         hidden = self.hidden(tokens).flatten(0, -2)
         loss: Tensor = _cross_entropy_sum(
-            hidden, self.output_weight, self.mask, targets.flatten(), chunk
+            hidden, self.output_weight, self.mask, labels.flatten(), chunk
         )
         return loss
 
@@ -87,10 +87,10 @@ class NextTokenModel(nn.Module, ABC):
 # What is compiled goes around it.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _cross_entropy_sum(
-    hidden: Tensor, weight: Tensor, mask: Tensor | None, targets: Tensor, chunk: int
+    hidden: Tensor, weight: Tensor, mask: Tensor | None, labels: Tensor, chunk: int
 ) -> Tensor:
     loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, mask, targets, chunk, torch.is_grad_enabled()
+        hidden, weight, mask, labels, chunk, torch.is_grad_enabled()
     )
     return loss
 
@@ -108,7 +108,7 @@ class _CrossEntropySum(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         mask: Tensor | None,
-        targets: Tensor,
+        labels: Tensor,
         chunk: int,
         with_gradient: bool,
     ) -> Tensor:
@@ -125,13 +125,13 @@ class _CrossEntropySum(torch.autograd.Function):
             log_p = functional.log_softmax(logits, -1)
             del logits
             parts.append(
-                functional.nll_loss(log_p, targets[here], ignore_index=IGNORED, reduction="sum")
+                functional.nll_loss(log_p, labels[here], ignore_index=IGNORED, reduction="sum")
             )
             if of_hidden is not None and of_weight is not None:
-                real = (targets[here] != IGNORED).unsqueeze(1)
+                real = (labels[here] != IGNORED).unsqueeze(1)
                 of_logits = log_p.exp_()
                 of_logits.scatter_add_(
-                    1, targets[here].clamp(min=0).unsqueeze(1), -real.to(of_logits.dtype)
+                    1, labels[here].clamp(min=0).unsqueeze(1), -real.to(of_logits.dtype)
                 )
                 of_logits *= real
                 # As the backward of a linear layer does: in the type of its forward.

@@ -23,7 +23,7 @@ class Column(NamedTuple):
 _PROGRESS = {
     "optimizer_step": Column("Int64", "optimizer steps done, from 1 (0: before the first)"),
     "samples": Column("Int64", "training samples seen so far"),
-    "tokens": Column("Int64", "loss-bearing targets seen so far, padding excluded"),
+    "tokens": Column("Int64", "loss-bearing labels seen so far, padding excluded"),
     "train_time_s": Column("Float64", "time spent in optimizer steps so far, evaluation excluded"),
 }
 
@@ -32,7 +32,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         **_PROGRESS,
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
         "global_batch_size": Column("Int64", "samples of the step, over all ranks"),
-        "loss": Column("Float64", "sum of the losses over the global batch / number of targets"),
+        "loss": Column("Float64", "sum of the losses over the global batch / number of labels"),
         "learning_rate": Column("Float64", "learning rate of the step"),
         "gradient_norm": Column("Float64", "norm of the whole gradient before clipping"),
         "step_time_s": Column("Float64", "time of the optimizer step, on rank 0"),
@@ -78,12 +78,12 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
         "eval_loss": Column(
             "Float64",
-            "sum of the losses over the held-out samples / targets, of averaged weights "
+            "sum of the losses over the held-out samples / labels, of averaged weights "
             "where evaluation.ema_half_life_tokens is set",
         ),
         "raw_eval_loss": Column("Float64", "the same of the weights themselves; missing without"),
         "eval_accuracy": Column("Float64", "share of right classes; missing for language models"),
-        "eval_targets": Column("Int64", "targets in the held-out samples"),
+        "eval_labels": Column("Int64", "labels in the held-out samples"),
         "evaluation_s": Column("Float64", "time of the evaluation"),
     },
     "ranks": {

@@ -3,7 +3,7 @@
 With the mean gradient g_b of b samples, |g_b|^2 is |G|^2 + tr(S)/b on average: G is the gradient of
 the whole loss, S the covariance of the gradient of one sample. Two batch sizes give both unknowns
 without bias, and the scale is their ratio: the batch at which the noise is as large as the signal.
-A sample with more targets weighs more in the loss, and so it does here.
+A sample with more labels weighs more in the loss, and so it does here.
 
 Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
 """

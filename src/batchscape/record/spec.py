@@ -34,10 +34,10 @@ class DataIdentity:
     held_out_samples: int
     """Samples in the evaluation part."""
     classes: int
-    """Different values of a target: size of the vocabulary, or number of classes; 0 where custom
+    """Different values of a label: size of the vocabulary, or number of classes; 0 where custom
     data do not say."""
     task: str
-    """What a target is: `next_token`, or `class` (one a sample); custom data may say `other`."""
+    """What a label is: `next_token`, or `class` (one a sample); custom data may say `other`."""
     features: int | None = None
     """Numbers in a sample that is a vector; None for sequences of tokens."""
     vocabulary: int | None = None

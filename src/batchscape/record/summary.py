@@ -18,8 +18,8 @@ FINAL_FRACTION = 0.1
 SUMMARY: dict[str, str] = {
     "optimizer_steps": "optimizer steps done",
     "samples": "training samples seen",
-    "tokens": "targets seen, padding excluded",
-    "final_loss": "training loss over the last tenth of the samples, weighted by targets",
+    "tokens": "labels seen, padding excluded",
+    "final_loss": "training loss over the last tenth of the samples, weighted by labels",
     "final_eval_loss": "held-out loss of the last evaluation",
     "final_eval_accuracy": "held-out accuracy of the last evaluation; classification only",
     "train_time_s": "time in optimizer steps, evaluation and checkpoints excluded",
@@ -143,11 +143,11 @@ def _progress(steps: pd.DataFrame) -> dict[str, Any]:
     last = steps.iloc[-1]
     # A program that is not ours may count samples alone; they then weigh alike.
     counted = steps["samples" if steps["tokens"].isna().any() else "tokens"]
-    targets = counted.diff().fillna(counted)
+    labels = counted.diff().fillna(counted)
     weighted = None
     if not pd.isna(last["samples"]):
         final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
-        weighted = (steps["loss"] * targets)[final].sum(skipna=False) / targets[final].sum()
+        weighted = (steps["loss"] * labels)[final].sum(skipna=False) / labels[final].sum()
     return {
         "optimizer_steps": _whole(last["optimizer_step"]),
         "samples": _whole(last["samples"]),

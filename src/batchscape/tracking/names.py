@@ -4,7 +4,7 @@
 `loss/`        of training and of evaluation, and accuracy
 `gradient/`    norm, terms of the noise scale, left-out updates, bytes exchanged
 `optimizer/`   learning rate
-`data/`        samples and targets of an optimizer step
+`data/`        samples and labels of an optimizer step
 `time/`        an optimizer step and its parts; evaluation; once a run: medians, start-up
 `throughput/`  tokens and samples a second; once a run: means, FLOP/s, MFU
 `system/`      power, clock, waits for a core; once a run: energy, throttling
@@ -73,7 +73,7 @@ CURVES: dict[str, dict[str, str]] = {
 }
 """Name in W&B of each mirrored column, by table."""
 
-DERIVED = ("data/targets", "throughput/tokens_per_s", "throughput/samples_per_s")
+DERIVED = ("data/labels", "throughput/tokens_per_s", "throughput/samples_per_s")
 """Curves that are computed from more than one number of the rows."""
 
 TIMES_OF_STEPS = frozenset(
@@ -183,10 +183,10 @@ def _derived(row: Row, tokens_before: int | None) -> dict[str, Any]:
     )
     points: dict[str, Any] = {}
     if tokens is not None and tokens_before is not None:
-        points["data/targets"] = tokens - tokens_before
+        points["data/labels"] = tokens - tokens_before
     if step_time_s is not None and not _is_missing(step_time_s) and step_time_s > 0:
-        if "data/targets" in points:
-            points["throughput/tokens_per_s"] = points["data/targets"] / step_time_s
+        if "data/labels" in points:
+            points["throughput/tokens_per_s"] = points["data/labels"] / step_time_s
         if samples is not None:
             points["throughput/samples_per_s"] = samples / step_time_s
     return points

@@ -11,13 +11,13 @@ __all__ = ["to_device"]
 def to_device(
     batch: tuple[Tensor, Tensor], device: torch.device, precision: str
 ) -> tuple[Tensor, Tensor]:
-    """Move inputs and targets to a device; real-valued inputs take the model's precision."""
-    inputs, targets = batch
+    """Move inputs and labels to a device; real-valued inputs take the model's precision."""
+    inputs, labels = batch
     if inputs.is_floating_point() and precision == "float64":
         inputs = inputs.double()
     if device.type == "cuda":
         return (
             inputs.pin_memory().to(device, non_blocking=True),
-            targets.pin_memory().to(device, non_blocking=True),
+            labels.pin_memory().to(device, non_blocking=True),
         )
-    return inputs, targets
+    return inputs, labels

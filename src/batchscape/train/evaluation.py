@@ -29,13 +29,13 @@ class EvaluationResult(NamedTuple):
     """Figures of one evaluation, the same on every rank."""
 
     eval_loss: float
-    """Sum of the losses over all targets / number of targets."""
+    """Sum of the losses over all labels / number of labels."""
     raw_eval_loss: float | None
     """The same of the weights themselves, where an average of them was evaluated."""
     eval_accuracy: float | None
     """Share of right classes; None for language models."""
-    eval_targets: int
-    """Targets that bore a loss."""
+    eval_labels: int
+    """Labels that bore a loss."""
 
 
 class Evaluator:
@@ -61,7 +61,7 @@ class Evaluator:
         self._precision = spec.precision
         self._world_size = spec.geometry.data_parallel_size
         self._classifies = spec.data.task == "class"
-        self._counts_targets = spec.data.task != "other"
+        self._counts_labels = spec.data.task != "other"
         self._samples = spec.config.evaluation.samples
         batches = _batches(spec.config.evaluation, self._dataset.num_samples)
         self._batches = batches[rank :: self._world_size]
@@ -84,27 +84,27 @@ class Evaluator:
                 beat(Phase.EVALUATION)
                 batch = self._dataset.batch(indices)
                 count = self._count(indices, batch[1])
-                inputs, targets = to_device(batch, self._device, self._precision)
-                loss, right = engine.forward(inputs, targets)
+                inputs, labels = to_device(batch, self._device, self._precision)
+                loss, right = engine.forward(inputs, labels)
                 sums += torch.stack([loss.double(), right.double(), sums.new_full((), count)])
             if not engine.state_is_whole:
                 self._keep_up(engine)
         engine.module.train()
         if self._world_size > 1:
             dist.all_reduce(sums)
-        loss_sum, right_sum, targets_sum = sums.tolist()
-        if targets_sum == 0:
+        loss_sum, right_sum, labels_sum = sums.tolist()
+        if labels_sum == 0:
             msg = (
-                "the evaluation has no target that bears a loss: its loss is divided by their "
+                "the evaluation has no label that bears a loss: its loss is divided by their "
                 "number in the held-out samples, which must be above 0; hold out other samples, "
                 f"or raise evaluation.samples={self._samples}"
             )
             raise BatchscapeError(msg)
         return EvaluationResult(
-            eval_loss=loss_sum / targets_sum,
+            eval_loss=loss_sum / labels_sum,
             raw_eval_loss=None,
-            eval_accuracy=right_sum / targets_sum if self._classifies else None,
-            eval_targets=int(targets_sum),
+            eval_accuracy=right_sum / labels_sum if self._classifies else None,
+            eval_labels=int(labels_sum),
         )
 
     def _keep_up(self, engine: Engine) -> None:
@@ -113,16 +113,16 @@ class Evaluator:
             batch = self._dataset.batch(self._spare)
             engine.forward(*to_device(batch, self._device, self._precision))
 
-    def _count(self, indices: NDArray[np.int64], targets: Tensor) -> int:
-        """Return the targets of a batch that bear a loss, as the training is told them.
+    def _count(self, indices: NDArray[np.int64], labels: Tensor) -> int:
+        """Return the labels of a batch that bear a loss, as the training is told them.
 
         It divides by what data say of themselves, without looking; here that is looked at.
         """
-        said = self._dataset.count_targets(indices)
-        real = int((targets != IGNORED).sum()) if self._counts_targets else said
+        said = self._dataset.count_labels(indices)
+        real = int((labels != IGNORED).sum()) if self._counts_labels else said
         if said != real:
             msg = (
-                f"the loss is divided by count_targets, which must be the number of targets that "
+                f"the loss is divided by count_labels, which must be the number of labels that "
                 f"are not {IGNORED}: of held-out samples {indices.tolist()[:8]} and on it says "
                 f"{said}, and their batch has {real}"
             )

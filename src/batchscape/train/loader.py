@@ -41,11 +41,11 @@ _DEATH_S = 1.0
 class StepBatches(NamedTuple):
     """Micro-batches of one optimizer step."""
 
-    targets: int
-    """Loss-bearing targets of the whole global batch."""
+    labels: int
+    """Loss-bearing labels of the whole global batch."""
     micro_steps: int
     batches: Iterator[Batch]
-    """Inputs and targets of each micro-step; taking one may wait for it."""
+    """Inputs and labels of each micro-step; taking one may wait for it."""
 
 
 class BatchLoader(Protocol):
@@ -85,7 +85,7 @@ class InlineLoader:
             to_device(self._dataset.batch(indices), self._device, self._precision)
             for indices in samples.indices
         )
-        return StepBatches(samples.targets, len(samples.indices), batches)
+        return StepBatches(samples.labels, len(samples.indices), batches)
 
     def close(self) -> None:
         """Do nothing: nothing works ahead."""
@@ -139,11 +139,11 @@ class WorkerLoader:
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
         """Return the micro-batches of the next optimizer step."""
         # The first micro-batch of the next step is always under way, so its step is known.
-        expected, micro_steps, targets = self._announced.popleft()
+        expected, micro_steps, labels = self._announced.popleft()
         if (optimizer_step, sampling) != (expected, True):
             msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
             raise AssertionError(msg)
-        return StepBatches(targets, micro_steps, self._take(micro_steps))
+        return StepBatches(labels, micro_steps, self._take(micro_steps))
 
     def close(self) -> None:
         """End the workers, also one that is in the middle of a batch."""
@@ -174,7 +174,7 @@ class WorkerLoader:
     def _ahead(self) -> Iterator[Indices]:
         for k in self._steps:
             samples = self._stream.step(k)
-            self._announced.append((k, len(samples.indices), samples.targets))
+            self._announced.append((k, len(samples.indices), samples.labels))
             yield from samples.indices
 
     def _take(self, micro_steps: int) -> Iterator[Batch]:

@@ -54,7 +54,7 @@ class _Accumulated(NamedTuple):
 
     loss_sum: Tensor
     """Of this rank, a scalar."""
-    targets: int
+    labels: int
     """Of the global batch."""
     micro_steps: int
 
@@ -130,12 +130,12 @@ class Training:
         phase("first_backward")
         heaviest = self._timeline.heaviest_step()
         for k in range(optimizer_steps):
-            targets = self._accumulate(heaviest, most_micro_steps=2).targets
+            labels = self._accumulate(heaviest, most_micro_steps=2).labels
             phase("first_optimizer_step" if k == 0 else "steady")
             beat(Phase.OPTIMIZER)
             self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
             if self._average is not None:
-                self._average.update(targets)
+                self._average.update(labels)
             phase("steady")
         self._forget()
 
@@ -305,24 +305,24 @@ class Training:
         beat(Phase.DATA, number)
         step = self._loader.step(k, sampling=most_micro_steps is None)
         self._clock.add_data(time.perf_counter() - began)
-        if step.targets == 0:
+        if step.labels == 0:
             msg = (
-                f"optimizer step {k + 1} has no target that bears a loss: the loss is divided by "
+                f"optimizer step {k + 1} has no label that bears a loss: the loss is divided by "
                 "their number in the global batch, which must be above 0; leave out samples "
-                "without such targets, or use a larger global batch"
+                "without such labels, or use a larger global batch"
             )
             raise BatchscapeError(msg)
-        weight = 1.0 / step.targets
+        weight = 1.0 / step.labels
         last = min(step.micro_steps, most_micro_steps or step.micro_steps) - 1
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for micro_step in range(last + 1):
             began = time.perf_counter()
             beat(Phase.DATA, number, micro_step)
-            inputs, targets = next(step.batches)
+            inputs, labels = next(step.batches)
             self._clock.add_data(time.perf_counter() - began)
             beat(Phase.FORWARD)
-            loss_sum += self._engine.micro_step(inputs, targets, weight, last=micro_step == last)
-        return _Accumulated(loss_sum, step.targets, last + 1)
+            loss_sum += self._engine.micro_step(inputs, labels, weight, last=micro_step == last)
+        return _Accumulated(loss_sum, step.labels, last + 1)
 
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
@@ -342,7 +342,7 @@ class Training:
         beat(Phase.OPTIMIZER)
         norm = self._engine.optimizer_step(optimizer, factor)
         if self._average is not None:
-            self._average.update(done.targets)
+            self._average.update(done.labels)
         self._clock.end()
         exchanged = self._engine.exchanged_bytes - before
         check_exchanged(self.spec.config.engine.name, self._engine, exchanged, done.micro_steps)
@@ -350,7 +350,7 @@ class Training:
             optimizer_step=k + 1,
             samples=planned.samples_after,
             global_batch_size=planned.stage.geometry.global_batch_size,
-            targets=done.targets,
+            labels=done.labels,
             loss_sum=done.loss_sum,
             gradient_norm=norm,
             learning_rate=optimizer.learning_rate * factor,

@@ -89,7 +89,7 @@ class _Pending:
     """An exchange under way and the rows that wait for it."""
 
     rows: list[dict[str, Any]]
-    targets: list[int]
+    labels: list[int]
     noise: dict[int, NoiseSample]
     told: Tensor
     """What each rank has told, one row a rank."""
@@ -176,7 +176,7 @@ class StepRecorder:
 
     def _start_rows(self) -> None:
         self._rows: list[dict[str, Any]] = []
-        self._targets: list[int] = []
+        self._labels: list[int] = []
         self._noise: dict[int, NoiseSample] = {}
         self._losses: list[Tensor] = []
         self._norms: list[Tensor] = []
@@ -202,7 +202,7 @@ class StepRecorder:
         optimizer_step: int,
         samples: int,
         global_batch_size: int,
-        targets: int,
+        labels: int,
         loss_sum: Tensor,
         gradient_norm: Tensor,
         learning_rate: float,
@@ -218,7 +218,7 @@ class StepRecorder:
             Done so far, this step included.
         global_batch_size : int
             Samples of this step.
-        targets : int
+        labels : int
             Of the global batch of this step.
         loss_sum : Tensor, scalar
             Sum of the losses of this rank.
@@ -239,7 +239,7 @@ class StepRecorder:
         self._norms.append(gradient_norm)
         if skipped is not None:
             self._skipped.append(skipped.to(gradient_norm.dtype))
-        self.tokens += targets
+        self.tokens += labels
         contention = self._core_waits.since_last()
         if self._device.type == "cuda":
             # The host spends it on waiting for the device as well.
@@ -257,7 +257,7 @@ class StepRecorder:
                 "warmup": self._warmup_left > 0,
             }
         )
-        self._targets.append(targets)
+        self._labels.append(labels)
         self._warmup_left -= 1
 
     @property
@@ -324,7 +324,7 @@ class StepRecorder:
             norms = _to_pinned(norms)
             copied = torch.cuda.Event()
             copied.record()
-        self._pending = _Pending(self._rows, self._targets, self._noise, told, norms, work, copied)
+        self._pending = _Pending(self._rows, self._labels, self._noise, told, norms, work, copied)
         self._start_rows()
 
     def _finish(self) -> Agreement:
@@ -343,7 +343,7 @@ class StepRecorder:
         diverged = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
-            row["loss"] = told.losses[slot] / pending.targets[slot]
+            row["loss"] = told.losses[slot] / pending.labels[slot]
             row["gradient_norm"] = norms[slot]
             row["skipped"] = len(norms) > len(times) and norms[len(times) + slot] > 0
             self.train_time_s += step.step_time_s

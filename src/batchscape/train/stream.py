@@ -25,8 +25,8 @@ class StepSamples(NamedTuple):
     indices: NDArray[np.int64]
     """Of this rank, shape (gradient_accumulation_steps, micro_batch_size); where a single
     micro-batch is cut for the noise scale, shape (parts, micro_batch_size / parts)."""
-    targets: int
-    """Loss-bearing targets of the whole global batch, known without asking other ranks."""
+    labels: int
+    """Loss-bearing labels of the whole global batch, known without asking other ranks."""
 
 
 class SampleStream:
@@ -39,7 +39,7 @@ class SampleStream:
     Parameters
     ----------
     dataset : Dataset
-        Counts the targets.
+        Counts the labels.
     seed : int
         Of the order.
     timeline : Timeline
@@ -88,7 +88,7 @@ class SampleStream:
         samples = self._samples(planned)
         small = self.small_batch_size(optimizer_step) if sampling else None
         cut = samples.reshape(-1, geometry.data_parallel_size, small or geometry.micro_batch_size)
-        return StepSamples(cut[:, self._rank], self._dataset.count_targets(samples))
+        return StepSamples(cut[:, self._rank], self._dataset.count_labels(samples))
 
     def small_batch_size(self, optimizer_step: int) -> int | None:
         """Return the samples behind each gradient that the noise of a step is sampled from.

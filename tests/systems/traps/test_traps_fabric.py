@@ -1,4 +1,4 @@
-"""Traps of Lightning Fabric: it neither weights by targets nor divides by the accumulation."""
+"""Traps of Lightning Fabric: it neither weights by labels nor divides by the accumulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traps of `transformers.Trainer`: who divides by the global count of targets, and who does not."""
+"""Traps of `transformers.Trainer`: who divides by the global count of labels, and who does not."""
 
 from __future__ import annotations
 

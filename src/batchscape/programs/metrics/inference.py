@@ -89,7 +89,7 @@ class ObservedBatch:
         if not sizes or (len(sizes) > 1 and known is not None and known not in sizes):
             self.problems.append(
                 f"{tokens} tokens an optimizer step ({source}) are not those of "
-                f"{known or 'whole'} samples of {length} tokens, nor of {length - 1} targets"
+                f"{known or 'whole'} samples of {length} tokens, nor of {length - 1} labels"
             )
         elif len(sizes) == 1:
             self.put("global_batch_size", sizes[0], f"{tokens} ({source}) / {lengths[0]} tokens")

@@ -11,7 +11,7 @@ from batchscape.errors import RecordError
 __all__ = ["as_count", "as_float", "as_row"]
 
 _COUNTS = {
-    *("optimizer_step", "samples", "tokens", "eval_targets"),
+    *("optimizer_step", "samples", "tokens", "eval_labels"),
     *("world_size", "micro_batch_size", "gradient_accumulation_steps"),
     *("global_batch_size", "tokens_per_optimizer_step"),
 }

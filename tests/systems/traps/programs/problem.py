@@ -1,4 +1,4 @@
-"""A global batch of 8 samples with uneven counts of targets, and its gradient by plain torch."""
+"""A global batch of 8 samples with uneven counts of labels, and its gradient by plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 COUNTS = (2, 9, 3, 8, 2, 7, 4, 9)
-"""Targets of each sample."""
+"""Labels of each sample."""
 MICRO = 2
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 ACCUMULATION = len(COUNTS) // MICRO // RANKS
@@ -28,7 +28,7 @@ def model() -> nn.Linear:
 
 
 def samples() -> list[tuple[Tensor, Tensor]]:
-    """Return inputs and targets of each sample."""
+    """Return inputs and labels of each sample."""
     draw = torch.Generator().manual_seed(0)
     return [
         (
@@ -48,13 +48,13 @@ def micro_batches(rank: int = RANK) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.cat([x for x, _ in own]), torch.cat([y for _, y in own])
 
 
-def loss_sum(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_sum(module: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Return the sum of the squared errors."""
-    return ((module(inputs) - targets) ** 2).sum()
+    return ((module(inputs) - labels) ** 2).sum()
 
 
 def gradient_of(batches: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the gradient of the mean over all targets of some micro-batches, on one process."""
+    """Return the gradient of the mean over all labels of some micro-batches, on one process."""
     alone = model()
     loss = sum(loss_sum(alone, x, y) for x, y in batches)
     (loss / sum(len(y) for _, y in batches)).backward()
@@ -68,7 +68,7 @@ def everyones() -> list[list[tuple[Tensor, Tensor]]]:
 
 
 def whole_gradient() -> Tensor:
-    """Return the gradient of the mean over all targets of the global batch."""
+    """Return the gradient of the mean over all labels of the global batch."""
     return gradient_of([batch for own in everyones() for batch in own])
 
 

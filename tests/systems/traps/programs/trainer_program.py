@@ -1,4 +1,4 @@
-"""`transformers.Trainer`: which of its ways divides by the global count of targets."""
+"""`transformers.Trainer`: which of its ways divides by the global count of labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WithoutKwargs(LlamaForCausalLM):
     """A model whose forward takes no arguments for the loss, as many of users' own."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
-        """Return the mean over the targets of what it is given."""
+        """Return the mean over the labels of what it is given."""
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
 
 
@@ -41,7 +41,7 @@ class OwnLoss(InOrder):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,  # noqa: ARG002  (the Trainer gives it; this loss ignores it)
     ) -> Any:
-        """Return the mean over the targets of a micro-batch."""
+        """Return the mean over the labels of a micro-batch."""
         outputs = model(**inputs)
         logits, labels = outputs.logits[:, :-1], inputs["labels"][:, 1:]
         loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -66,7 +66,7 @@ def build(kind: type[LlamaForCausalLM] = LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def data(n: int) -> list[dict[str, Tensor]]:
-    """Return samples of one length, of which the last few positions are targets."""
+    """Return samples of one length, of which the last few positions are labels."""
     draw = torch.Generator().manual_seed(0)
     rows = []
     for count in (2 * problem.COUNTS)[:n]:
@@ -84,7 +84,7 @@ def flat(parameters: Any) -> Tensor:
 
 
 def gradient_of(rows: list[dict[str, Tensor]]) -> Tensor:
-    """Return the gradient of the mean over all targets, one sample at a time."""
+    """Return the gradient of the mean over all labels, one sample at a time."""
     model = build()
     count = sum(int((row["labels"][1:] != -100).sum()) for row in rows)
     for row in rows:

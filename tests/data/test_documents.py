@@ -146,13 +146,13 @@ def test_labels_are_classes_in_their_order(tmp_path, labels):
     assert manifest["facts"]["classes"] == order
     label_of = {text.encode()[:16]: label for text, label in zip(TEXTS, labels, strict=True)}
     for dataset in parts.values():
-        inputs, labels = everything(dataset)
+        inputs, classes = everything(dataset)
         assert inputs.shape == (dataset.num_samples, 16)
         assert dataset.count_labels(np.arange(3)) == 3
-        for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
+        for row, one in zip(inputs.tolist(), classes.tolist(), strict=True):
             text = bytes(token for token in row if token >= 0)
             assert row[len(text) :] == [-1] * (16 - len(text))
-            assert label_of[text] == order[label]
+            assert label_of[text] == order[one]
 
 
 def test_short_texts_are_padded_with_no_token(tmp_path):

@@ -186,9 +186,9 @@ def test_documents_of_datasets_with_special_tokens_for_classes(tmp_path, saved):
     seen = {}
     for part in ("train", "held_out"):
         dataset, identity = opened(config, part)
-        inputs, labels = dataset.batch(np.arange(dataset.num_samples))
-        for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
-            seen[tuple(row)] = label
+        inputs, classes = dataset.batch(np.arange(dataset.num_samples))
+        for row, one in zip(inputs.tolist(), classes.tolist(), strict=True):
+            seen[tuple(row)] = one
     assert (identity.classes, identity.vocabulary) == (2, len(FolderCoder(tokenizer)._tokenizer))
     wanted = {}
     for text, label in zip(TEXTS, labels, strict=True):

@@ -45,7 +45,7 @@ class SweepBuilder:
         before = self._kept.get(key)
         if before is not None and not self.folder.run(before.name).path.exists():
             folder = self.folder.run(before.name)
-            shutil.copytree(before, folder.path)
+            shutil.copytree(before, folder.path, copy_function=shutil.copy)  # as new
             return folder
         folder = self._write(geometry, **asked)
         if "loss" not in asked:  # of a curve, the key does not tell the content

@@ -59,19 +59,19 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     DataFrame
         The rows that stay, in their order.
     """
-    counts = rows.groupby("run", sort=False)[value].transform("size").to_numpy()
+    grouped = rows.groupby("run", sort=False)[value]
+    counts, place = grouped.transform("size").to_numpy(), grouped.cumcount().to_numpy()
     if not (counts > points).any():
         return rows
-    place = rows.groupby("run", sort=False).cumcount().to_numpy()
     windows = (points - 2) // 2
-    window = place * windows // counts
-    plain = rows.reset_index(drop=True)
-    losses = plain[value].where(np.isfinite(plain[value]))
-    grouped = losses.groupby([plain["run"], window])
-    ends = [grouped.idxmin(), grouped.idxmax()]
+    finite = np.flatnonzero(np.isfinite(rows[value]))
+    losses = pd.Series(rows[value].to_numpy()[finite], index=finite)
+    of_window = losses.groupby(
+        [rows["run"].to_numpy()[finite], (place * windows // counts)[finite]]
+    )
     kept = (counts <= points) | (place == 0) | (place == counts - 1)
-    for found in ends:
-        kept[found.dropna().astype(int).to_numpy()] = True
+    kept[of_window.idxmin()] = True
+    kept[of_window.idxmax()] = True
     return rows[kept]
 
 

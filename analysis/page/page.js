@@ -46,7 +46,7 @@
       hovermode: "closest",
       hoverlabel: { align: "left" },
       legend: narrow || traces.length > 30
-        ? { orientation: "h", y: -0.25, yanchor: "top" }
+        ? { orientation: "h", yref: "container", y: 0, yanchor: "bottom" }
         : { orientation: "v" },
     };
     const place = figure.querySelector(".drawing");

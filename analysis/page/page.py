@@ -49,7 +49,7 @@ from batchscape.record.instants import duration_text
 
 __all__ = ["html_page"]
 
-_FILES = resources.files("batchscape") / "analysis" / "page"
+_FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/plotly-cartesian.min.js"
 _ANSWERS = ("Which geometry to use", "Update frequency against convergence")
 """Sections whose first sentences answer the question."""

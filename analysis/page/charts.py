@@ -291,7 +291,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
             }
         )
     return Chart(
-        f"pareto_{name}",
+        name.replace("time_to_target", "pareto"),
         title,
         "Device-hours against time to the target (of one step, where there is no target). Bars: "
         "95 % intervals of the time. Line: the front, the geometries that none beats in both.",
@@ -460,15 +460,30 @@ def _fields(
     """Colour the cells that have a figure; name what became of the others."""
     done = own[own["n_completed"].gt(0)]
     if len(done):
-        values = {n: done[f"{n}_mean"] * factor for n, (_, factor) in figures.items()}
-        shown = {n: [significant(value, 3) for value in found] for n, found in values.items()}
+        micros, devices = (
+            sorted(done[name].unique()) for name in ("micro_batch_size", "data_parallel_size")
+        )
+        place = {
+            (row["data_parallel_size"], row["micro_batch_size"]): (int(str(cell)), row)
+            for cell, row in done.iterrows()
+        }
+        fields = [[place.get((count, size)) for size in micros] for count in devices]
+        means = {
+            n: [[f and float(f[1][f"{n}_mean"]) * factor for f in line] for line in fields]
+            for n, (_, factor) in figures.items()
+        }
+        shown = {
+            n: [["" if v is None else significant(v, 3) for v in line] for line in of]
+            for n, of in means.items()
+        }
         yield {
             "type": "heatmap",
-            **_places(done),
-            "z": by("figure", {n: numbers(found) for n, found in values.items()}),
+            "x": [f"{size}" for size in micros],
+            "y": [f"{count}" for count in devices],
+            "z": by("figure", {n: [numbers(line) for line in m] for n, m in means.items()}),
             "text": by("figure", shown),
             "texttemplate": "%{text}",
-            "customdata": [of_cell[int(str(cell))] for cell in done.index],
+            "customdata": [[field and of_cell[field[0]] for field in line] for line in fields],
             "hovertemplate": "%{y} devices, micro-batch %{x}: %{text}<extra></extra>",
             "colorscale": by("theme", _SHADES),
             "showscale": False,
@@ -484,7 +499,8 @@ def _fields(
             "type": "scatter",
             "mode": "markers+text",
             "name": text or "no completed run",
-            **_places(rows),
+            "x": [f"{size}" for size in rows["micro_batch_size"]],
+            "y": [f"{count}" for count in rows["data_parallel_size"]],
             "text": [text or label_text(status) for status in rows["status"]],
             "textposition": "bottom center",
             "hovertext": [label_text(reason) for reason in reasons],
@@ -494,13 +510,6 @@ def _fields(
             | {"line": {"width": 2, "color": tone}},
             "showlegend": True,
         }
-
-
-def _places(own: pd.DataFrame) -> dict[str, list[str]]:
-    return {
-        "x": [f"{size}" for size in own["micro_batch_size"]],
-        "y": [f"{count}" for count in own["data_parallel_size"]],
-    }
 
 
 def noise_charts(

@@ -53,8 +53,9 @@ _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/plotly-cartesian.min.js"
 _ANSWERS = ("Which geometry to use", "Update frequency against convergence")
 """Sections whose first sentences answer the question."""
-_FIRST = ("steps_to_target", "pareto_time_to_target", "heat_map", "cost", "loss")
+_FIRST = ("steps_to_target", "pareto", "heat_map", "cost", "loss")
 """What is shown first, if there is such a chart."""
+_MOST_CARDS = 3
 _NO_FAILURES = ("completed", "pending", "running")
 
 
@@ -143,7 +144,7 @@ def html_page(
         title=" and ".join(names),
         questions=list(questions(names)),
         answers=_answers(sections),
-        recommended=list(_recommended(sections)),
+        recommended=list(_recommended(sections))[:_MOST_CARDS],
         counts=counts,
         first=next((charts[name] for name in _FIRST if name in charts), None),
         sections=shown,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 SEEDS = (0, 1, 2)
+SAMPLES = 1280
 
 
 @pytest.fixture
@@ -20,17 +21,17 @@ def varied(build: Callable[..., Any]) -> Any:
     sweep = build().fork(SEEDS)
     for micro in (4, 8, 16, 64):
         for seed in SEEDS:
-            steps = 40 * 32 // micro
 
             def loss(step: np.ndarray, micro: int = micro, seed: int = seed) -> np.ndarray:
                 rng = np.random.default_rng([micro, seed])
                 return 2.4 + 3.1 * np.exp(-step * micro / 400) + 0.01 * rng.normal(size=len(step))
 
-            sweep.run((1, micro, 1), seed=seed, optimizer_steps=steps, loss=loss)
-    sweep.run((1, 128, 1), status="oom", reason="CUDA out of memory", done=2, stop_reason=None)
-    sweep.run((2, 64, 1), status="diverged", reason="loss is NaN at step 9", done=8)
-    sweep.run((2, 4, 1), status="pruned", reason="worse than half of the runs", done=60)
-    sweep.run((2, 16, 1), status="completed", done=20, optimizer_steps=20)
+            sweep.run((1, micro, 1), seed=seed, optimizer_steps=SAMPLES // micro, loss=loss)
+    lost = {"stop_reason": None, "optimizer_steps": SAMPLES // 128}
+    sweep.run((1, 128, 1), status="oom", reason="CUDA out of memory", done=2, **lost)
+    sweep.run((2, 64, 1), status="diverged", reason="the loss is NaN at step 9", done=8, **lost)
+    steps = SAMPLES // 8
+    sweep.run((2, 4, 1), status="pruned", reason="hopeless", done=60, optimizer_steps=steps)
     return sweep
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import write_report
+from batchscape.analysis.numbers import MISSING
 
 AXES = {
     "optimizer_step": "steps_to_target",
@@ -52,7 +53,7 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
         "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
     )
     names = page.eval_on_selector_all("main figure.chart", "f => f.map((one) => one.id)")
-    assert {"heat_map", "cost", "loss", "steps_to_target", "pareto_time_to_target"} <= set(names)
+    assert {"heat_map", "cost", "loss", "steps_to_target", "pareto"} <= set(names)
     for name in names:
         assert page.locator(f"[id='{name}'] .main-svg").count() > 0
         assert drawn(page, name), name
@@ -100,6 +101,7 @@ def _loss_shows_the_reaches(page: Any, out: Path) -> None:
 def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
     reaches = pd.read_csv(out / "tables" / "reaches.csv")
     curve = pd.read_csv(out / "tables" / "tradeoff_curve.csv")
+    names = [row[0] for row in json.loads(page.text_content("#content"))["runs"]["rows"]]
     for key in options(page, "steps_to_target", "target"):
         group, target = key.split("|")
         own = reaches[reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))]
@@ -107,13 +109,14 @@ def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
             traces = choose(page, "steps_to_target", target=key, quantity=column)
             runs = next(trace for trace in traces if trace["name"] == "runs")
             met = own[own["outcome"].eq("reached")]
-            assert sorted(zip(runs["x"], runs["y"], strict=True), key=str) == sorted(
-                (
-                    (batch, None if np.isnan(value) else value)
-                    for batch, value in zip(met["global_batch_size"], met[column], strict=True)
-                ),
-                key=str,
-            )
+            # Of runs of one trajectory one counts.
+            assert len(runs["x"]) == met["trajectory_id"].nunique() > 0
+            values = met.set_index("run_id")[column]
+            points = zip(runs["custom"], runs["x"], runs["y"], strict=True)
+            for (position,), batch, value in points:
+                run = names[position]
+                assert batch == met.set_index("run_id")["global_batch_size"][run]
+                assert value == values[run] or (value is None and np.isnan(values[run]))
         fit = curve[curve["group"].eq(int(group)) & curve["target_loss"].eq(float(target))]
         traces = choose(page, "steps_to_target", target=key, quantity="steps_to_target")
         named = {trace["name"]: trace for trace in traces}
@@ -122,24 +125,29 @@ def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
             assert np.allclose(named["perfect scaling"]["y"], fit["perfect_steps"], rtol=1e-12)
         short = own[own["outcome"].isin(["censored", "pruned"])]
         assert ("not reached: more than this" in named) == (len(short) > 0)
+        assert any(name.startswith("diverged: 1 at B = 128") for name in named)
 
 
 def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:
     comparison = pd.read_csv(out / "tables" / "comparison.csv")
     seen: dict[str, int] = {}
+    fields = 0
     for layer in options(page, "heat_map", "layer"):
         for trace in choose(page, "heat_map", figure="step_time_s", layer=layer):
-            for position, (micro, devices) in enumerate(zip(trace["x"], trace["y"], strict=True)):
-                rows = comparison[
-                    comparison["micro_batch_size"].eq(int(micro))
-                    & comparison["data_parallel_size"].eq(int(devices))
-                ]
-                if trace["type"] == "heatmap":
-                    value = trace["z"][position]
+            if trace["type"] != "heatmap":
+                seen[trace["name"]] = seen.get(trace["name"], 0) + len(trace["x"])
+                continue
+            for devices, line, texts in zip(trace["y"], trace["z"], trace["text"], strict=True):
+                for micro, value, text in zip(trace["x"], line, texts, strict=True):
+                    rows = comparison[
+                        comparison["micro_batch_size"].eq(int(micro))
+                        & comparison["data_parallel_size"].eq(int(devices))
+                    ]
+                    assert (value is None) == (text in {"", MISSING})
                     assert value is None or np.isclose(rows["step_time_s_mean"] * 1e3, value).any()
-                else:
-                    seen[trace["name"]] = seen.get(trace["name"], 0) + 1
+                    fields += value is not None
     assert {"rejected", "out of memory", "diverged"} <= set(seen)
+    assert fields == comparison["step_time_s_mean"].notna().sum()
 
 
 def _rows_open_and_sort(page: Any) -> None:

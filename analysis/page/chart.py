@@ -58,7 +58,10 @@ class Chart:
 
 
 def by(choice: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a choice decide a value: one of each option."""
+    """Let a choice decide a value: one of each option.
+
+    Beside the choices of a chart there are `theme` ("light", "dark") and `room` ("wide", "narrow").
+    """
     return {"by": choice, "of": dict(values)}
 
 

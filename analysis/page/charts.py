@@ -48,6 +48,8 @@ _SHADES = {
     "light": [[0, "#e8f1fa"], [1, "#3182bd"]],
     "dark": [[0, "#24364a"], [1, "#4a90c8"]],
 }
+_MOST_NAMED = 12
+"""Points that have room for their names."""
 _QUANTITIES = {
     "steps_to_target": "optimizer steps to target",
     "samples_to_target": "samples to target",
@@ -253,10 +255,11 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
             f"{TIMES.join(str(int(part)) for part in cut[:3])} = {int(cut[3])}"
             for cut in own[list(GEOMETRY)].itertuples(index=False)
         ]
+        named = "markers+text" if kind == "measured" and len(own) <= _MOST_NAMED else "markers"
         traces.append(
             {
                 "type": "scatter",
-                "mode": "markers+text" if kind == "measured" and len(own) <= 12 else "markers",
+                "mode": by("room", {"wide": named, "narrow": "markers"}),
                 "name": kind,
                 "x": numbers(own["time_s"]),
                 "y": numbers(own["device_hours"]),
@@ -497,8 +500,8 @@ def _fields(
         reasons = rows["status"] + ": " + rows["reason"].fillna("no reason").astype(str)
         yield {
             "type": "scatter",
-            "mode": "markers+text",
-            "name": text or "no completed run",
+            "mode": by("room", {"wide": "markers+text", "narrow": "markers"}),
+            "name": text or label_text(", ".join(rows["status"].unique())),
             "x": [f"{size}" for size in rows["micro_batch_size"]],
             "y": [f"{count}" for count in rows["data_parallel_size"]],
             "text": [text or label_text(status) for status in rows["status"]],
@@ -728,7 +731,7 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
         "between seeds. What is equal to the last bit has no point.",
         traces,
         {
-            "xaxis": {"type": "log", "title": {"text": "|difference of the training loss|"}},
+            "xaxis": {"type": "log", "dtick": 1, "title": {"text": "|difference of the loss|"}},
             "yaxis": {"type": "category", "automargin": True},
         },
         tables=["tables/decompositions.csv"],

@@ -31,9 +31,9 @@ TO_TARGET = {
 }
 """What a target took, by the progress it is counted in."""
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
-_ALL_POINTS = 150_000
+_ALL_POINTS = 120_000
 _MOST, _LEAST = 1000, 40
-"""Points of all curves of a page, and of one. Ours: half a million numbers are six megabytes."""
+"""Points of all curves of a page, and of one. Ours: they make five megabytes of numbers."""
 THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
     "highest stay, with the first and the last of the curve; none is averaged or moved. How many "

@@ -21,7 +21,8 @@
 
   const draw = (figure) => {
     const chart = charts[figure.dataset.chart];
-    const choices = { theme: theme() };
+    const narrow = figure.clientWidth < 560;
+    const choices = { theme: theme(), room: narrow ? "narrow" : "wide" };
     for (const select of figure.querySelectorAll("select")) {
       choices[select.dataset.choice] = select.value;
     }
@@ -29,7 +30,6 @@
     const [page, ink, line] = ["--page", "--ink", "--line"].map((name) =>
       colours.getPropertyValue(name).trim(),
     );
-    const narrow = figure.clientWidth < 560;
     const own = resolve(chart.layout, choices);
     const axis = { gridcolor: line, linecolor: line, zeroline: false, automargin: true };
     const traces = chart.traces

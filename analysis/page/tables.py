@@ -87,9 +87,10 @@ class RunIndex:
 
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
         """Find the runs of a row of a table: by the ids it has, else by its geometry."""
-        for name in _ID_COLUMNS:
-            if isinstance(row.get(name), str) and row[name]:
-                return self.of_ids(re.split(r"[;\s]+", row[name]))
+        named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
+        texts = [text for text in named if isinstance(text, str) and text]
+        if texts:
+            return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
         if all(name in row for name in GEOMETRY):
             return self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
         return []

@@ -91,12 +91,13 @@ def steps_chart(
     traces: list[dict[str, Any]] = []
     shapes: dict[str, list[dict[str, Any]]] = {}
     fitted: list[str] = []
-    for (group, target), own in reaches.groupby(["group", "target_loss"], sort=False):
+    for keys, own in reaches.groupby(["group", "target_loss"], sort=False):
+        group, target = int(str(keys[0])), float(str(keys[1]))
         if own["global_batch_size"].nunique() < 2:
             continue
         key = f"{group}|{target!r}"
         name = f"loss {target:.7g}"
-        targets[key] = f"{labels.get(int(str(group)), '')}: {name}" if several else name
+        targets[key] = f"{labels.get(group, '')}: {name}" if several else name
         when = {"target": [key]}
         traces += [{**trace, "when": when} for trace in _reached(own, quantities, found)]
         shapes[key] = []
@@ -330,7 +331,8 @@ def cost_chart(
     traces = []
     for index, ((_, devices, accumulation), own) in enumerate(series):
         settings = _setting_text(cells, int(own.index[0]))
-        name = f"{devices} device{'s' * (devices > 1)}, accumulation {accumulation}{settings}"
+        counted = "1 device" if devices == 1 else f"{devices} devices"
+        name = f"{counted}, accumulation {accumulation}{settings}"
         values = {n: numbers(own[f"{n}_mean"] * factor) for n, (_, factor) in figures.items()}
         bars = {
             n: {"type": "data", "array": numbers((own[f"{n}_ci95"] * factor).fillna(0))}
@@ -440,10 +442,10 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
         ("global_batch_size", "Global batch"),
         ("gradient_accumulation_steps", "Accumulation"),
     ):
-        layers = {}
+        layers: dict[str, tuple[str, pd.DataFrame]] = {}
         for (number, size), own in places.groupby([context, name], sort=True):
             # What was rejected may have no accumulation: it is in every part of its settings.
-            open_ = places[context.eq(number) & places[name].isna()]
+            open_ = places[context.eq(int(str(number))) & places[name].isna()]
             shown = pd.concat([own, open_])
             shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
             text = f"{size}{_setting_text(cells, int(own.index[0]))}"
@@ -793,7 +795,7 @@ def _batch_axis(sizes: Iterable[float]) -> dict[str, Any]:
 
 def _ticks(sizes: Iterable[float], title: str) -> dict[str, Any]:
     """Name at most eight of the sizes on a logarithmic axis."""
-    known = sorted(set(numbers(sizes)) - {None}, key=float)
+    known = sorted({size for size in numbers(sizes) if size is not None})
     chosen: Sequence[Any] = known[:: -(-len(known) // 8)]
     names = [f"{size:g}" for size in chosen]
     return {"type": "log", "title": {"text": title}, "tickvals": chosen, "ticktext": names}

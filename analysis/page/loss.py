@@ -72,7 +72,8 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     kept = (counts <= points) | (place == 0) | (place == counts - 1)
     kept[of_window.idxmin()] = True
     kept[of_window.idxmax()] = True
-    return rows[kept]
+    remaining: pd.DataFrame = rows[kept]
+    return remaining
 
 
 def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Chart | None:
@@ -148,7 +149,9 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
 
 def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
-    launched = sorted(runs.loc[~runs["status"].isin(["rejected", "pending"]), "cell"].unique())
+    launched: list[int] = sorted(
+        runs.loc[~runs["status"].isin(["rejected", "pending"]), "cell"].unique()
+    )
     labels = geometry_label(cells.table).loc[launched]
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]
@@ -158,7 +161,7 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     contexts = cells.context_of()
     dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
     return {
-        int(str(cell)): {
+        cell: {
             "name": label_text(label),
             "colour": colour(names.index(label), len(names)),
             "dash": _DASHES[dashes[contexts.loc[cell]] % len(_DASHES)],
@@ -166,18 +169,16 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
             "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
             "setting": f"s{contexts.loc[cell]}",
         }
-        for cell, label in labels.items()
+        for cell, label in zip(launched, labels, strict=True)
     }
 
 
 def _settings(cells: Cells) -> dict[str, str]:
     context = cells.context_of().drop_duplicates()
+    rows = cells.table.loc[context.index, cells.contexts].astype(object).fillna(MISSING)
     return {
-        f"s{number}": ", ".join(
-            f"{setting_label(name)} {cells.table.loc[cell].fillna(MISSING)[name]}"
-            for name in cells.contexts
-        )
-        for cell, number in context.items()
+        f"s{number}": ", ".join(f"{setting_label(str(name))} {row[name]}" for name in row)
+        for number, row in zip(context, rows.to_dict("records"), strict=True)
     }
 
 

@@ -256,7 +256,7 @@ def _failures(runs: pd.DataFrame) -> list[HtmlTable]:
     found = lost["position"].groupby([keys[name] for name in names], sort=False).agg(list)
     grid = Grid(
         headers=[*names, "runs"],
-        rows=[[*map(str, key), str(len(own))] for key, own in found.items()],
+        rows=[[*key, str(len(own))] for key, own in zip(found.index, found, strict=True)],
         n_left=3,
     )
     return [grid_table(grid, "", list(found))]

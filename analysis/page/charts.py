@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label, setting_label
-from batchscape.analysis.numbers import MISSING, TIMES, memory_scale, significant, time_scale
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.numbers import TIMES, memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
     Choice,
@@ -19,6 +19,7 @@ from batchscape.analysis.page.chart import (
     label_text,
     numbers,
 )
+from batchscape.analysis.page.settings import setting_names
 
 __all__ = [
     "Found",
@@ -329,10 +330,10 @@ def cost_chart(
     known = known.sort_values("micro_batch_size", kind="stable")
     series = list(known.groupby([context.loc[known.index], *keys], sort=True))
     traces = []
-    for index, ((_, devices, accumulation), own) in enumerate(series):
-        settings = _setting_text(cells, int(own.index[0]))
+    settings = _with_settings(cells)
+    for index, ((number, devices, accumulation), own) in enumerate(series):
         counted = "1 device" if devices == 1 else f"{devices} devices"
-        name = f"{counted}, accumulation {accumulation}{settings}"
+        name = f"{counted}, accumulation {accumulation}{settings[number]}"
         values = {n: numbers(own[f"{n}_mean"] * factor) for n, (_, factor) in figures.items()}
         bars = {
             n: {"type": "data", "array": numbers((own[f"{n}_ci95"] * factor).fillna(0))}
@@ -404,6 +405,10 @@ def heat_map(
     known = {n: shown for n, shown in figures.items() if places[f"{n}_n"].gt(0).any()}
     figures = known or {"final_loss": figures["final_loss"]}
     factor, layers = _layers(places, cells)
+    # Those with most to show come first.
+    shown = next(iter(figures))
+    counts = {key: int(own[f"{shown}_n"].gt(0).sum()) for key, (_, own) in layers.items()}
+    layers = {key: layers[key] for key in sorted(layers, key=lambda key: -counts[key])}
     if max(len(own) for _, own in layers.values()) < 2:
         return None
     traces = [
@@ -436,7 +441,7 @@ def heat_map(
 
 def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[str, pd.DataFrame]]]:
     """Part cells so that one has a field of its own, by what takes the fewest parts."""
-    context = cells.context_of().loc[places.index]
+    context, settings = cells.context_of().loc[places.index], _with_settings(cells)
     found = []
     for name, title in (
         ("global_batch_size", "Global batch"),
@@ -448,8 +453,7 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
             open_ = places[context.eq(int(str(number))) & places[name].isna()]
             shown = pd.concat([own, open_])
             shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
-            text = f"{size}{_setting_text(cells, int(own.index[0]))}"
-            layers[f"l{len(layers)}"] = (text, shown)
+            layers[f"l{len(layers)}"] = (f"{size}{settings[int(str(number))]}", shown)
         if layers:
             found.append((title, layers))
     if not found:
@@ -533,7 +537,7 @@ def noise_charts(
     known = table[table["note"].isna() & table["estimate"].notna()]
     scale = {"type": "log", "title": {"text": "gradient noise scale (samples)"}}
     if len(known):
-        names = cells.labels().loc[known.index]
+        names = _cell_names(cells).loc[known.index]
         trace = {
             "type": "scatter",
             "mode": "markers",
@@ -567,7 +571,7 @@ def noise_charts(
             )
         )
     drawn = curve[curve["estimate"].notna() & curve["high"].map(np.isfinite)]
-    names = cells.labels()
+    names = _cell_names(cells)
     series = [(int(str(cell)), own) for cell, own in drawn.groupby("cell") if len(own) > 1]
     if series:
         traces = [
@@ -784,9 +788,14 @@ def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
     )
 
 
-def _setting_text(cells: Cells, cell: int) -> str:
-    row = cells.table.loc[cell].fillna(MISSING)
-    return "".join(f", {setting_label(name)} {row[name]}" for name in cells.contexts)
+def _cell_names(cells: Cells) -> pd.Series[str]:
+    return geometry_label(cells.table) + cells.context_of().map(_with_settings(cells))
+
+
+def _with_settings(cells: Cells) -> dict[int, str]:
+    """What stands behind a geometry to tell settings apart, by context."""
+    names = setting_names(cells, cells.context_of())
+    return {number: f", {name}" if name else "" for number, name in names.items()}
 
 
 def _batch_axis(sizes: Iterable[float]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, geometry_label, setting_label
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
+from batchscape.analysis.page.settings import setting_names
 from batchscape.record.tables import Tables
 
 __all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
@@ -122,9 +122,10 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     choices.append(Choice("curve", "Curve", {value: _KINDS[value] for value in found}))
     if targets:
         choices.append(Choice("target", "Target", {"": "none", **targets}))
-    settings = _settings(cells)
+    settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
-        choices.append(Choice("setting", "Settings", {"": "all", **settings}))
+        named = {f"s{number}": name for number, name in settings.items()}
+        choices.append(Choice("setting", "Settings", {"": "all", **named}))
     choices.append(Choice("scale", "Scale of the loss", {"linear": "linear", "log": "logarithmic"}))
     return Chart(
         "loss",
@@ -170,15 +171,6 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
             "setting": f"s{contexts.loc[cell]}",
         }
         for cell, label in zip(launched, labels, strict=True)
-    }
-
-
-def _settings(cells: Cells) -> dict[str, str]:
-    context = cells.context_of().drop_duplicates()
-    rows = cells.table.loc[context.index, cells.contexts].astype(object).fillna(MISSING)
-    return {
-        f"s{number}": ", ".join(f"{setting_label(str(name))} {row[name]}" for name in row)
-        for number, row in zip(context, rows.to_dict("records"), strict=True)
     }
 
 

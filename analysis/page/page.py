@@ -32,6 +32,7 @@ from batchscape.analysis.page.charts import (
     steps_chart,
 )
 from batchscape.analysis.page.loss import loss_chart
+from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.page.tables import (
     HtmlTable,
     RunIndex,
@@ -175,6 +176,8 @@ def _groups(material: Material) -> pd.DataFrame:
 def _of_topics(
     sections: Sequence[Section], material: Material, index: RunIndex
 ) -> Iterator[PageSection]:
+    started = len(_groups(material)) > 0
+    names = setting_names(material.cells, pd.Series(material.group_of)) if started else {}
     curves = {name: table for section in sections for name, table in section.curves.items()}
     for number, section in enumerate(sections):
         yield PageSection(
@@ -183,13 +186,17 @@ def _of_topics(
             section.answer,
             section.warnings,
             section.settle,
-            list(_charts(section, curves, material, index)),
+            list(_charts(section, curves, material, index, names)),
             [html_table(view, index) for view in section.tables],
         )
 
 
 def _charts(
-    section: Section, curves: Mapping[str, pd.DataFrame], material: Material, index: RunIndex
+    section: Section,
+    curves: Mapping[str, pd.DataFrame],
+    material: Material,
+    index: RunIndex,
+    names: Mapping[int, str],
 ) -> Iterator[Chart]:
     """Draw what the tables of a section have; which ones there are decides."""
     cells = material.cells
@@ -197,7 +204,7 @@ def _charts(
     fitted = curves.get("tradeoff_curve")
     place = "reaches" if fitted is None else "tradeoff_curve"
     if place in section.curves and material.best is not None:
-        yield from _there(steps_chart(material.best, fitted, material.labels, index.of_ids))
+        yield from _there(steps_chart(material.best, fitted, names, index.of_ids))
     for view in section.tables:
         if view.name.startswith("time_to_target"):
             chart = pareto_chart(view.name, view.title, view.table, index.of_row)
@@ -208,7 +215,7 @@ def _charts(
     if "learning_rates" in tables:
         costs = section.curves["learning_rate_costs"]
         rates = tables["learning_rates"]
-        yield from learning_rate_charts(rates, costs, material.labels, index.of_ids)
+        yield from learning_rate_charts(rates, costs, names, index.of_ids)
     if "decompositions" in tables:
         yield from _there(decompositions_chart(tables["decompositions"]))
     if "claims" in tables:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.numbers import MISSING, memory_scale, significant, time_scale
+from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.topic import TableView
 
@@ -129,13 +130,14 @@ def comparison_tables(
     for cell, row in cells.table.iterrows():
         settings = tuple(map(str, row.reindex(names).astype(object).fillna(MISSING)))
         group_of.setdefault(int(str(cell)), by_settings.get(settings, -1))
+    names_of = setting_names(cells, pd.Series(group_of))
     tables = []
     for number in [*groups.index, -1]:
         rows = [cell for cell in range(len(grid.rows)) if group_of[cell] == number]
         if not rows:
             continue
-        label = str(groups.loc[number, "label"]) if number >= 0 else "Never launched"
-        caption = label if len(set(group_of.values())) > 1 else ""
+        label = "Never launched" if number < 0 else names_of[number] or groups["label"][number]
+        caption = label if len(names_of) > 1 else ""
         tables.append(_part(grid, rows, caption, index))
     return tables
 

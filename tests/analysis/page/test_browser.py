@@ -208,3 +208,51 @@ def test_narrow_and_dark(varied: Any, browser: Any) -> None:
         .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"""
     assert page.evaluate(nameless) == 0
     assert page.locator("#loss").get_by_label("Against").count() == 1
+
+
+@pytest.mark.slow
+def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
+    sweep = build(name="learning_rate")
+    for batch in (8, 16, 32):
+        for rate in (1e-3, 3e-3, 9e-3):
+            for seed in (0, 1, 2):
+                # Parabolas in the logarithm of the rate, whose lowest points grow with the batch.
+                away = np.log(rate / (2e-3 * (batch / 8) ** 0.5))
+
+                def loss(step: np.ndarray, seed: int = seed, away: float = away) -> np.ndarray:
+                    return 2 + 3 * np.exp(-step / 9) + 0.2 * away**2 + 0.01 * seed
+
+                sweep.run(
+                    (1, batch // 2, 2),
+                    seed=seed,
+                    optimizer_steps=320 // batch,
+                    loss=loss,
+                    held_out=loss,
+                    noise=(2.0, 0.1),
+                    optimizer={"name": "adamw", "learning_rate": rate},
+                )
+    out = write_report([sweep.path], figures=False).out
+    page = browser(out / "report.html")
+    page.click("#open-all")
+    page.wait_for_function(
+        "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
+    )
+    best = pd.read_csv(out / "tables" / "learning_rates.csv")
+    (optima,) = drawn(page, "learning_rates")
+    inside = best[best["learning_rate"].notna()]
+    assert len(inside) >= 2
+    assert optima["x"] == inside["global_batch_size"].tolist()
+    assert np.allclose(optima["y"], inside["learning_rate"], rtol=1e-12)
+    costs = pd.read_csv(out / "tables" / "learning_rate_costs.csv")
+    value = "steps_to_target" if "steps_to_target" in costs else "final_eval_loss"
+    points = sorted(
+        (x, y)
+        for t in drawn(page, "learning_rate_costs")
+        for x, y in zip(t["x"], t["y"], strict=True)
+    )
+    known = costs[np.isfinite(costs[value])]
+    assert np.allclose(points, sorted(zip(known["learning_rate"], known[value], strict=True)))
+    noise = pd.read_csv(out / "tables" / "noise_scale.csv")
+    identified = noise[noise["note"].isna()]
+    shown = next(t for t in drawn(page, "noise_scale") if t["name"] == "noise scale")
+    assert np.allclose(sorted(shown["y"]), sorted(identified["estimate"]))

@@ -146,8 +146,8 @@ def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     section = html[html.index('id="comparison"') : html.index('id="loss"')]
     captions = re.findall(r"<h3>(.*?)</h3>", section)
     assert len(captions) == 2
-    assert "model.n_layers=2" in captions[0]
-    assert "model.n_layers=4" in captions[1]
+    assert "n layers 2" in captions[0]
+    assert "n layers 4" in captions[1]
     heads = re.findall(r"<thead>.*?</thead>", section, re.DOTALL)
     assert all("layers" not in head for head in heads)
     assert [table.count("<tr data-runs") for table in section.split("<tbody>")[1:]] == [2, 1]

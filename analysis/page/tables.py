@@ -78,28 +78,37 @@ class RunIndex:
         positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
         self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
         """Positions by cell."""
+        self._settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
         self._of_cut: dict[tuple[str, ...], list[int]] = {}
         for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
-            self._of_cut.setdefault(_cut(cut), []).extend(self.of_cell[cell])
+            self._of_cut.setdefault(_cut(cut), []).append(cell)
 
     def of_ids(self, run_ids: Iterable[str]) -> list[int]:
         """Find runs by their ids."""
         return sorted({p for run_id in run_ids for p in self._of_id.get(str(run_id), [])})
 
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
-        """Find the runs of a row of a table: by the ids it has, else by its geometry."""
+        """Find the runs of a row: by the ids it has, else by its geometry and settings."""
         named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
         texts = [text for text in named if isinstance(text, str) and text]
         if texts:
             return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
         if all(name in row for name in GEOMETRY):
-            return self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
+            alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
+            named = {n: _setting(row[n]) for n in self._settings if n in row}
+            of_all = self._settings.loc[alike, list(named)]
+            own = of_all.index[of_all.eq(pd.Series(named, dtype=object)).all(axis=1)]
+            return [position for cell in own for position in self.of_cell[cell]]
         return []
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
     """Write a geometry so that those of integers and of floats are the same."""
     return tuple("?" if pd.isna(part) else f"{part:g}" for part in parts)
+
+
+def _setting(value: object) -> str:
+    return MISSING if value is None or value != value else str(value)  # noqa: PLR0124  (NaN)
 
 
 def html_table(view: TableView, index: RunIndex) -> HtmlTable:

@@ -256,3 +256,12 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     identified = noise[noise["note"].isna()]
     shown = next(t for t in drawn(page, "noise_scale") if t["name"] == "noise scale")
     assert np.allclose(sorted(shown["y"]), sorted(identified["estimate"]))
+    # Rows of one geometry and several learning rates have the runs of their own rate.
+    ids = [row[0] for row in json.loads(page.text_content("#content"))["runs"]["rows"]]
+    table = page.locator("table", has_text="noise scale (samples)").first
+    rows = table.locator("tr[data-runs]").evaluate_all("rows => rows.map((r) => r.dataset.runs)")
+    runs = pd.read_csv(out / "tables" / "runs.csv").set_index("run_id")
+    assert len(rows) == 9
+    for row, rate in zip(rows, noise["optimizer.learning_rate"], strict=True):
+        own = runs.loc[[ids[int(position)] for position in row.split(",")]]
+        assert own["learning_rate"].tolist() == [rate] * 3

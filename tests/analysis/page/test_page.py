@@ -153,6 +153,25 @@ def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     assert [table.count("<tr data-runs") for table in section.split("<tbody>")[1:]] == [2, 1]
 
 
+@pytest.mark.slow
+def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> None:
+    """Not by the eight settings in which they differ; cells that never ran are theirs too."""
+    one, two = build("one", name="first_study"), build("two", name="second_study")
+    for seed in (0, 1):
+        one.run((1, 32, 1), seed=seed)
+        one.run((1, 8, 4), seed=seed)
+        other = {"model": {**GPT, "n_layers": 4}, "loader": {"workers": 1}}
+        two.run((1, 32, 1), seed=seed, schedule={"name": "cosine"}, **other)
+    one.reject((2, 32, None), 32, "global_batch_size must be a multiple of 2 x 32 (32 is not)")
+    report = write_report([one.path, two.path], tmp_path / "joint", figures=False)
+    html = (report.out / "report.html").read_text()
+    section = html[html.index('id="comparison"') : html.index('id="loss"')]
+    assert set(re.findall(r"<h3>(.*?)</h3>", section)) == {"first_study", "second_study"}
+    loss = html[html.index('id="loss"') :]
+    settings = re.search(r'data-choice="setting">(.*?)</select>', loss, re.DOTALL)[1]
+    assert re.findall(r">(\w+)</option>", settings) == ["all", *re.findall("<h3>(.*?)<", section)]
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

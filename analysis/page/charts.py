@@ -333,7 +333,7 @@ def cost_chart(
     settings = _with_settings(cells)
     for index, ((number, devices, accumulation), own) in enumerate(series):
         counted = "1 device" if devices == 1 else f"{devices} devices"
-        name = f"{counted}, accumulation {accumulation}{settings[number]}"
+        name = f"{counted}, accumulation {accumulation}{settings[int(str(number))]}"
         values = {n: numbers(own[f"{n}_mean"] * factor) for n, (_, factor) in figures.items()}
         bars = {
             n: {"type": "data", "array": numbers((own[f"{n}_ci95"] * factor).fillna(0))}

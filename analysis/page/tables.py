@@ -95,9 +95,9 @@ class RunIndex:
             return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
         if all(name in row for name in GEOMETRY):
             alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
-            named = {n: _setting(row[n]) for n in self._settings if n in row}
-            of_all = self._settings.loc[alike, list(named)]
-            own = of_all.index[of_all.eq(pd.Series(named, dtype=object)).all(axis=1)]
+            given = {str(name): _setting(row[name]) for name in self._settings if name in row}
+            of_all = self._settings.loc[alike, list(given)]
+            own = of_all.index[of_all.eq(pd.Series(given, dtype=object)).all(axis=1)]
             return [position for cell in own for position in self.of_cell[cell]]
         return []
 

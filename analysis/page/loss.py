@@ -40,6 +40,7 @@ THINNING = (
     f"stay depends on the number of curves, of which all together have {_ALL_POINTS:,} points at "
     "most."
 )
+_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 
@@ -89,8 +90,9 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     Chart or None
         None where no run measured a loss.
     """
-    runs = cells.runs.reset_index(drop=True)
-    tasks = runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()
+    # Rows of the few columns that are asked for are taken in a fraction of the time.
+    runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
+    tasks = runs["task"].isin(["class", "other"]).to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)
     found = {
         value: rows_of(runs, rows, [*AXES, value]).dropna(subset=[value])

@@ -78,7 +78,8 @@ class RunIndex:
         positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
         self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
         """Positions by cell."""
-        self._settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
+        settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
+        self._settings = dict(zip(settings.index, settings.to_dict("records"), strict=True))
         self._of_cut: dict[tuple[str, ...], list[int]] = {}
         for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
             self._of_cut.setdefault(_cut(cut), []).append(cell)
@@ -95,10 +96,12 @@ class RunIndex:
             return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
         if all(name in row for name in GEOMETRY):
             alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
-            given = {str(name): _setting(row[name]) for name in self._settings if name in row}
-            of_all = self._settings.loc[alike, list(given)]
-            own = of_all.index[of_all.eq(pd.Series(given, dtype=object)).all(axis=1)]
-            return [position for cell in own for position in self.of_cell[cell]]
+            return [
+                position
+                for cell in alike
+                if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
+                for position in self.of_cell[cell]
+            ]
         return []
 
 

@@ -136,6 +136,7 @@ def test_rows_lead_to_their_runs(varied: Any) -> None:
     assert checked > 2
 
 
+@pytest.mark.slow
 def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):

@@ -107,7 +107,7 @@ def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source: Path, tmp_pat
         expected = {
             f"batchscape/{folder}/{path.relative_to(ROOT / folder).as_posix()}"
             for path in (ROOT / folder).rglob("*")
-            if path.suffix in {".py", ".yaml"}
+            if path.is_file() and "__pycache__" not in path.parts
         }
         assert expected <= names
     assert {"batchscape/py.typed", "hydra_plugins/batchscape_plugins/grid.py"} <= names

@@ -36,7 +36,9 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     verdicts = judge_claims(evidence, claims)
     shown = shown_verdicts(verdicts)
     settled = [verdict for verdict in shown if verdict.verdict != OPEN]
-    view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown))
+    positions = {id(verdict): row for row, verdict in enumerate(verdicts)}
+    rows = [positions[id(verdict)] for verdict in shown]
+    view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown), rows)
     figure = draw_claims(settled)
     pictures = []
     if figure is not None:

@@ -197,7 +197,8 @@ def _models(table: pd.DataFrame) -> TableView:
             "exchange x 2 (D - 1) / D + update. Intervals: t, the cells being the units."
         ],
     )
-    return TableView("cost_models", "Cost models", table, grid)
+    rows = table.index.get_indexer(shown.index).tolist()
+    return TableView("cost_models", "Cost models", table, grid, rows)
 
 
 def _scaling(table: pd.DataFrame) -> TableView:

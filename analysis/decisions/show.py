@@ -19,7 +19,7 @@ from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid
 from batchscape.outgoing import outgoing_json
 from batchscape.record.instants import duration_text
 
-__all__ = ["as_json", "candidates_grid", "show_recommendation"]
+__all__ = ["as_json", "candidates_grid", "candidates_shown", "show_recommendation"]
 
 _MAX_ROWS = 12
 
@@ -75,8 +75,8 @@ def _show_what_is_known(console: Console, found: Recommendation) -> None:
             console.print(f"  {line}", soft_wrap=COMMAND in line)
 
 
-def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
-    """Choose what of the candidates goes on a page: those that fit, measured ones first.
+def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
+    """Choose the candidates that go on a page: those that fit, measured ones first.
 
     Parameters
     ----------
@@ -85,14 +85,19 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
 
     Returns
     -------
-    Grid
-        Geometries beyond the measured range are shown only where no other is.
+    DataFrame
+        Its rows under their index; those beyond the measured range only where no other is.
     """
     known = candidates[candidates["fits"] & candidates["time_s"].notna()]
     near = known[known["beyond"] == ""]
     known = near if len(near) else known
     order = known.assign(guess=known["source"] != "measured")
-    order = order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
+    return order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
+
+
+def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
+    """Write what `candidates_shown` chooses as texts; the parameters are the same."""
+    order = candidates_shown(candidates, max_rows)
     records = order.to_dict("records")
     return columns_grid(
         [

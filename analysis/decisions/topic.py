@@ -13,7 +13,7 @@ from batchscape.analysis.decisions.break_even import break_even_batch
 from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
-from batchscape.analysis.decisions.show import candidates_grid
+from batchscape.analysis.decisions.show import candidates_grid, candidates_shown
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
@@ -77,7 +77,9 @@ def decision_section(
         grid = candidates_grid(found.candidates, _MAX_ROWS)
         if grid.rows:
             name = f"time_to_target{suffix}"
-            views.append(TableView(name, f"Geometries to choose from{title}", _full(found), grid))
+            rows = candidates_shown(found.candidates, _MAX_ROWS).index.tolist()
+            title = f"Geometries to choose from{title}"
+            views.append(TableView(name, title, _full(found), grid, rows))
         even = dict(_break_even(found, evidence))
         answer += _break_even_answer(even)
         headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}

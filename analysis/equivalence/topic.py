@@ -127,10 +127,13 @@ def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
 def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> list[TableView]:
     everything = with_cells(judged, cells)
     quantities = [_primary(judged), "log_steps_to_target"]
-    shown = with_cells(judged[judged["quantity"].isin(quantities)], cells)
+    is_shown = judged["quantity"].isin(quantities)
+    shown = with_cells(judged[is_shown], cells)
     grid = equivalence_grid(shown, cells)
     title = "Equivalence of final losses, by two one-sided tests"
-    views = [TableView("equivalence", title, everything, grid)]
+    views = [
+        TableView("equivalence", title, everything, grid, is_shown.to_numpy().nonzero()[0].tolist())
+    ]
     if len(losses.table):
         grid = decomposition_grid(losses.table, cells)
         title = "Differences of the training loss over all optimizer steps"

@@ -110,7 +110,8 @@ def _section(
         name_group(figure, labels[group])
         caption = f"{labels[group]}: {_caption(value)}" if several else _caption(value)
         pictures.append(Picture(name, caption, figure))
-    return Section(_TITLE, answer, tables, pictures, warnings, headlines)
+    curves = {"learning_rate_costs": _named_costs(costs, table, value)}
+    return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
 
 
 def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
@@ -168,6 +169,14 @@ def _grid(best: pd.DataFrame, labels: Sequence[str], value: str) -> Grid:
             f"leaves open), from {FEWEST} seeds on.",
         ],
     )
+
+
+def _named_costs(costs: pd.DataFrame, table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Write costs in units of what was measured, with the run behind each."""
+    rows = costs["row"].to_numpy()
+    run_ids = table["run_id"].to_numpy()[rows] if "run_id" in table else None
+    measured = np.exp(costs["cost"]) if value == STEPS else costs["cost"]
+    return costs.drop(columns=["row", "cost"]).assign(**{value: measured}, run_id=run_ids)
 
 
 def _optimum_text(row: pd.Series[Any]) -> str:

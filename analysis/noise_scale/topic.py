@@ -62,6 +62,7 @@ def noise_scale_section(
         [view],
         [] if figure is None else [Picture("noise_scale", _CAPTION, figure)],
         headlines=headlines,
+        curves={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )
 
 

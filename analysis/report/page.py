@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 
-import pandas as pd
-
-from batchscape.analysis.cells import Cells, plain_texts
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
+from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.report.topic import Section
 
@@ -45,11 +42,6 @@ FIGURES: dict[str, str] = {
 }
 """Figures by file name, with their captions."""
 
-_VERSIONS = ("environment.batchscape", "environment.python", "environment.packages.torch")
-_MAX_VALUES = 4
-_GROUPS = ("model", "data", "optimizer", "schedule", "scaling", "budget", "evaluation", "engine")
-"""Groups of settings that say what was trained."""
-
 
 def page(
     cells: Cells,
@@ -60,6 +52,7 @@ def page(
     notes: Sequence[str],
     figures: Sequence[str],
     drawn: bool,
+    provenance: Mapping[str, Grid],
 ) -> str:
     """Write the page.
 
@@ -77,6 +70,8 @@ def page(
         Names of the figures of the comparison that were drawn, keys of `FIGURES`.
     drawn : bool
         Whether the pictures of the sections were drawn too.
+    provenance : mapping of str to Grid
+        As `provenance.provenance` returns it.
 
     Returns
     -------
@@ -84,7 +79,9 @@ def page(
         Markdown; paths are relative to the folder of the page.
     """
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
-    lines = [f"# {escape_markdown(' and '.join(names))}", *_questions(names), _overview(cells)]
+    lines = [f"# {escape_markdown(' and '.join(names))}"]
+    lines += [f"> {escape_markdown(question)}" for question in questions(names)]
+    lines.append(_overview(cells))
     lines += _in_short(sections)
     files = ", ".join(f"[{end}](tables/comparison.{end})" for end in ("csv", "md", "tex"))
     lines += ["## Comparison", to_markdown(shorten(comparison))]
@@ -101,9 +98,8 @@ def page(
     lines += [line for section in sections for line in section_lines(section, figures=drawn)]
     lines.append("## Left out, and to be kept in mind")
     lines.append("\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.")
-    lines += ["## What was trained", _settings(cells.runs)]
-    lines += ["## What ran where", _where(cells.runs)]
-    lines += ["## Software and machines in full", _environment(cells.runs)]
+    for title, grid in provenance.items():
+        lines += [f"## {title}", to_markdown(grid)]
     return "\n\n".join(line.strip("\n") for line in lines) + "\n"
 
 
@@ -120,73 +116,9 @@ def _in_short(sections: Sequence[Section]) -> list[str]:
     return ["## In short", "\n".join(items)] if items else []
 
 
-def _questions(names: Sequence[str]) -> Iterator[str]:
-    """Quote what a prepared study asks, from the first comment line of its file."""
-    for name in names:
-        # A hash of fixed settings may follow the name of the study.
-        study = re.sub("-[0-9a-f]{8}$", "", name)
-        if not study.isidentifier():
-            continue
-        file = resources.files("batchscape").joinpath("sweeps", f"{study}.yaml")
-        if not file.is_file():
-            continue
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if "?" in line]
-        if lines and lines[0].startswith("#"):
-            question = lines[0].lstrip("# ").partition("?")[0] + "?"
-            yield f"> {escape_markdown(question)}"
-
-
 def _overview(cells: Cells) -> str:
     counts = cells.runs["status"].value_counts()
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     varying = ", ".join(f"`{name}`" for name in cells.settings)
     also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
     return f"{len(cells.runs)} runs in {len(cells.table)} cells: {shown}.{also}"
-
-
-def _where(runs: pd.DataFrame) -> str:
-    launched = runs[~runs["status"].isin(["rejected", "pending"])]
-    names = ["hardware", "device_type", "precision", *_VERSIONS, "environment.git.revision"]
-    columns = [name for name in names if name in launched and launched[name].notna().any()]
-    if launched.empty or not columns:
-        return "No run has been launched."
-    dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True)
-    groups = launched[columns].astype("string").fillna("unknown").value_counts(sort=False)
-    rows = [list(map(str, row)) for row in groups.reset_index().itertuples(index=False)]
-    headers = [name.rpartition(".")[2].replace("_", " ") for name in columns]
-    table = to_markdown(Grid(headers=[*headers, "runs"], rows=rows, n_left=len(columns)))
-    if dirty.any():
-        table += f"\n{dirty.sum()} runs came from a working tree with uncommitted changes."
-    return table
-
-
-def _settings(runs: pd.DataFrame) -> str:
-    """List the settings that decide a loss curve, and which of them vary."""
-    rows = []
-    for group in _GROUPS:
-        same, vary = [], []
-        for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
-            values = [text for text in plain_texts(runs[name]).unique() if text != "null"]
-            leaf = name.partition(".")[2]
-            if len(values) > 1:
-                vary.append(leaf)
-            elif values and leaf != "manifest_hash":
-                same.append(f"{leaf}={values[0]}")
-        shown = ", ".join(sorted(same, key=lambda text: not text.startswith("name=")))
-        more = f"; varies: {', '.join(vary)}" if vary else ""
-        if shown or more:
-            rows.append([group, shown + more])
-    return to_markdown(Grid(headers=["group", "settings"], rows=rows, n_left=2))
-
-
-def _environment(runs: pd.DataFrame) -> str:
-    rows = []
-    for name in sorted(name for name in map(str, runs) if name.startswith("environment.")):
-        values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
-        shown = ", ".join(values[:_MAX_VALUES])
-        more = f", and {len(values) - _MAX_VALUES} more" if len(values) > _MAX_VALUES else ""
-        if values:
-            rows.append([name.removeprefix("environment."), shown + more])
-    if not rows:
-        return "No run has recorded its environment."
-    return to_markdown(Grid(headers=["what", "found"], rows=rows, n_left=2))

@@ -13,7 +13,7 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.macros import write_macros
-from batchscape.analysis.report.tables import write_table
+from batchscape.analysis.report.tables import write_csv, write_table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
@@ -24,22 +24,22 @@ ENDINGS = {"tables": ("csv", "md", "tex"), "figures": ("png", "pdf")}
 """Folders beside the page, and the endings of the files that are written there."""
 
 
-def check_place(out: Path, page: str) -> None:
+def check_place(out: Path, *pages: str) -> None:
     """Refuse a folder where a page, its tables or figures would be written somewhere else.
 
     Parameters
     ----------
     out : Path
         Folder to write to; need not exist, and may be a link.
-    page : str
-        Name of the page.
+    pages : str
+        Names of the pages.
 
     Raises
     ------
     LaunchError
         If a link is in the place of what is to be written, and leads out of the folder.
     """
-    refuse_links_at(out, (page, "macros.tex"), ENDINGS)
+    refuse_links_at(out, (*pages, "macros.tex"), ENDINGS)
 
 
 def section_lines(section: Section, *, figures: bool = True) -> list[str]:
@@ -111,7 +111,8 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
     AnalysisError
         If two sections use one name for a table, a figure or a headline.
     """
-    _no_repeats("table", (view.name for section in sections for view in section.tables))
+    named = [[*(view.name for view in of.tables), *of.curves] for of in sections]
+    _no_repeats("table", (name for names in named for name in names))
     _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
     _no_repeats("headline", (name for section in sections for name in section.headlines))
     files: list[Path] = []
@@ -120,6 +121,9 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
         for section in sections:
             for view in section.tables:
                 files += write_table(out / "tables", view.name, view.table, view.grid)
+            for name, curve in section.curves.items():
+                files.append(out / "tables" / f"{name}.csv")
+                write_csv(files[-1], curve)
             for picture in section.pictures if figures else ():
                 files += save(picture.figure, out / "figures", picture.name)
             headlines |= section.headlines

@@ -32,6 +32,8 @@ class TableView:
     """Everything, for the CSV; its rows name the runs behind them."""
     grid: Grid
     """What page, LaTeX and terminal show."""
+    rows: Sequence[int] | None = None
+    """Positions in `table` of the rows of the grid; None: all of them, in order."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,5 @@ class Section:
     LaTeX macros."""
     settle: Sequence[str] = ()
     """What would settle what the answer leaves open, and by which command; behind the answer."""
+    curves: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """What charts draw and no table shows, by file name: `tables/<name>.csv`."""

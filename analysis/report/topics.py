@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -108,10 +108,8 @@ class Topic(NamedTuple):
     """What it says; None where the runs have nothing for it."""
 
 
-def find_sections(
-    cells: Cells, tables: Tables, targets: Sequence[float] | None = None
-) -> Iterator[Section]:
-    """Compute one section after the other; the parameters are those of `Material`.
+def find_sections(material: Material) -> Iterator[Section]:
+    """Compute one section after the other.
 
     Yields
     ------
@@ -124,7 +122,6 @@ def find_sections(
     AnalysisError
         If a target that was asked for cannot be one.
     """
-    material = Material(cells, tables, targets)
     # Targets that were asked for are refused here, not topic by topic.
     _ = material.reached
     # Axes take their style when they are made.
@@ -171,12 +168,13 @@ def _targets(material: Material) -> Section | None:
     if reaches is None or best is None:
         return None
     schedules = material.cells.runs.reindex(columns=["schedule.name"])["schedule.name"]
-    return targets_section(
+    section = targets_section(
         with_cuts_of_programs(best, reaches),
         groups=material.labels,
         notes=notes,
         schedules=list(schedules.dropna().unique()),
     )
+    return section and replace(section, curves={"reaches": reaches})
 
 
 def _claims(material: Material) -> Section | None:

@@ -23,9 +23,11 @@ from batchscape.analysis.figures.bars import (
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
 from batchscape.analysis.figures.style import looks, paper_style, save
+from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
+from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     ENDINGS,
     check_place,
@@ -34,7 +36,7 @@ from batchscape.analysis.report.sections import (
 )
 from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
 from batchscape.analysis.report.topic import Section, TableView
-from batchscape.analysis.report.topics import find_sections
+from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
 from batchscape.record.columns import COLUMNS
@@ -132,13 +134,14 @@ def write_report(
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
-    check_place(out, "report.md")
+    check_place(out, "report.md", "report.html")
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     grid = comparison_grid(comparison, cells)
     drawn = _drawn(cells, tables) if figures else {}
-    sections = list(find_sections(cells, tables, targets))
+    material = Material(cells, tables, targets)
+    sections = list(find_sections(material))
     notes = find_notes(cells, tables.damaged, tables.copies)
     _clear(out)
     files = write_table(out / "tables", "comparison", comparison, grid)
@@ -148,6 +151,7 @@ def write_report(
         for name, figure in drawn.items():
             files += save(figure, out / "figures", name)
     files += write_sections(sections, out, figures=figures)
+    origins = provenance(cells.runs)
     text = page(
         cells,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
@@ -156,14 +160,24 @@ def write_report(
         notes=notes,
         figures=list(drawn),
         drawn=figures,
+        provenance=origins,
     )
     (out / "report.md").write_text(visible(text), encoding="utf-8")
+    html = html_page(
+        material,
+        comparison=comparison,
+        grid=grid,
+        sections=sections,
+        notes=notes,
+        provenance=origins,
+    )
+    (out / "report.html").write_text(html, encoding="utf-8")
     return Report(
         out=out,
         comparison=comparison,
         sections=tuple(sections),
         notes=tuple(notes),
-        files=(out / "report.md", *files),
+        files=(out / "report.md", out / "report.html", *files),
         grid=grid,
     )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import interval_text
@@ -16,8 +17,9 @@ from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 
-__all__ = ["GroupFits", "tradeoff_tables"]
+__all__ = ["GroupFits", "fitted_curves", "tradeoff_tables"]
 
+_PLACES = 60
 _OF_FORMS = ("critical_batch_size", "exponent", "s_min", "e_min")
 
 
@@ -98,6 +100,38 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
         ),
     ]
     return [view for view in views if view.grid.rows]
+
+
+def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
+    """Follow every fit over its batch sizes, beside perfect scaling.
+
+    Returns
+    -------
+    DataFrame
+        One row a group, target and global batch size (60 of each fit, evenly in logarithms):
+        `group` (its number), `target_loss`, `global_batch_size`, `steps` (fitted), `low` and `high`
+        (pointwise interval), `perfect_steps` (of half the steps at twice the batch, from the
+        smallest batch size fitted on), and `critical_batch_size` with its ends, the same in all
+        rows of a fit. Empty where nothing was fitted.
+    """
+    parts = [pd.DataFrame()]
+    for group in found:
+        for target, fit in group.fits.items():
+            if fit.fitted is None:
+                continue
+            first, last = fit.batches.iloc[0], fit.batches.iloc[-1]
+            sizes = np.geomspace(first["global_batch_size"], last["global_batch_size"], _PLACES)
+            critical = fit.critical_batch_size
+            own = fit.predict(sizes).assign(
+                perfect_steps=first["steps"] * first["global_batch_size"] / sizes,
+                critical_batch_size=critical.value,
+                critical_batch_size_low=critical.low,
+                critical_batch_size_high=critical.high,
+            )
+            own.insert(0, "group", group.number)
+            own.insert(1, "target_loss", target)
+            parts.append(own)
+    return pd.concat(parts, ignore_index=True)
 
 
 def _critical(found: Sequence[GroupFits]) -> TableView:

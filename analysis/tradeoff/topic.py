@@ -15,7 +15,7 @@ from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
-from batchscape.analysis.tradeoff.tables import GroupFits, tradeoff_tables
+from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
 from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
 from batchscape.errors import AnalysisError
 
@@ -99,6 +99,7 @@ def tradeoff_section(
             *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
         ],
         _headlines(found),
+        curves=_curves(found),
     )
 
 
@@ -248,6 +249,11 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
         caption = "Critical batch size (mccandlish) over target losses, with its interval."
         pictures.append(Picture("critical_batch_curve", caption, figure))
     return pictures
+
+
+def _curves(found: list[GroupFits]) -> dict[str, pd.DataFrame]:
+    table = fitted_curves(found)
+    return {} if table.empty else {"tradeoff_curve": table}
 
 
 def _headlines(found: list[GroupFits]) -> dict[str, Estimate]:

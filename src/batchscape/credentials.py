@@ -139,7 +139,7 @@ def is_secret(name: str, value: str) -> bool:
         Of a variable, a setting, an option or a header: `HF_TOKEN`, `engine.values.apiKey`.
     value : str
     """
-    named = _NAME.search(name) if len(value) >= _SHORTEST else None
+    named = _ending(name) if len(value) >= _SHORTEST else None
     if named is None or _PLACEHOLDER.fullmatch(value) or _is_path(value):
         return False
     if named["older"]:
@@ -148,6 +148,12 @@ def is_secret(name: str, value: str) -> bool:
         return True
     variable = name.isupper() and named["many"] is None
     return (_WORDS if variable else _NOT_MACHINE_MADE).fullmatch(value) is None
+
+
+@lru_cache(maxsize=4096)
+def _ending(name: str) -> re.Match[str] | None:
+    """Find in a name what a secret's ends in; every text that leaves asks this of all variables."""
+    return _NAME.search(name)
 
 
 def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -159,7 +165,8 @@ def secret_variables(environment: Mapping[str, str] | None = None) -> dict[str, 
         This process's own by default.
     """
     environment = os.environ if environment is None else environment
-    found = {name: value for name, value in environment.items() if is_secret(name, value)}
+    named = [name for name in environment if _ending(name)]
+    found = {name: environment[name] for name in named if is_secret(name, environment[name])}
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 

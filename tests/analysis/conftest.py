@@ -65,6 +65,7 @@ class SweepBuilder:
         done: int | None = None,
         rounding: float = 1e-7,
         loss: Callable[[np.ndarray], np.ndarray] | None = None,
+        held_out: Callable[[np.ndarray], np.ndarray] | None = None,
         device_type: str = "cpu",
         hardware: str = "Example CPU",
         launched: bool = True,
@@ -126,7 +127,16 @@ class SweepBuilder:
         _write_environment(folder)
         rng = np.random.default_rng([seed, devices, micro, accumulation])
         self._write_rows(
-            folder, spec, done or optimizer_steps, rounding, loss, core_wait, rng, ranks, noise
+            folder,
+            spec,
+            done or optimizer_steps,
+            rounding,
+            loss,
+            held_out,
+            core_wait,
+            rng,
+            ranks,
+            noise,
         )
         if not evaluated:
             folder.lines("evals").unlink()
@@ -214,6 +224,7 @@ class SweepBuilder:
         done: int,
         rounding: float,
         loss: Callable[[np.ndarray], np.ndarray] | None,
+        held_out: Callable[[np.ndarray], np.ndarray] | None,
         core_wait: float,
         rng: np.random.Generator,
         ranks: dict[str, Any] | None,
@@ -258,7 +269,8 @@ class SweepBuilder:
             skipped=np.zeros(done, bool),
         )
         when = np.unique(np.linspace(0, done, 5).astype(int))
-        held_out = 2.45 + 3.1 * np.exp(-when * cut.global_batch_size / 400)
+        usual = 2.45 + 3.1 * np.exp(-when * cut.global_batch_size / 400)
+        noisy = usual + 0.02 * shared.normal(size=len(when))
         classifies = spec.config.data.name == "digits"
         _append(
             folder.lines("evals"),
@@ -267,8 +279,8 @@ class SweepBuilder:
             tokens=when * cut.global_batch_size * length,
             train_time_s=np.concatenate([[0], np.cumsum(total)])[when],
             attempt=np.zeros(len(when), int),
-            eval_loss=held_out + 0.02 * shared.normal(size=len(when)),
-            eval_accuracy=1 - held_out / 6 if classifies else [None] * len(when),
+            eval_loss=noisy if held_out is None else held_out(when),
+            eval_accuracy=1 - usual / 6 if classifies else [None] * len(when),
             eval_labels=np.full(len(when), 500),
             evaluation_s=np.full(len(when), 0.01),
         )

@@ -27,10 +27,10 @@ def test_a_topic_that_cannot_answer_says_why(build: Any, monkeypatch: pytest.Mon
     sweep.run((1, 8, 1))
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
-    refused, runs = topics.find_sections(cells, tables)
+    refused, runs = topics.find_sections(topics.Material(cells, tables))
     assert (refused.title, refused.answer) == ("refused", ["Not identified."])
     assert refused.warnings == ["two targets are mixed"]
     assert runs.answer == ["1 of them."]
     # A target that was asked for is refused for the whole report.
     with pytest.raises(AnalysisError, match="met before the first optimizer step"):
-        list(topics.find_sections(cells, tables, [100.0]))
+        list(topics.find_sections(topics.Material(cells, tables, [100.0])))

@@ -1,0 +1,1 @@
+"""`report.html`: the report as one file that a browser opens without a network."""

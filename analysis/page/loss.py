@@ -1,0 +1,274 @@
+"""Loss curves of the page: every run by itself, thinned so that what is extreme stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.joins import rows_of
+from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
+from batchscape.analysis.page.settings import setting_names
+from batchscape.record.tables import Tables
+
+__all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
+
+AXES = {
+    "optimizer_step": "optimizer steps",
+    "samples": "samples",
+    "tokens": "tokens",
+    "train_time_s": "time in optimizer steps (s)",
+}
+"""Progress against which a loss is drawn."""
+TO_TARGET = {
+    "optimizer_step": "steps_to_target",
+    "samples": "samples_to_target",
+    "tokens": "tokens_to_target",
+    "train_time_s": "time_to_target_s",
+}
+"""What a target took, by the progress it is counted in."""
+_KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
+_ALL_POINTS = 120_000
+_MOST, _LEAST = 1000, 40
+"""Points of all curves of a page, and of one. Ours: they make five megabytes of numbers."""
+THINNING = (
+    "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
+    "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
+    f"stay depends on the number of curves, of which all together have {_ALL_POINTS:,} points at "
+    "most."
+)
+_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
+
+
+def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
+    """Leave out points of long curves, but never the lowest or highest of a window.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With `run` and `value`; rows of one run lie together, in order.
+    points : int
+        Points a run may keep, at least 4; runs that have no more keep all.
+
+    Returns
+    -------
+    DataFrame
+        The rows that stay, in their order.
+    """
+    grouped = rows.groupby("run", sort=False)[value]
+    counts, place = grouped.transform("size").to_numpy(), grouped.cumcount().to_numpy()
+    if not (counts > points).any():
+        return rows
+    windows = (points - 2) // 2
+    finite = np.flatnonzero(np.isfinite(rows[value]))
+    losses = pd.Series(rows[value].to_numpy()[finite], index=finite)
+    of_window = losses.groupby(
+        [rows["run"].to_numpy()[finite], (place * windows // counts)[finite]]
+    )
+    kept = (counts <= points) | (place == 0) | (place == counts - 1)
+    kept[of_window.idxmin()] = True
+    kept[of_window.idxmax()] = True
+    remaining: pd.DataFrame = rows[kept]
+    return remaining
+
+
+def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Chart | None:
+    """Draw the held-out and the training loss of every run.
+
+    Parameters
+    ----------
+    reaches : DataFrame, optional
+        As `steps_to_target` returns it: where each run met a target.
+
+    Returns
+    -------
+    Chart or None
+        None where no run measured a loss.
+    """
+    # Rows of the few columns that are asked for are taken in a fraction of the time.
+    runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
+    tasks = runs["task"].isin(["class", "other"]).to_numpy()
+    timed = runs["timing_valid"].to_numpy(dtype=bool)
+    found = {
+        value: rows_of(runs, rows, [*AXES, value]).dropna(subset=[value])
+        for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
+    }
+    found = {value: rows for value, rows in found.items() if len(rows)}
+    if not found:
+        return None
+    n_curves = sum(rows["run"].nunique() for rows in found.values())
+    points = min(max(_ALL_POINTS // n_curves, _LEAST), _MOST)
+    for value, rows in found.items():
+        run = rows["run"].to_numpy()
+        known = rows.assign(
+            tokens=rows["tokens"].mask(tasks[run]),
+            train_time_s=rows["train_time_s"].where(timed[run]),
+        )
+        found[value] = thinned(known, value, points)
+    axes = {
+        name: text
+        for name, text in AXES.items()
+        if any(rows[name].notna().any() for rows in found.values())
+    }
+    looks = _looks(cells, runs)
+    traces: list[Mapping[str, Any]] = []
+    for value, rows in found.items():
+        traces += _curves(value, rows, runs, axes, looks)
+    marks, lines, targets = _targets(reaches, runs, axes, looks)
+    choices = [Choice("axis", "Against", axes)]
+    choices.append(Choice("curve", "Curve", {value: _KINDS[value] for value in found}))
+    if targets:
+        choices.append(Choice("target", "Target", {"": "none", **targets}))
+    settings = setting_names(cells, cells.context_of())
+    if len(settings) > 1:
+        named = {f"s{number}": name for number, name in settings.items()}
+        choices.append(Choice("setting", "Settings", {"": "all", **named}))
+    choices.append(Choice("scale", "Scale of the loss", {"linear": "linear", "log": "logarithmic"}))
+    return Chart(
+        "loss",
+        "Loss curves",
+        "A line a run, of one colour a geometry; a cross ends a run that diverged. Triangles: "
+        "where a run met the chosen target, from tables/reaches.csv. Times: of runs whose times "
+        f"are valid, without evaluation, checkpoints and start-up. {THINNING}",
+        [*traces, *marks],
+        {
+            "xaxis": {"title": {"text": by("axis", axes)}, "rangemode": "tozero"},
+            "yaxis": {
+                "title": {"text": by("curve", {value: _KINDS[value] for value in found})},
+                "type": by("scale", {"linear": "linear", "log": "log"}),
+                **_range(found, runs),
+            },
+            "shapes": by("target", lines) if targets else [],
+        },
+        choices,
+        ["tables/reaches.csv"] if targets else [],
+    )
+
+
+def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
+    """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
+    launched: list[int] = sorted(
+        runs.loc[~runs["status"].isin(["rejected", "pending"]), "cell"].unique()
+    )
+    labels = geometry_label(cells.table).loc[launched]
+    names = list(dict.fromkeys(labels))
+    batches = cells.table["global_batch_size"].loc[launched]
+    # Cuts that train alike lie on top of each other: earlier ones are wider, so that they show.
+    grouped = batches.groupby(batches)
+    places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
+    contexts = cells.context_of()
+    dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
+    return {
+        cell: {
+            "name": label_text(label),
+            "colour": colour(names.index(label), len(names)),
+            "dash": _DASHES[dashes[contexts.loc[cell]] % len(_DASHES)],
+            "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
+            "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
+            "setting": f"s{contexts.loc[cell]}",
+        }
+        for cell, label in zip(launched, labels, strict=True)
+    }
+
+
+def _curves(
+    value: str,
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    axes: Mapping[str, str],
+    looks: Mapping[int, Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    seen: set[str] = set()
+    parts = {int(str(number)): own for number, own in rows.groupby("run")}
+    for position in sorted(parts, key=lambda number: (runs["cell"].iloc[number], number)):
+        own, run = parts[position], runs.iloc[position]
+        look = looks[int(run["cell"])]
+        diverged = run["status"] == "diverged"
+        size = [0] * (len(own) - 1) + [9] if diverged else 4
+        shown = value == "eval_loss" or diverged or len(own) == 1
+        yield {
+            "type": "scatter",
+            "mode": "lines+markers" if shown else "lines",
+            "name": look["name"],
+            "legendgroup": look["name"],
+            "showlegend": look["name"] not in seen,
+            "text": label_text(run["run_id"]),
+            "hovertemplate": "%{text}<br>%{x}: %{y:.5g}<extra></extra>",
+            "x": by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
+            "y": packed(own[value].to_numpy()),
+            "line": {"color": look["colour"], "dash": look["dash"], "width": look["width"]},
+            "marker": {"size": size, "symbol": "x" if diverged else look["symbol"]},
+            "meta": [position],
+            "when": {"curve": [value], "setting": ["", look["setting"]]},
+        }
+        seen.add(look["name"])
+
+
+def _targets(
+    reaches: pd.DataFrame | None,
+    runs: pd.DataFrame,
+    axes: Mapping[str, str],
+    looks: Mapping[int, Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Mark where runs met each target; the level as a line."""
+    if reaches is None or reaches.empty:
+        return [], {}, {}
+    positions = {
+        key: i for i, key in enumerate(zip(runs["sweep_dir"], runs["run_id"], strict=True))
+    }
+    targets: dict[str, str] = {}
+    lines: dict[str, list[dict[str, Any]]] = {"": []}
+    marks = []
+    for target, own in reaches.groupby("target_loss", sort=False):
+        level, key = float(str(target)), repr(float(str(target)))
+        targets[key] = f"{level:.7g}"
+        lines[key] = [
+            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level}
+            | {"line": {"width": 1, "dash": "dot", "color": "#808080"}}
+        ]
+        met = own[own["outcome"].eq("reached")]
+        for cell, rows in met.groupby("cell"):
+            look = looks[int(str(cell))]
+            keys = zip(rows["sweep_dir"], rows["run_id"], strict=True)
+            marks.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": look["name"],
+                    "legendgroup": look["name"],
+                    "showlegend": False,
+                    "hovertemplate": f"met {targets[key]}: %{{x:.6g}}<extra></extra>",
+                    "x": by("axis", {name: numbers(rows[TO_TARGET[name]]) for name in axes}),
+                    "y": [level] * len(rows),
+                    "marker": {"size": 11, "symbol": "triangle-down", "color": look["colour"]},
+                    "customdata": [[positions[run]] for run in keys],
+                    "when": {
+                        "curve": ["eval_loss"],
+                        "target": [key],
+                        "setting": ["", look["setting"]],
+                    },
+                }
+            )
+    return marks, lines, targets
+
+
+def _range(found: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> dict[str, Any]:
+    """Cut the axis where a run that diverged would press the others into one line."""
+    lost = runs.index[runs["status"].eq("diverged")]
+    limits = {}
+    for value, rows in found.items():
+        finite = rows[np.isfinite(rows[value])]
+        usual = finite.loc[~finite["run"].isin(lost), value]
+        if usual.empty or finite[value].max() <= usual.max():
+            return {}
+        low, high = float(usual.min()), float(usual.max())
+        margin = 0.05 * (high - low) or 0.05 * abs(high)
+        linear = [low - margin, high + 2 * margin]
+        logs = np.log10([max(low * 0.97, 1e-12), max(high * 1.05, 1e-12)]).tolist()
+        limits[value] = by("scale", {"linear": linear, "log": logs})
+    return {"range": by("curve", limits)}

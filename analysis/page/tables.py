@@ -1,0 +1,260 @@
+"""Tables of the page: rows that sort by their numbers and open the runs behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.numbers import MISSING, memory_scale, significant, time_scale
+from batchscape.analysis.page.settings import setting_names
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.topic import TableView
+
+__all__ = [
+    "HtmlTable",
+    "RunIndex",
+    "comparison_tables",
+    "grid_table",
+    "html_table",
+    "run_table",
+    "sort_value",
+]
+
+_ID_COLUMNS = ("run_ids", "run_id", "runs")
+_NUMBER = re.compile(
+    r"[≥≤~<>\s(]*(-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)"
+    r"(?:.*?\N{MULTIPLICATION SIGN}\s*10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?"
+)
+_PLAIN = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+
+
+@dataclass(frozen=True)
+class HtmlCell:
+    """One field of a table."""
+
+    text: str
+    sort: float | None
+    """What it sorts by; None where it sorts by its text."""
+    bold: bool
+
+
+@dataclass(frozen=True)
+class HtmlRow:
+    """One row of a table."""
+
+    cells: Sequence[HtmlCell]
+    marks: Sequence[str]
+    runs: Sequence[int]
+    """Positions of the runs behind it."""
+
+
+@dataclass(frozen=True)
+class HtmlTable:
+    """What the template makes a table of."""
+
+    caption: str
+    headers: Sequence[str]
+    n_left: int
+    rows: Sequence[HtmlRow]
+    footnotes: Mapping[str, str]
+    notes: Sequence[str]
+    file: str
+    """Where all of it is; empty where that is no file."""
+
+
+class RunIndex:
+    """Finds the positions of runs by what tables tell of them."""
+
+    def __init__(self, cells: Cells) -> None:
+        runs = cells.runs
+        self._of_id: dict[str, list[int]] = {}
+        for position, run_id in enumerate(runs["run_id"]):
+            self._of_id.setdefault(str(run_id), []).append(position)
+        positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
+        self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
+        """Positions by cell."""
+        settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
+        self._settings = dict(zip(settings.index, settings.to_dict("records"), strict=True))
+        self._of_cut: dict[tuple[str, ...], list[int]] = {}
+        for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
+            self._of_cut.setdefault(_cut(cut), []).append(cell)
+
+    def of_ids(self, run_ids: Iterable[str]) -> list[int]:
+        """Find runs by their ids."""
+        return sorted({p for run_id in run_ids for p in self._of_id.get(str(run_id), [])})
+
+    def of_row(self, row: Mapping[Any, Any]) -> list[int]:
+        """Find the runs of a row: by the ids it has, else by its geometry and settings."""
+        named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
+        texts = [text for text in named if isinstance(text, str) and text]
+        if texts:
+            return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
+        if all(name in row for name in GEOMETRY):
+            alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
+            return [
+                position
+                for cell in alike
+                if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
+                for position in self.of_cell[cell]
+            ]
+        return []
+
+
+def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
+    """Write a geometry so that those of integers and of floats are the same."""
+    return tuple("?" if pd.isna(part) else f"{part:g}" for part in parts)
+
+
+def _setting(value: object) -> str:
+    return MISSING if value is None or value != value else str(value)  # noqa: PLR0124  (NaN)
+
+
+def html_table(view: TableView, index: RunIndex) -> HtmlTable:
+    """Prepare a table of a section."""
+    shown = view.table if view.rows is None else view.table.iloc[list(view.rows)]
+    records = shown.to_dict("records")
+    # What joins several tables, or sums them up, has no runs of its own a row.
+    alike = len(records) == len(view.grid.rows)
+    runs = [index.of_row(record) if alike else [] for record in records] if alike else None
+    return _table(view.grid, view.title, runs, f"tables/{view.name}.csv")
+
+
+def comparison_tables(
+    grid: Grid, cells: Cells, groups: pd.DataFrame, index: RunIndex
+) -> list[HtmlTable]:
+    """Give the runs of different settings tables of their own, without what is equal in each.
+
+    Parameters
+    ----------
+    grid : Grid
+        The comparison: a row a cell, in order.
+    groups : DataFrame
+        As `curve_groups` returns it, of the cells that were started.
+    """
+    group_of = {int(cell): int(str(g)) for g, own in groups["cells"].items() for cell in own}
+    names = [name for name in groups.columns if name not in {"label", "cells"}]
+    by_settings = {tuple(map(str, row[names])): int(str(g)) for g, row in groups.iterrows()}
+    for cell, row in cells.table.iterrows():
+        settings = tuple(map(str, row.reindex(names).astype(object).fillna(MISSING)))
+        group_of.setdefault(int(str(cell)), by_settings.get(settings, -1))
+    names_of = setting_names(cells, pd.Series(group_of))
+    tables = []
+    for number in [*groups.index, -1]:
+        rows = [cell for cell in range(len(grid.rows)) if group_of[cell] == number]
+        if not rows:
+            continue
+        label = "Never launched" if number < 0 else names_of[number] or groups["label"][number]
+        caption = label if len(names_of) > 1 else ""
+        tables.append(_part(grid, rows, caption, index))
+    return tables
+
+
+def _part(grid: Grid, rows: Sequence[int], caption: str, index: RunIndex) -> HtmlTable:
+    """Take some rows of the comparison, without the columns that say nothing of them."""
+    texts = [grid.rows[row] for row in rows]
+    kept = []
+    for column in range(len(grid.headers)):
+        found = {text[column] for text in texts}
+        is_setting = 0 < column < grid.n_left - 1
+        says_nothing = found == {MISSING} and column >= grid.n_left
+        if not says_nothing and not (is_setting and len(found) == 1):
+            kept.append(column)
+    marked = grid.marked_rows()
+    marks = [list(marked[row][1]) for row in rows]
+    used = {mark for of in marks for mark in of}
+    place = {row: new for new, row in enumerate(rows)}
+    column_of = {column: new for new, column in enumerate(kept)}
+    part = Grid(
+        headers=[grid.headers[column] for column in kept],
+        rows=[[text[column] for column in kept] for text in texts],
+        n_left=sum(column < grid.n_left for column in kept),
+        marks=marks,
+        footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
+        notes=grid.notes,
+        bold=frozenset(
+            (place[row], column_of[column])
+            for row, column in grid.bold
+            if row in place and column in column_of
+        ),
+    )
+    runs = [index.of_cell[row] for row in rows]
+    return _table(part, caption, runs, "tables/comparison.csv")
+
+
+def grid_table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None = None) -> HtmlTable:
+    """Prepare a table that is no file."""
+    return _table(grid, caption, runs, "")
+
+
+def _table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None, file: str) -> HtmlTable:
+    rows = []
+    for number, (texts, marks) in enumerate(grid.marked_rows()):
+        fields = [
+            HtmlCell(
+                text,
+                sort_value(text) if column >= grid.n_left else None,
+                (number, column) in grid.bold,
+            )
+            for column, text in enumerate(texts)
+        ]
+        rows.append(HtmlRow(fields, marks, runs[number] if runs is not None else []))
+    return HtmlTable(caption, grid.headers, grid.n_left, rows, grid.footnotes, grid.notes, file)
+
+
+def sort_value(text: str) -> float | None:
+    """Read the first number of a text, as `numbers` writes them; None where there is none."""
+    found = _NUMBER.match(text)
+    if found is None:
+        return None
+    power = int(found[2].translate(_PLAIN)) if found[2] else 0
+    return float(found[1].replace(",", "")) * 10.0**power
+
+
+def run_table(cells: Cells) -> dict[str, Any]:
+    """List all runs, with what a reader asks of one: texts by column.
+
+    Returns
+    -------
+    dict
+        `headers`, and `rows` in the order of `cells.runs`.
+    """
+    runs = cells.runs
+    labels = geometry_label(cells.table).loc[runs["cell"]].tolist()
+
+    def known(name: str) -> pd.Series[float]:
+        return pd.to_numeric(runs.reindex(columns=[name])[name], errors="coerce").astype(float)
+
+    def texts(name: str, factor: float = 1.0, digits: int = 4) -> list[str]:
+        return [significant(value * factor, digits) for value in known(name)]
+
+    memory, time = memory_scale(known("peak_allocated_gib")), time_scale(known("step_time_s"))
+
+    why = runs["reason"].astype(object).where(runs["reason"].notna(), runs["timing_note"])
+    columns = {
+        "run": runs["run_id"].astype(str).tolist(),
+        "geometry": labels,
+        "seed": texts("seed", digits=7),
+        "learning rate": texts("learning_rate", digits=3),
+        "status": runs["status"].astype(str).tolist(),
+        "steps": texts("optimizer_steps", digits=7),
+        f"step time ({time.unit})": texts("step_time_s", time.factor),
+        f"peak memory ({memory.unit})": texts("peak_allocated_gib", memory.factor),
+        "final loss": texts("final_loss"),
+        "eval loss": texts("final_eval_loss"),
+        "what to know": [text if isinstance(text, str) else "" for text in why],
+        "folder": [
+            f"{folder}/runs/{run_id}"
+            for folder, run_id in zip(runs["sweep_dir"], runs["run_id"], strict=True)
+        ],
+    }
+    kept = {
+        name: column
+        for name, column in columns.items()
+        if name in {"run", "status"} or any(text not in {"", MISSING} for text in column)
+    }
+    return {"headers": list(kept), "rows": [list(row) for row in zip(*kept.values(), strict=True)]}

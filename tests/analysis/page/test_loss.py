@@ -1,0 +1,163 @@
+"""Thinned curves keep what is extreme; the page carries the numbers of the run folders."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.page.loss import AXES, loss_chart, thinned
+
+LOSSES = st.lists(
+    st.lists(
+        st.one_of(st.floats(0, 10, width=16), st.sampled_from([np.inf, np.nan])),
+        min_size=1,
+        max_size=60,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(LOSSES, st.integers(4, 30))
+def test_the_ends_and_the_extremes_of_every_curve_stay(
+    curves: list[list[float]], points: int
+) -> None:
+    rows = pd.DataFrame(
+        [
+            {"run": run, "place": place, "loss": loss}
+            for run, losses in enumerate(curves)
+            for place, loss in enumerate(losses)
+        ]
+    )
+    kept = thinned(rows, "loss", points)
+    for run, losses in enumerate(curves):
+        own = kept[kept["run"] == run]
+        places = own["place"].tolist()
+        assert places == sorted(set(places))
+        assert len(own) <= max(points, 2)
+        assert np.array_equal(own["loss"], np.array(losses)[places], equal_nan=True)
+        if len(losses) <= points:
+            assert len(own) == len(losses)
+            continue
+        assert {0, len(losses) - 1} <= set(places)
+        finite = [loss for loss in losses if np.isfinite(loss)]
+        if finite:
+            assert {min(finite), max(finite)} <= set(own["loss"])
+        # By brute force: each window's own lowest and highest are there.
+        windows = (points - 2) // 2
+        for window in range(windows):
+            inside = [x for i, x in enumerate(losses) if i * windows // len(losses) == window]
+            known = [x for x in inside if np.isfinite(x)]
+            if known:
+                assert {min(known), max(known)} <= set(own["loss"])
+
+
+def test_axes_are_those_of_the_run_folders(build: Any) -> None:
+    """Every number of a curve is the recorded one, to the last bit."""
+    sweep = build()
+    folders = [sweep.run((1, 8, 4), seed=seed) for seed in (0, 1)]
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    chart = loss_chart(cells, tables, None)
+    assert chart is not None
+    drawn = {
+        (trace["text"], trace["when"]["curve"][0]): trace
+        for trace in chart.traces
+        if "text" in trace
+    }
+    assert len(drawn) == 4
+    for folder in folders:
+        for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
+            recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
+            trace = drawn[folder.path.name, value]
+            assert np.array_equal(unpacked(trace["y"]), recorded[value])
+            for axis in AXES:
+                assert np.array_equal(unpacked(trace["x"]["of"][axis]), recorded[axis]), axis
+
+
+def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((4, 8, 1))  # more ranks than cores
+    tables = load(sweep.path)
+    chart = loss_chart(find_cells(tables.runs), tables, None)
+    assert chart is not None
+    times = {trace["name"]: trace["x"]["of"]["train_time_s"] for trace in chart.traces}
+    assert np.isfinite(unpacked(times[name((1, 32, 1))])).all()
+    assert np.isnan(unpacked(times[name((4, 8, 1))])).all()
+
+
+def name(geometry: tuple[int, int, int]) -> str:
+    return TIMES.join(map(str, geometry))
+
+
+def unpacked(array: dict[str, str]) -> Any:
+    """Read a packed array as plotly does."""
+    return np.frombuffer(base64.b64decode(array["bdata"]), dtype=f"<{array['dtype']}")
+
+
+@pytest.mark.slow
+def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> None:
+    """The page of a large sweep is below 10 MB, and its curves draw and change."""
+    from batchscape.analysis.comparison import compare
+    from batchscape.analysis.page.page import html_page
+    from batchscape.analysis.report.tables import comparison_grid
+    from batchscape.analysis.report.topics import Material
+    from batchscape.record.tables import Tables
+
+    sweep = build()
+    sweep.run((1, 8, 1), optimizer_steps=1000)
+    one = load(sweep.path)
+    steps, evals, ranks, runs = ([] for _ in range(4))
+    for number in range(500):
+        name = f"run-{number}"
+        batch = 8 * 2 ** (number % 5)
+        settings = {"run_id": name, "trajectory_id": name, "seed": number, "init_seed": number}
+        cut = {"micro_batch_size": batch, "global_batch_size": batch, "data_seed": number}
+        runs.append(one.runs.assign(**settings, **cut))
+        noise = 0.1 * np.random.default_rng(number).normal(size=1000)
+        loss = one.steps["loss"].to_numpy() + noise
+        steps.append(one.steps.assign(run_id=name, loss=loss))
+        measured = one.steps.assign(run_id=name).rename(columns={"loss": "eval_loss"})
+        evals.append(measured[["sweep_dir", "run_id", *AXES, "eval_loss"]])
+        ranks.append(one.ranks.assign(run_id=name))
+    parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
+    tables = Tables(*parts, damaged={})
+    cells = find_cells(tables.runs)
+    comparison = compare(cells)
+    html = html_page(
+        Material(cells, tables),
+        comparison=comparison,
+        grid=comparison_grid(comparison, cells),
+        sections=[],
+        notes=[],
+        provenance={},
+    )
+    path = tmp_path / "report.html"
+    path.write_text(html, encoding="utf-8")
+    assert path.stat().st_size < 10e6
+    content = json.loads(re.search(r'id="content">(.*?)</script>', html, re.DOTALL)[1])
+    of_runs = [t for t in content["charts"]["loss"]["traces"] if "text" in t]
+    assert len(of_runs) == 1000
+    for trace in of_runs[::250]:
+        number = int(trace["text"].removeprefix("run-"))
+        if trace["when"]["curve"] == ["loss"]:
+            loss, kept = steps[number]["loss"], unpacked(trace["y"])
+            assert {loss.min(), loss.max(), loss.iloc[0], loss.iloc[-1]} <= set(kept)
+            assert len(kept) < 200
+    page = browser(path)
+    page.click("#loss > summary")
+    page.wait_for_selector("#loss figure[data-drawn=yes]", timeout=60_000)
+    assert page.locator("#loss .scatterlayer .trace").count() == 500
+    page.select_option("#loss select[data-choice=axis]", "samples")
+    page.wait_for_function("document.querySelector('#loss .xtitle').textContent == 'samples'")

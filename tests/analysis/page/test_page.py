@@ -1,0 +1,190 @@
+"""What the page says, whoever named the runs; its tables lead to runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis import write_report
+from batchscape.analysis.page import page as page_module
+from batchscape.analysis.page.tables import sort_value
+
+GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
+VENDOR = Path(page_module.__file__).parent / "vendor"
+
+
+class Parsed(HTMLParser):
+    """The elements of a page, its scripts and its texts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.scripts: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside = tag
+        named = dict(attrs)
+        self.links += [str(named[name]) for name in ("href", "src") if name in named]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.texts.append(data)
+
+
+def content_of(html: str) -> dict[str, Any]:
+    return json.loads(Parsed(html).scripts[0])
+
+
+def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reason, a name and a setting may hold anything: no element, no secret, no control."""
+    key = "f" * 20 + "0" * 20
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \x1b]0;t\x07 {{7*7}}"
+    sweep = build(name="</title><script>alert(3)</script>")
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed)
+        sweep.run((1, 8, 4), seed=seed)
+    sweep.run((2, 32, 1), status="failed", reason=f"{hostile} {key}", stop_reason=None)
+    sweep.reject((4, 32, None), 32, hostile)
+    html = (write_report([sweep.path], figures=False).out / "report.html").read_text()
+    parsed = Parsed(html)
+    library, script = parsed.scripts[1:]
+    assert len(parsed.scripts) == 3
+    assert hashlib.sha256(library.encode()).hexdigest() == pinned()["plotly-cartesian.min.js"]
+    assert "img" not in parsed.tags
+    assert key not in html
+    assert "\x1b" not in html
+    assert any("alert(1)" in text for text in parsed.texts), "what was said is there as text"
+    assert any("{{7*7}}" in text for text in parsed.texts)
+    # The policy lets these two scripts run, and no other.
+    policy = re.search(r"script-src ([^;]*);", html)[1]
+    hashes = {f"'sha256-{digest(text)}'" for text in (library, script)}
+    assert set(policy.split()) == hashes
+    charts = json.dumps(content_of(html)["charts"])
+    assert "<img" not in charts, "plotly would take some tags for its own"
+
+
+def digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def pinned() -> dict[str, str]:
+    found: dict[str, str] = tomllib.loads((VENDOR / "pinned.toml").read_text())["sha256"]
+    return found
+
+
+def test_the_library_is_the_pinned_one() -> None:
+    files = {path.name for path in VENDOR.iterdir()} - {"pinned.toml"}
+    assert files == set(pinned())
+    for name, expected in pinned().items():
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == expected
+
+
+@pytest.mark.slow
+def test_needs_no_network_and_leads_to_files_that_are_there(varied: Any) -> None:
+    out = write_report([varied.path], figures=False).out
+    html = (out / "report.html").read_text()
+    links = [link for link in Parsed(html).links if not link.startswith("#")]
+    assert links
+    assert [link for link in links if not (out / link).is_file()] == []
+    assert len(html) < 3e6
+
+
+@pytest.mark.slow
+def test_rows_lead_to_their_runs(varied: Any) -> None:
+    """The runs behind each row of the comparison are those of its CSV file."""
+    out = write_report([varied.path], figures=False).out
+    html = (out / "report.html").read_text()
+    names = [row[0] for row in content_of(html)["runs"]["rows"]]
+    comparison = pd.read_csv(out / "tables" / "comparison.csv")
+    section = html[html.index('id="comparison"') : html.index('id="loss"')]
+    rows = re.findall(r'<tr data-runs="([\d,]+)">', section)
+    found = [{names[int(position)] for position in row.split(",")} for row in rows]
+    expected = [set(ids.split(";")) for ids in comparison["run_ids"]]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+    # Of a table that shows a part of its rows, each row has its own runs too.
+    checked = 0
+    claims = pd.read_csv(out / "tables" / "claims.csv").set_index("claim")
+    for positions, claim in re.findall(
+        r'data-runs="([\d,]+)">\s*<td[^>]*><button[^>]*>([\w-]+)</button>', html
+    ):
+        if claim in claims.index:
+            ids = claims.loc[claim, "run_ids"].split(";")
+            assert {names[int(n)] for n in positions.split(",")} == set(ids)
+            checked += 1
+    assert checked > 2
+
+
+@pytest.mark.slow
+def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed)
+        sweep.run((1, 8, 4), seed=seed)
+        sweep.run((1, 32, 1), seed=seed, model={**GPT, "n_layers": 4})
+    html = (write_report([sweep.path], figures=False).out / "report.html").read_text()
+    section = html[html.index('id="comparison"') : html.index('id="loss"')]
+    captions = re.findall(r"<h3>(.*?)</h3>", section)
+    assert len(captions) == 2
+    assert "n layers 2" in captions[0]
+    assert "n layers 4" in captions[1]
+    heads = re.findall(r"<thead>.*?</thead>", section, re.DOTALL)
+    assert all("layers" not in head for head in heads)
+    assert [table.count("<tr data-runs") for table in section.split("<tbody>")[1:]] == [2, 1]
+
+
+@pytest.mark.slow
+def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> None:
+    """Not by the eight settings in which they differ; cells that never ran are theirs too."""
+    one, two = build("one", name="first_study"), build("two", name="second_study")
+    for seed in (0, 1):
+        one.run((1, 32, 1), seed=seed)
+        one.run((1, 8, 4), seed=seed)
+        other = {"model": {**GPT, "n_layers": 4}, "loader": {"workers": 1}}
+        two.run((1, 32, 1), seed=seed, schedule={"name": "cosine"}, **other)
+    one.reject((2, 32, None), 32, "global_batch_size must be a multiple of 2 x 32 (32 is not)")
+    report = write_report([one.path, two.path], tmp_path / "joint", figures=False)
+    html = (report.out / "report.html").read_text()
+    section = html[html.index('id="comparison"') : html.index('id="loss"')]
+    assert set(re.findall(r"<h3>(.*?)</h3>", section)) == {"first_study", "second_study"}
+    loss = html[html.index('id="loss"') :]
+    settings = re.search(r'data-choice="setting">(.*?)</select>', loss, re.DOTALL)[1]
+    assert re.findall(r">(\w+)</option>", settings) == ["all", *re.findall("<h3>(.*?)<", section)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("—", None),
+        ("not identified (≥ 3)", None),
+        ("1.500 ± 0.020", 1.5),
+        ("(1.20 ± 0.10) × 10⁷", 1.2e7),  # noqa: RUF001
+        ("2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]", 2.5e-5),  # noqa: RUF001
+        ("≥ 120", 120.0),
+        ("3 of 5", 3.0),
+        ("-0.25", -0.25),
+    ],
+)
+def test_columns_sort_by_their_first_number(text: str, value: float | None) -> None:
+    assert sort_value(text) == value

@@ -58,5 +58,7 @@ class Section:
     headlines: dict[str, Estimate] = field(default_factory=dict)
     """Numbers that a paper would quote, by a name in lower case with underscores; they become
     LaTeX macros."""
+    short: Sequence[str] = ()
+    """What the first screen says of it, in a sentence or two: number, interval, n."""
     settle: Sequence[str] = ()
     """What would settle what the answer leaves open, and by which command; behind the answer."""

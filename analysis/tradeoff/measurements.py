@@ -9,11 +9,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["Measurements", "measure"]
+__all__ = ["Measurements", "ends_of_range", "measure"]
 
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
 _MOST_COUNTED = 2.0**53
@@ -98,6 +99,41 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         used=used.drop(columns="reached"),
         excluded=excluded.sort_values("global_batch_size", ignore_index=True),
         warnings=tuple(warnings),
+    )
+
+
+def ends_of_range(found: Measurements) -> tuple[Estimate, Estimate]:
+    """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
+
+    Returns
+    -------
+    tuple of Estimate
+        Ratio of optimizer steps, smallest to largest, and of samples, largest to smallest:
+        geometric means over the seeds of both, with their t-interval.
+    """
+    small, large = found.log_steps[[0, -1]]
+    logs = (small - large)[np.isfinite(small - large)]
+    n = len(logs)
+    half = (
+        float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n))
+        if n > 1
+        else np.nan
+    )
+    mean = float(logs.mean()) if n else np.nan
+    span = float(np.log(found.batches[-1] / found.batches[0]))
+    fewer, more = (
+        np.exp([mean, mean - half, mean + half]),
+        np.exp([span - mean, span - mean - half, span - mean + half]),
+    )
+    method = f"t over {n} paired log ratios" if n > 1 else "no interval"
+    ends = f"batch size {found.batches[0]:g} against {found.batches[-1]:g}"
+    return (
+        Estimate(
+            *map(float, fewer), n, "", method, f"ratio of optimizer steps to the target, {ends}"
+        ),
+        Estimate(
+            *map(float, more), n, "", method, f"inverse ratio of samples to the target, {ends}"
+        ),
     )
 
 

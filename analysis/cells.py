@@ -177,6 +177,8 @@ def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
 
 def setting_label(name: str) -> str:
     """Shorten the dotted key of a setting to what a table header needs."""
+    if name == "source_hash":
+        return "version of the code"
     group, _, leaf = name.rpartition(".")
     return (group or name) if leaf == "name" else leaf.replace("_", " ")
 

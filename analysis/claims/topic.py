@@ -49,7 +49,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     return Section(
         title="What practitioners claim, and what these runs say",
         answer=[*_answer(shown, verdicts), *(_sentence(verdict) for verdict in settled)],
-        short=[next(_answer(shown, verdicts))],
         settle=[*_settle(shown)],
         tables=[view],
         pictures=pictures,

@@ -92,7 +92,6 @@ def equivalence_section(
     return Section(
         title="Do decompositions train alike?",
         answer=[*_verdicts(cells, judged), *_of_programs(cells, judged), *_gradients(gradients)],
-        short=list(_verdicts(cells, judged))[:1] if len(judged) else (),
         tables=views,
         pictures=pictures,
         warnings=[*_warnings(judged), *_not_shown(cells, judged)],

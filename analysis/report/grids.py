@@ -14,7 +14,8 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.credentials import secret_variables
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -71,11 +72,12 @@ class Grid:
 
     def __post_init__(self) -> None:
         """Clean the texts here, once for all formats: later they are cut and escaped."""
+        secrets = secret_variables()
         cleaned = {
-            "headers": [outgoing(text) for text in self.headers],
-            "rows": [[outgoing(text) for text in row] for row in self.rows],
-            "footnotes": {mark: outgoing(text) for mark, text in self.footnotes.items()},
-            "notes": [outgoing(text) for text in self.notes],
+            "headers": [outgoing(text, secrets) for text in self.headers],
+            "rows": [[outgoing(text, secrets) for text in row] for row in self.rows],
+            "footnotes": {mark: outgoing(text, secrets) for mark, text in self.footnotes.items()},
+            "notes": [outgoing(text, secrets) for text in self.notes],
         }
         for name, texts in cleaned.items():
             object.__setattr__(self, name, texts)
@@ -94,7 +96,7 @@ def columns_grid(
     footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
     bold: Collection[tuple[int, int]] = (),
 ) -> Grid:
-    """Put columns side by side.
+    """Put columns side by side, without those on the right that hold nothing in any row.
 
     Parameters
     ----------
@@ -105,8 +107,10 @@ def columns_grid(
     footnoted : tuple
         As `lettered` returns it.
     """
-    headers = [header for header, _ in (*left, *right)]
-    rows = zip(*(texts for _, texts in (*left, *right)), strict=True)
+    columns = [(header, list(texts)) for header, texts in (*left, *right)]
+    kept = [i for i, (_, texts) in enumerate(columns) if i < len(left) or set(texts) != {MISSING}]
+    headers = [columns[i][0] for i in kept]
+    rows = zip(*(columns[i][1] for i in kept), strict=True)
     return Grid(
         headers=headers,
         rows=[list(row) for row in rows],
@@ -115,7 +119,7 @@ def columns_grid(
         marks=footnoted[0],
         footnotes=footnoted[1],
         notes=notes,
-        bold=bold,
+        bold=frozenset((row, kept.index(column)) for row, column in bold),
     )
 
 

@@ -201,7 +201,9 @@ def _overview(cells: Cells) -> str:
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     varying = ", ".join(f"`{name}`" for name in cells.settings)
     also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
-    return f"{len(cells.runs)} runs in {len(cells.table)} cells: {shown}.{also}"
+    hardware = cells.runs["hardware"].dropna().unique()
+    where = f" on {escape_markdown(str(hardware[0]))}" if len(hardware) == 1 else ""
+    return f"{len(cells.runs)} runs in {len(cells.table)} cells{where}: {shown}.{also}"
 
 
 def _where(runs: pd.DataFrame) -> str:

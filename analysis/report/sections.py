@@ -56,7 +56,8 @@ def check_place(out: Path, page: str) -> None:
 
 def in_short(sections: Iterable[Section]) -> list[str]:
     """Return the sentences of the first screen: what the topics say in short, in their order."""
-    return [text for section in sections for text in section.short][:_SENTENCES]
+    said = [text for section in sections for text in section.short or section.answer[:1]]
+    return said[:_SENTENCES]
 
 
 def file_name(section: Section) -> str:

@@ -16,6 +16,7 @@ __all__ = ["curve_lines", "sparkline"]
 
 _MOST = 12
 _WIDTH = 24
+_OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -31,21 +32,23 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     ------
     str
         A heading, and a line a cell: the curve, its first and last mean over runs, and the cell.
-        Of several cells of one global batch and context that with the lowest last loss stands for
-        all; of more than 12 the first are shown. Nothing where no completed run was evaluated.
+        Of several cuts and learning rates of one global batch that with the lowest last loss stands
+        for all; of more than 12 the first are shown. Nothing where no completed run was evaluated.
     """
     curves = mean_curves(cells, evals, "eval_loss", timed=False, points=_WIDTH)
     if curves.empty:
         return
     last = curves.groupby("cell")["mean"].last()
     batch = cells.table["global_batch_size"].astype("Int64")
-    best = last.groupby([cells.context_of()[last.index], batch[last.index]]).idxmin()
-    chosen = sorted(best)
+    # Settings of the update are what each global batch wants of its own.
+    apart = [name for name in cells.contexts if not name.startswith(_OF_THE_UPDATE)]
+    keys = cells.table.loc[last.index, apart].astype(str).assign(batch=batch[last.index])
+    chosen = sorted(last.groupby([keys[name] for name in keys]).idxmin())
     whole = curves[curves["cell"].isin(chosen)]["mean"].to_numpy(dtype=np.float64)
     low, high = float(whole.min()), float(whole.max())
     which = "" if len(chosen) == len(last) else ", of each global batch the lowest at the end"
     yield f"Held-out loss over samples, mean over runs{which}"
-    labels = cells.labels(cells.shown)
+    labels = "B = " + batch.astype(str) + ", " + cells.labels(cells.shown)
     for cell in chosen[:_MOST]:
         losses = curves[curves["cell"] == cell]["mean"].to_numpy(dtype=np.float64)
         ends = f"{significant(losses[0], 3)} to {significant(losses[-1], 3)}"

@@ -59,6 +59,6 @@ class Section:
     """Numbers that a paper would quote, by a name in lower case with underscores; they become
     LaTeX macros."""
     short: Sequence[str] = ()
-    """What the first screen says of it, in a sentence or two: number, interval, n."""
+    """What the first screen says of it, in a sentence or two; empty: the first of the answer."""
     settle: Sequence[str] = ()
     """What would settle what the answer leaves open, and by which command; behind the answer."""

@@ -46,6 +46,9 @@ from batchscape.record.tables import Tables, load
 
 __all__ = ["READ", "Report", "write_report"]
 
+_MOST_ROWS = 20
+"""Rows of the comparison in the terminal."""
+
 READ = {
     "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
     "evals": tuple(COLUMNS["evals"]),
@@ -80,7 +83,7 @@ class Report:
 
     def render(self, console: Console) -> None:
         """Print the comparison, its curves, what it says in short and where the files are."""
-        show(console, self.grid, "Comparison")
+        show(console, self.grid, "Comparison", _MOST_ROWS)
         for line in self.curves:
             console.print(Text(line), highlight=False, soft_wrap=True)
         for note in self.notes[:MOST_NOTES]:

@@ -49,15 +49,17 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_code_of, text)
 
 
-def outgoing(text: str) -> str:
+def outgoing(text: str, secrets: Mapping[str, str] | None = None) -> str:
     """Return a text as it may leave: as `visible`, and without secrets.
 
     Parameters
     ----------
     text : str
+    secrets : mapping, optional
+        As `secret_variables` returns it; for many texts it is asked once.
     """
     # In this order: a sequence may stand within a secret.
-    return redact(visible(text))
+    return redact(visible(text), secrets)
 
 
 def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)

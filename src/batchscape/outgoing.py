@@ -8,6 +8,7 @@ they are, except for secrets.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from batchscape.credentials import redact, redact_json

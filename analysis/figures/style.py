@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.credentials import secret_variables
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -140,8 +141,9 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     list of Path
         The files written.
     """
+    secrets = secret_variables()
     for text in figure.findobj(Text):
-        text.set_text(outgoing(text.get_text()))
+        text.set_text(outgoing(text.get_text(), secrets))
     # Saving would lay the figure out for each file, and draw it once more every time.
     if (layout := figure.get_layout_engine()) is not None:
         figure.set_dpi(_DPI)

@@ -133,16 +133,16 @@ def to_markdown(grid: Grid) -> str:
     """Write a grid as a GitHub table with its notes underneath."""
     left = grid.n_left
     rules = [":---" if i < left else "---:" for i in range(len(grid.headers))]
-    lines = [[escape_markdown(header) for header in grid.headers], rules]
+    lines = [[_escaped(header) for header in grid.headers], rules]
     for index, (row, marks) in enumerate(grid.marked_rows()):
-        cells = [escape_markdown(text) for text in row]
+        cells = [_escaped(text) for text in row]
         cells = [f"**{text}**" if (index, c) in grid.bold else text for c, text in enumerate(cells)]
         if marks:
             cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    feet = [f"<sup>{mark}</sup> {escape_markdown(text)}" for mark, text in grid.footnotes.items()]
-    notes = [escape_markdown(note) for note in grid.notes]
+    feet = [f"<sup>{mark}</sup> {_escaped(text)}" for mark, text in grid.footnotes.items()]
+    notes = [_escaped(note) for note in grid.notes]
     # Two trailing spaces break the line without starting a paragraph.
     under = "".join(f"\n{line}  " for line in [*feet, *notes])
     return f"{table}\n{under}\n" if under else f"{table}\n"
@@ -197,7 +197,11 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
 
 def escape_markdown(text: str) -> str:
     """Write text so that Markdown shows it as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(outgoing(text).split()))
+    return _escaped(outgoing(text))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
 
 
 def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.cells import GEOMETRY, Cells, where_they_differ
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
@@ -174,7 +174,7 @@ def geometry_column(table: pd.DataFrame) -> Column:
 
 def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     """Return columns of settings, under short headers."""
-    texts = (table[name].fillna(MISSING).astype(str) for name in names)
+    texts = (where_they_differ(table[name].fillna(MISSING)) for name in names)
     return list(zip(setting_headers(names), texts, strict=True))
 
 

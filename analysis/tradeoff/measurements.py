@@ -114,26 +114,20 @@ def ends_of_range(found: Measurements) -> tuple[Estimate, Estimate]:
     small, large = found.log_steps[[0, -1]]
     logs = (small - large)[np.isfinite(small - large)]
     n = len(logs)
-    half = (
-        float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n))
-        if n > 1
-        else np.nan
-    )
-    mean = float(logs.mean()) if n else np.nan
-    span = float(np.log(found.batches[-1] / found.batches[0]))
-    fewer, more = (
-        np.exp([mean, mean - half, mean + half]),
-        np.exp([span - mean, span - mean - half, span - mean + half]),
-    )
+    mean, half = (float(logs.mean()) if n else np.nan), np.nan
+    if n > 1:
+        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n))
+    first, last = found.batches[[0, -1]]
+    span = float(np.log(last / first))
     method = f"t over {n} paired log ratios" if n > 1 else "no interval"
-    ends = f"batch size {found.batches[0]:g} against {found.batches[-1]:g}"
-    return (
-        Estimate(
-            *map(float, fewer), n, "", method, f"ratio of optimizer steps to the target, {ends}"
-        ),
-        Estimate(
-            *map(float, more), n, "", method, f"inverse ratio of samples to the target, {ends}"
-        ),
+
+    def ratio(log: float, what: str) -> Estimate:
+        value, low, high = (float(np.exp(end)) for end in (log, log - half, log + half))
+        definition = f"ratio of {what} to the target, batch sizes {first:g} and {last:g}"
+        return Estimate(value, low, high, n, "", method, definition)
+
+    return ratio(mean, "optimizer steps, smallest to largest"), ratio(
+        span - mean, "samples, largest to smallest"
     )
 
 

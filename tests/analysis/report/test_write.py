@@ -17,6 +17,7 @@ from rich.console import Console
 from batchscape.analysis import Report, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.sections import in_short
 from batchscape.errors import RecordError
 
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
@@ -66,6 +67,14 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
             assert file.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     page, text = report.files[0].read_text(), whole(report)
     assert "Which cut of a global batch of 32 is cheapest" in page
+    # A reader sees the answer in ten seconds.
+    assert len(page.split()) <= 700
+    assert "1. Use 1 x 32 x 1 = 32" in page
+    terminal = shown(report)
+    for said in in_short(report.sections):
+        assert said in page
+        assert " ".join(said.split()) in " ".join(terminal.split())
+    assert f"Report: {report.files[0]}" in terminal
     assert "oversubscribed: 4 ranks on 2 cores" in page
     assert "Example CPU, 2 cores" in page
     linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]

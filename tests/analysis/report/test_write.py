@@ -39,6 +39,39 @@ def whole(report: Report) -> str:
     return "\n".join(file.read_text() for file in [report.files[0], *behind])
 
 
+def check_first_screen(report: Report) -> None:
+    page = report.files[0].read_text()
+    # A reader sees the answer in ten seconds.
+    assert len(page.split()) <= 700
+    terminal = shown(report)
+    sentences = in_short(report.sections)
+    assert sentences[0].startswith("Use ")
+    assert 4 <= len(sentences) <= 5
+    for number, said in enumerate(sentences, start=1):
+        assert f"\n{number}. {escape_markdown(said)}\n" in page
+        assert f"{number}. {said}" in " ".join(terminal.split())
+    assert f"Report: {report.files[0]}" in terminal
+
+
+def check_links(report: Report) -> None:
+    page, text = report.files[0].read_text(), whole(report)
+    linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]
+    assert all(path.exists() for path in linked)
+    # Every text, table and figure is a link or two away, and every sentence in one of them.
+    for file in (report.out / "details").iterdir():
+        assert file in linked
+        found = re.findall(r"\]\(([^)]+)\)", file.read_text())
+        linked += [(file.parent / path).resolve() for path in found]
+    assert {file for file in report.files if file.suffix != ".pdf"} - set(linked) == {
+        report.files[0],
+        report.out / "macros.tex",
+    }
+    for section in report.sections:
+        for said in (*section.answer, *section.settle, *section.warnings):
+            assert escape_markdown(said) in text
+    assert all(escape_markdown(note) in text for note in report.notes)
+
+
 def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
     sweep = build().fork()
     before = dict(mpl.rcParams)
@@ -65,35 +98,12 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         if file.suffix == ".png":
             assert file.read_bytes().startswith(b"\x89PNG")
             assert file.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    page, text = report.files[0].read_text(), whole(report)
+    page = report.files[0].read_text()
     assert "Which cut of a global batch of 32 is cheapest" in page
-    # A reader sees the answer in ten seconds.
-    assert len(page.split()) <= 700
-    terminal = shown(report)
-    sentences = in_short(report.sections)
-    assert sentences[0].startswith("Use ")
-    assert 4 <= len(sentences) <= 5
-    for number, said in enumerate(sentences, start=1):
-        assert f"\n{number}. {escape_markdown(said)}\n" in page
-        assert f"{number}. {said}" in " ".join(terminal.split())
-    assert f"Report: {report.files[0]}" in terminal
+    check_first_screen(report)
     assert "oversubscribed: 4 ranks on 2 cores" in page
     assert "Example CPU, 2 cores" in page
-    linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]
-    assert all(path.exists() for path in linked)
-    # Every text, table and figure is a link or two away, and every sentence in one of them.
-    for file in (report.out / "details").iterdir():
-        assert file in linked
-        found = re.findall(r"\]\(([^)]+)\)", file.read_text())
-        linked += [(file.parent / path).resolve() for path in found]
-    assert {file for file in report.files if file.suffix != ".pdf"} - set(linked) == {
-        report.files[0],
-        report.out / "macros.tex",
-    }
-    for section in report.sections:
-        for said in (*section.answer, *section.settle, *section.warnings):
-            assert escape_markdown(said) in text
-    assert all(escape_markdown(note) in text for note in report.notes)
+    check_links(report)
 
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")

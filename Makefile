@@ -1,4 +1,4 @@
-# make demo   the default sweep and its report, from nothing
+# make demo   cuts of one global batch, a range of global batches, and one report of both, from nothing
 # make test   the tests, from nothing
 # make check  lint, format, types, dead code
 # make slow   the long CPU tier
@@ -42,8 +42,10 @@ CHAOS_SEED ?= 0
 .PHONY: demo test check slow systems chaos gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
 
 demo: $(VENV)/.installed
-	$(BIN)/batchscape sweep sweeps=fixed_global_batch
-	$(BIN)/batchscape report outputs/fixed_global_batch
+	$(BIN)/batchscape sweep sweeps=fixed_global_batch_digits
+	$(BIN)/batchscape sweep sweeps=fewer_updates_digits
+	$(BIN)/batchscape report outputs/fixed_global_batch_digits outputs/fewer_updates_digits \
+		--out outputs/demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu and not systems"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "geometry_label",
     "plain_texts",
     "setting_label",
+    "where_they_differ",
 ]
 
 GEOMETRY = (
@@ -51,6 +53,8 @@ _ORDER = (
 )
 _DATA = "data.manifest_hash"
 _RATE = "optimizer.learning_rate"
+_LONG = 40
+"""Letters of a value that a table has room for."""
 _MOST_NAMED = 3
 """Settings of one group that a label names although they vary together."""
 WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
@@ -111,7 +115,8 @@ class Cells:
         """Name each cell by its geometry and some settings, by default all of `contexts`."""
         labels = geometry_label(self.table)
         for name in self.contexts if settings is None else settings:
-            labels = labels + ", " + setting_label(name) + " " + self.table[name].fillna(MISSING)
+            values = where_they_differ(self.table[name].fillna(MISSING))
+            labels = labels + ", " + setting_label(name) + " " + values
         return labels
 
     def of_programs(self) -> pd.Series[bool]:
@@ -175,8 +180,45 @@ def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
     return (factors[0] + TIMES + factors[1] + TIMES + factors[2]).astype(str)
 
 
+def where_they_differ(texts: pd.Series[str]) -> pd.Series[str]:
+    """Shorten long values of a setting, such as a program's arguments, to where they differ.
+
+    Parameters
+    ----------
+    texts : Series of str
+        Values; a list is written as JSON.
+
+    Returns
+    -------
+    Series of str
+        As given where none is longer than 40 letters, or where two would become the same; else
+        without the words that all of them begin and end with.
+    """
+    values = texts.astype(str)
+    words = {value: _words_of(value) for value in values.unique()}
+    if len(words) < 2 or max(map(len, words)) <= _LONG:
+        return values
+    listed = list(words.values())
+    least = min(map(len, listed))
+    same = [len({part[i] for part in listed}) == 1 for i in range(least)]
+    head = next((i for i, equal in enumerate(same) if not equal), least)
+    back = [len({part[-1 - i] for part in listed}) == 1 for i in range(least - head)]
+    tail = next((i for i, equal in enumerate(back) if not equal), least - head)
+    short = {value: " ".join(part[head : len(part) - tail]) for value, part in words.items()}
+    return values.map(short) if len(set(short.values())) == len(short) else values
+
+
+def _words_of(value: str) -> list[str]:
+    with suppress(ValueError):
+        listed = json.loads(value)
+        return [str(part) for part in listed] if isinstance(listed, list) else [value]
+    return value.split()
+
+
 def setting_label(name: str) -> str:
     """Shorten the dotted key of a setting to what a table header needs."""
+    if name == "source_hash":
+        return "version of the code"
     group, _, leaf = name.rpartition(".")
     return (group or name) if leaf == "name" else leaf.replace("_", " ")
 

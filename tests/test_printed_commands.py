@@ -102,7 +102,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
     said = sweep(["sweep", *arguments], capsys)
     last = said.rstrip().splitlines()[-1]
     assert last.startswith(
-        "No times that count: 4 of 4 completed runs: up to 2 runs share the machine (4). "
+        "4 of 4 completed runs have no times that count: up to 2 runs share the machine (4). "
     )
     (remedy,) = commands_in(last)
     recorded = [
@@ -138,10 +138,10 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
     if any(second):
         # A machine that is not free now: said, with the next number.
         last = again_said.rstrip().splitlines()[-1]
-        assert f"No times that count: {4 - second.count(None)} of 4 completed runs: " in last
+        assert f"{4 - second.count(None)} of 4 completed runs have no times that count: " in last
         assert "timing_repeat=2" in last
     else:
-        assert "No times that count" not in again_said
+        assert "no times that count" not in again_said
 
 
 @pytest.mark.slow

@@ -55,7 +55,9 @@ def test_the_studies() -> None:
         "device_scaling",
         "engines",
         "equivalence",
+        "fewer_updates_digits",
         "fixed_global_batch",
+        "fixed_global_batch_digits",
         "learning_rate",
         "learning_rate_digits",
         "memory_frontier",
@@ -140,8 +142,9 @@ def test_recomputed_activations_are_no_trajectory_of_their_own() -> None:
     assert len({spec.trajectory_id for spec in specs}) == len(specs) / 2
 
 
-def test_fixed_global_batch_is_the_table_of_the_claim() -> None:
-    plan = plan_of("fixed_global_batch")
+@pytest.mark.parametrize("name", ["fixed_global_batch", "fixed_global_batch_digits"])
+def test_fixed_global_batch_is_the_table_of_the_claim(name: str) -> None:
+    plan = plan_of(name)
     assert triples(plan) == {(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)}
     asked = {
         (r.config.batch.data_parallel_size, r.config.batch.micro_batch_size)
@@ -204,6 +207,19 @@ def test_musev_asks_for_every_cut_of_224() -> None:
 
 def test_musev_trains_eight_optimizer_steps() -> None:
     assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}
+
+
+def test_the_two_studies_of_the_demo_share_what_they_compare() -> None:
+    """Cuts of 32 train as 32 does in the range, and one micro-batch makes the whole range."""
+    cuts = plan_of("fixed_global_batch_digits").specs
+    batches = plan_of("fewer_updates_digits").specs
+    assert {spec.trajectory_id for spec in cuts} < {spec.trajectory_id for spec in batches}
+    assert {spec.config.measure for spec in cuts} == {spec.config.measure for spec in batches}
+    assert {spec.geometry.micro_batch_size for spec in batches} == {8}
+    assert {spec.geometry.data_parallel_size for spec in batches} == {1}
+    # One at a time, so that times are compared; more than two times over the 1438 images.
+    assert {spec.config.launcher.concurrent_runs for spec in (*cuts, *batches)} == {1}
+    assert {spec.config.budget.samples for spec in (*cuts, *batches)} == {7680}
 
 
 @pytest.mark.parametrize("data", ["", pytest.param("_digits", marks=pytest.mark.slow)])

@@ -65,7 +65,7 @@ def swept(*overrides, trajectories, cuts, optimizer_steps=10, tolerance=1e-9):
     assert (found["n_optimizer_steps"] == optimizer_steps).all()
     alike = found[found["note"].isna()]
     assert (alike["max_relative_difference"] < tolerance).all(), alike.T.to_string()
-    text = (report / "report.md").read_text()
+    text = (report / "details" / "left_out.md").read_text()
     assert ("Not decomposition-invariant" in text) == (len(alike) < len(found))
     return found, text, tables
 

@@ -16,7 +16,7 @@ ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is 
 """Why a difference that was seen decides nothing."""
 
 _SWEEP = "batchscape sweep sweeps="
-_ON_DIGITS = ("learning_rate", "vary_global_batch")
+_ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
 """Sweeps that have a twin on images of digits."""
 _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""

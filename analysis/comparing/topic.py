@@ -96,7 +96,8 @@ def _of_sides(sides: Sides) -> Iterator[str]:
 
 
 def _of_power(detectable: pd.DataFrame) -> Iterator[str]:
-    for (quantity, paired), own in detectable.groupby(["quantity", "paired"], sort=False):
+    noisy = detectable[detectable["detectable"] > 0]
+    for (quantity, paired), own in noisy.groupby(["quantity", "paired"], sort=False):
         effects = [_size(row) for row in own.sort_values("detectable").to_dict("records")]
         span = effects[0] if len(own) == 1 else f"{effects[0]} to {effects[-1]}"
         seeds = sorted(own["n"].unique())
@@ -171,7 +172,8 @@ _POWER_NOTE = (
 
 def _size(row: Mapping[Hashable, Any]) -> str:
     """Write the smallest detectable effect of a row of either table."""
-    if row["n"] < 2:
+    # Runs that agree to the last bit tell nothing of noise.
+    if row["n"] < 2 or row["detectable"] == 0:
         return MISSING
     unit = row.get("unit") or ("nats" if row["kind"] == "difference" else "%")
     return f"{significant(float(row['detectable']), 2)} {unit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -124,7 +125,8 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
             yield f"{text}{_with_unit(slope)} a sample."
         accumulation, devices = (phase.estimates[n] for n in ("accumulation_gib", "devices_gib"))
         if accumulation.is_identified:
-            yield f"Accumulation adds {_with_unit(accumulation)} on each device."
+            text = f"Accumulation adds {_with_unit(accumulation)} on each device"
+            yield f"{text}{_few(accumulation)}."
         yield from _of_more_devices(devices)
     if times is None:
         yield "No step time is valid, so there is no model of it."
@@ -153,7 +155,11 @@ def _of_more_devices(found: Estimate) -> Iterable[str]:
     elif found.value < 0:
         yield f"No difference found of more than one device, on each: {_with_unit(found)}."
     else:
-        yield f"More than one device adds {_with_unit(found)} on each device."
+        yield f"More than one device adds {_with_unit(found)} on each device{_few(found)}."
+
+
+def _few(found: Estimate) -> str:
+    return f" ({found.n} cells, too few for an interval)" if math.isnan(found.low) else ""
 
 
 def _with_unit(found: Estimate) -> str:

@@ -200,7 +200,9 @@ def _evidence(
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
-        untuned = tuning_warning(hardest)
+        # Of one global batch nothing is compared that a learning rate could favour.
+        several = hardest["global_batch_size"].nunique() > 1
+        untuned = tuning_warning(hardest) if several else None
         warnings = warnings + ([untuned] if untuned else [])
         reaches = at_best_learning_rate(hardest)
         if is_program:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times
+from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times, untimed_cells
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
@@ -117,6 +117,11 @@ def missing_evidence(evidence: Basis) -> list[str]:
     if times is None:
         found.append(f"Not identified: the time of a step. {measured_again(evidence)}")
     else:
+        untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
+        if len(untimed) and for_times(untimed, evidence.same_sweeps) is not None:
+            count = untimed["cell"].nunique()
+            what = f"the time of {count} cut{'s' if count > 1 else ''}"
+            found.append(f"Not identified: {what}. {measured_again(evidence)}")
         if not times.estimates["per_sample_s"].is_identified:
             found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
         if not times.estimates["exchange_s"].is_identified:

@@ -69,6 +69,8 @@ class Recommendation:
     """The recipe's five steps, as carried out here; without a geometry, what is known."""
     regret: list[str]
     """What a wrong choice would cost."""
+    costliest: list[str]
+    """What the worst choice measured would cost, in one sentence; empty without one."""
     warnings: list[str]
     missing: list[str]
     """What is not identified, each with what would settle it."""
@@ -160,6 +162,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         chosen=chosen,
         reasons=reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
         regret=_regret(compared, chosen),
+        costliest=[_worst_rival(others)] if len(others := _rivals(compared, chosen)) else [],
         warnings=[*evidence.warnings, *warnings, *late],
         missing=missing_evidence(evidence),
         candidates=compared,
@@ -239,6 +242,7 @@ def _unnamed(
         chosen=None,
         reasons=known_without_times(evidence),
         regret=[],
+        costliest=[],
         warnings=[*evidence.warnings, *warnings],
         missing=missing_evidence(evidence),
         candidates=rows.iloc[:0],
@@ -314,7 +318,7 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     """Say how much faster another geometry might be, at the worst end of its interval."""
     same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
     measured = (compared["source"] == "measured") & compared["fits"] & ~same
-    others = compared[measured & compared["times_slower_low"].notna()]
+    others = _rivals(compared, chosen)
     if others.empty:
         interval = "no other geometry that fits has a time with an interval"
         without = interval if measured.any() else _no_rival(compared, same)
@@ -337,6 +341,13 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
             f"the device-hours and {row['times_slower']:.3g} times the time."
         )
     return lines
+
+
+def _rivals(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
+    """Choose the other measured geometries that fit and whose time has an interval."""
+    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    measured = (compared["source"] == "measured") & compared["fits"] & ~same
+    return compared[measured & compared["times_slower_low"].notna()]
 
 
 def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:

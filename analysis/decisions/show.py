@@ -99,27 +99,42 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     """Write what `candidates_shown` chooses as texts; the parameters are the same."""
     order = candidates_shown(candidates, max_rows)
     records = order.to_dict("records")
+    # Without a target it is the time of a step, and hours of that are nobody's question.
+    to_target = bool(order["n_seeds"].gt(0).any())
     return columns_grid(
         [
             (GEOMETRY_HEADER, map(_geometry, records)),
             ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
         ],
         [
-            ("seeds", [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]),
-            ("time to target", map(_time, records)),
-            ("device-hours", [significant(hours, 3) for hours in order["device_hours"]]),
+            *([("seeds", map(_seeds, records))] if to_target else []),
+            ("time to target" if to_target else "time of a step", map(_time, records)),
+            *([("device-hours", map(_hours, records))] if to_target else []),
             ("times slower", map(_ratio, records)),
             ("P(faster)", [significant(p, 2) for p in order["probability_faster"]]),
             ("front", order["on_front"].map({True: "yes", False: ""})),
         ],
         notes=[
-            "Time to target: optimizer steps of the global batch (of the cut, where a program of "
-            "others trained; geometric mean over seeds) times "
-            "the time of a step; 95 % intervals. seeds: those that reached the target. Times "
-            "slower and P(faster): against the geometry recommended. front: of those measured, "
-            "none is faster and cheaper."
+            *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
+            "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
+            "recommended. front: of those measured, none is faster and cheaper.",
         ],
     )
+
+
+_TO_TARGET = (
+    "Time to target: optimizer steps of the global batch (of the cut, where a program of others "
+    "trained; geometric mean over seeds) times the time of a step. seeds: those that reached the "
+    "target."
+)
+
+
+def _seeds(row: Mapping[Hashable, Any]) -> str:
+    return f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}"
+
+
+def _hours(row: Mapping[Hashable, Any]) -> str:
+    return significant(row["device_hours"], 3)
 
 
 def _geometry(row: Mapping[Hashable, Any]) -> str:

@@ -50,6 +50,7 @@ def decision_section(
     pictures: list[Picture] = []
     headlines: dict[str, Estimate] = {}
     open_: list[str] = []
+    short: list[str] = []
     everything = evidence_of(cells, tables, reaches=reaches)
     if len(everything) > _MAX_GROUPS:
         command = ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]
@@ -67,6 +68,8 @@ def decision_section(
         title = f": {evidence.label}" if evidence.label else ""
         label = f"For {evidence.label}: " if evidence.label else ""
         answer += [f"{label}{found.headline}", *found.reasons, *found.regret]
+        # The first screen has room for one group.
+        short = short or [f"{label}{found.headline}", *found.costliest]
         # Where no time counts the headline says already how to have some.
         said = found.headline
         open_ += [f"{label}{line}" for line in found.missing if line.partition(". ")[2] not in said]
@@ -96,7 +99,7 @@ def decision_section(
         return None
     title = "Which geometry to use"
     settle = list(dict.fromkeys(open_))
-    return Section(title, answer, views, pictures, warnings, headlines, settle)
+    return Section(title, answer, views, pictures, warnings, headlines, short, settle)
 
 
 def _break_even(found: Recommendation, evidence: Basis) -> Iterable[tuple[str, Estimate]]:

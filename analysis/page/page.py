@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.commands import COMMAND
-from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.page.chart import Chart
 from batchscape.analysis.page.charts import (
@@ -43,6 +42,7 @@ from batchscape.analysis.page.tables import (
 )
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.provenance import questions
+from batchscape.analysis.report.sections import in_short
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
@@ -52,8 +52,6 @@ __all__ = ["html_page"]
 
 _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/plotly-cartesian.min.js"
-_ANSWERS = ("Which geometry to use", "Update frequency against convergence")
-"""Sections whose first sentences answer the question."""
 _FIRST = ("steps_to_target", "pareto", "heat_map", "cost", "loss")
 """What is shown first, if there is such a chart."""
 _MOST_CARDS = 3
@@ -144,7 +142,7 @@ def html_page(
     return _template().render(
         title=" and ".join(names),
         questions=list(questions(names)),
-        answers=_answers(sections),
+        answers=in_short(sections),
         recommended=list(_recommended(sections))[:_MOST_CARDS],
         counts=counts,
         first=next((charts[name] for name in _FIRST if name in charts), None),
@@ -220,15 +218,6 @@ def _charts(
         yield from _there(decompositions_chart(tables["decompositions"]))
     if "claims" in tables:
         yield from _there(claims_chart(tables["claims"], index.of_ids))
-
-
-def _answers(sections: Sequence[Section]) -> list[str]:
-    """Take the first sentences of the sections that answer, else of the first that speaks."""
-    first = {section.title: section.answer[0] for section in sections if section.answer}
-    found = [first[title] for title in _ANSWERS if title in first]
-    # What is not identified does not hide what is.
-    found.sort(key=lambda text: NOT_IDENTIFIED in text)
-    return found or list(first.values())[:1]
 
 
 def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:

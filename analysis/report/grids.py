@@ -14,7 +14,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -94,7 +94,7 @@ def columns_grid(
     footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
     bold: Collection[tuple[int, int]] = (),
 ) -> Grid:
-    """Put columns side by side.
+    """Put columns side by side, without those on the right that hold nothing in any row.
 
     Parameters
     ----------
@@ -105,8 +105,10 @@ def columns_grid(
     footnoted : tuple
         As `lettered` returns it.
     """
-    headers = [header for header, _ in (*left, *right)]
-    rows = zip(*(texts for _, texts in (*left, *right)), strict=True)
+    columns = [(header, list(texts)) for header, texts in (*left, *right)]
+    kept = [i for i, (_, texts) in enumerate(columns) if i < len(left) or set(texts) != {MISSING}]
+    headers = [columns[i][0] for i in kept]
+    rows = zip(*(columns[i][1] for i in kept), strict=True)
     return Grid(
         headers=headers,
         rows=[list(row) for row in rows],
@@ -115,7 +117,7 @@ def columns_grid(
         marks=footnoted[0],
         footnotes=footnoted[1],
         notes=notes,
-        bold=bold,
+        bold=frozenset((row, kept.index(column)) for row, column in bold),
     )
 
 
@@ -129,16 +131,16 @@ def to_markdown(grid: Grid) -> str:
     """Write a grid as a GitHub table with its notes underneath."""
     left = grid.n_left
     rules = [":---" if i < left else "---:" for i in range(len(grid.headers))]
-    lines = [[escape_markdown(header) for header in grid.headers], rules]
+    lines = [[_escaped(header) for header in grid.headers], rules]
     for index, (row, marks) in enumerate(grid.marked_rows()):
-        cells = [escape_markdown(text) for text in row]
+        cells = [_escaped(text) for text in row]
         cells = [f"**{text}**" if (index, c) in grid.bold else text for c, text in enumerate(cells)]
         if marks:
             cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
         lines.append(cells)
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    feet = [f"<sup>{mark}</sup> {escape_markdown(text)}" for mark, text in grid.footnotes.items()]
-    notes = [escape_markdown(note) for note in grid.notes]
+    feet = [f"<sup>{mark}</sup> {_escaped(text)}" for mark, text in grid.footnotes.items()]
+    notes = [_escaped(note) for note in grid.notes]
     # Two trailing spaces break the line without starting a paragraph.
     under = "".join(f"\n{line}  " for line in [*feet, *notes])
     return f"{table}\n{under}\n" if under else f"{table}\n"
@@ -193,7 +195,11 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
 
 def escape_markdown(text: str) -> str:
     """Write text so that Markdown shows it as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(outgoing(text).split()))
+    return _escaped(outgoing(text))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
 
 
 def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:

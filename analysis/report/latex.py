@@ -151,7 +151,11 @@ def escape_latex(text: str) -> str:
     A character outside ASCII that has no plain command is written as its code point, as in
     `[U+4E2D]`: it always compiles, and nothing is lost.
     """
-    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _signed(" ".join(outgoing(text).split())))
+    return _escaped(outgoing(text))
+
+
+def _escaped(text: str) -> str:
+    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _signed(" ".join(text.split())))
     return "".join(
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_letter, piece))
         for index, piece in enumerate(pieces)
@@ -201,8 +205,7 @@ def _letter(letter: str) -> str:
 def _long(text: str) -> str:
     """Escape text whose long words, such as paths and hashes, may break anywhere."""
     return " ".join(
-        r"\allowbreak{}".join(escape_latex(chunk) for chunk in _chunks(word))
-        for word in text.split()
+        r"\allowbreak{}".join(_escaped(chunk) for chunk in _chunks(word)) for word in text.split()
     )
 
 
@@ -299,7 +302,7 @@ def _tabular(grid: Grid, part: _Part) -> list[str]:
     wrapped = [_header_lines(grid, column) for column in part.columns]
     depth = max(map(len, wrapped))
     padded = ([""] * (depth - len(lines)) + lines for lines in wrapped)
-    heads = [[escape_latex(text) for text in line] for line in zip(*padded, strict=True)]
+    heads = [[_escaped(text) for text in line] for line in zip(*padded, strict=True)]
     rows = [
         [_cell(grid, part, index, column) for column in part.columns]
         for index in range(len(grid.rows))
@@ -319,7 +322,7 @@ def _flush(grid: Grid, column: int) -> str:
 
 def _cell(grid: Grid, part: _Part, index: int, column: int) -> str:
     row, marks = grid.marked_rows()[index]
-    text = _long(row[column]) if column in part.broken else escape_latex(row[column])
+    text = _long(row[column]) if column in part.broken else _escaped(row[column])
     if (index, column) in grid.bold:
         text = rf"\textbf{{\boldmath {text}}}"
     if marks and column == grid.n_left - 1:

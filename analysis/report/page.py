@@ -1,8 +1,9 @@
-"""`report.md`: one page that a reader understands alone."""
+"""`report.md`, the answer on one page, and the texts in `details/` that lie behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.bars import MAX_BARS
@@ -10,10 +11,10 @@ from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import section_lines
+from batchscape.analysis.report.sections import file_name, in_short, section_lines
 from batchscape.analysis.report.topic import Section
 
-__all__ = ["FIGURES", "page"]
+__all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
 
 FIGURES: dict[str, str] = {
     "loss_vs_optimizer_steps": (
@@ -42,24 +43,28 @@ FIGURES: dict[str, str] = {
 }
 """Figures by file name, with their captions."""
 
+MOST_NOTES = 3
+"""Notes that page and terminal show; the others are counted and linked."""
+
+_FIRST = ("tradeoff", "tradeoff_0", "pareto", "pareto_0", "loss_vs_samples")
+"""Figures of which the page shows the first that there is."""
+_ROWS = 6
+"""Rows of the comparison on the page."""
+_LEFT_OUT, _PROVENANCE = "left_out", "provenance"
+
 
 def page(
     cells: Cells,
     *,
-    memory_methods: Sequence[str],
     comparison: Grid,
     sections: Sequence[Section],
     notes: Sequence[str],
     figures: Sequence[str],
-    drawn: bool,
-    provenance: Mapping[str, Grid],
 ) -> str:
-    """Write the page.
+    """Write the page: the answer first, and where all that lies behind it can be read.
 
     Parameters
     ----------
-    memory_methods : sequence of str
-        Where figures of allocated memory come from, as the ranks recorded it.
     comparison : Grid
         What `tables.comparison_grid` chose.
     sections : sequence of Section
@@ -67,11 +72,7 @@ def page(
     notes : sequence of str
         As `find_notes` returns them.
     figures : sequence of str
-        Names of the figures of the comparison that were drawn, keys of `FIGURES`.
-    drawn : bool
-        Whether the pictures of the sections were drawn too.
-    provenance : mapping of str to Grid
-        As `provenance.provenance` returns it.
+        Names of all figures that were drawn.
 
     Returns
     -------
@@ -82,38 +83,93 @@ def page(
     lines = [f"# {escape_markdown(' and '.join(names))}"]
     lines += [f"> {escape_markdown(question)}" for question in questions(names)]
     lines.append(_overview(cells))
-    lines += _in_short(sections)
-    files = ", ".join(f"[{end}](tables/comparison.{end})" for end in ("csv", "md", "tex"))
-    lines += ["## Comparison", to_markdown(shorten(comparison))]
-    lines.append(f"Files: {files}. Run by run: [runs.csv](tables/runs.csv).")
+    if said := in_short(sections):
+        lines.append("\n".join(f"{i}. {escape_markdown(text)}" for i, text in enumerate(said, 1)))
+    if picture := next((name for name in _FIRST if name in figures), None):
+        lines.append(f"![{picture}](figures/{picture}.png)")
+    shown = shorten(replace(comparison, marks=(), footnotes={}), _ROWS)
+    more = len(comparison.rows) - len(shown.rows)
+    lines += ["## Comparison", to_markdown(replace(shown, notes=()))]
+    lines.append(
+        f"{f'{more} more rows, definitions' if more else 'Definitions'} and figures: "
+        "[comparison](details/comparison.md). Run by run: [runs.csv](tables/runs.csv). "
+        "With charts, in a browser: [report.html](report.html)."
+    )
+    lines += ["## More", "\n".join(_topics(sections, len(notes)))]
+    lines += [f"- {escape_markdown(note)}" for note in notes[:MOST_NOTES]]
+    return _text(lines)
+
+
+def details(
+    *,
+    memory_methods: Sequence[str],
+    comparison: Grid,
+    sections: Sequence[Section],
+    notes: Sequence[str],
+    figures: Sequence[str],
+    drawn: bool,
+    provenance: Mapping[str, Grid],
+) -> dict[str, str]:
+    """Write what lies behind the page, a text a topic.
+
+    Parameters
+    ----------
+    memory_methods : sequence of str
+        Where figures of allocated memory come from, as the ranks recorded it.
+    comparison, sections, notes
+        As for `page`.
+    figures : sequence of str
+        Names of the figures of the comparison that were drawn, keys of `FIGURES`.
+    drawn : bool
+        Whether the pictures of the sections were drawn too.
+    provenance : mapping of str to Grid
+        As `provenance.provenance` returns it.
+
+    Returns
+    -------
+    dict of str to str
+        Markdown by file name without its ending; paths are relative to the folder `details`.
+    """
+    files = ", ".join(f"[{end}](../tables/comparison.{end})" for end in ("csv", "md", "tex"))
+    lines = ["# Comparison", to_markdown(shorten(comparison))]
+    lines.append(f"Files: {files}. Run by run: [runs.csv](../tables/runs.csv).")
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:
-        lines += [f"![{name}](figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
+        lines += [f"![{name}](../figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             f"Curves of more than {MAX_POINTS} optimizer steps, or fewer where a figure has many, "
             "are averaged over windows of equal length. Every figure is also there as PDF."
         )
-    lines += [line for section in sections for line in section_lines(section, figures=drawn)]
-    lines.append("## Left out, and to be kept in mind")
-    lines.append("\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.")
+    found = {"comparison": lines}
+    for section in sections:
+        found[file_name(section)] = section_lines(section, figures=drawn, above="../")
+    found[_LEFT_OUT] = [
+        "# Left out, and to be kept in mind",
+        "\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.",
+    ]
+    found[_PROVENANCE] = ["# Provenance"]
     for title, grid in provenance.items():
-        lines += [f"## {title}", to_markdown(grid)]
+        found[_PROVENANCE] += [f"## {title}", to_markdown(grid)]
+    return {name: _text(own) for name, own in found.items()}
+
+
+def _text(lines: Sequence[str]) -> str:
     return "\n\n".join(line.strip("\n") for line in lines) + "\n"
 
 
-def _in_short(sections: Sequence[Section]) -> list[str]:
-    """Give the first sentence of every answer, and how often it was warned."""
-    items = []
+def _topics(sections: Sequence[Section], notes: int) -> Iterator[str]:
+    """Link every topic, with how often it warns."""
     for section in sections:
-        if not section.answer:
-            continue
         count = len(section.warnings)
-        warned = f" **({count} warning{'s' if count > 1 else ''} below)**" if count else ""
+        warned = f" **({count} warning{'s' if count > 1 else ''})**" if count else ""
         title = escape_markdown(section.title)
-        items.append(f"- *{title}*: {escape_markdown(section.answer[0])}{warned}")
-    return ["## In short", "\n".join(items)] if items else []
+        yield f"- [{title}](details/{file_name(section)}.md){warned}"
+    yield f"- [Settings, machines and software](details/{_PROVENANCE}.md)"
+    if notes:
+        said = "all shown here" if notes <= MOST_NOTES else f"{MOST_NOTES} of {notes} shown here"
+        yield f"- [Left out, and to be kept in mind](details/{_LEFT_OUT}.md) ({said}):"
 
 
 def _overview(cells: Cells) -> str:
@@ -121,4 +177,6 @@ def _overview(cells: Cells) -> str:
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     varying = ", ".join(f"`{name}`" for name in cells.settings)
     also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
-    return f"{len(cells.runs)} runs in {len(cells.table)} cells: {shown}.{also}"
+    hardware = cells.runs["hardware"].dropna().unique()
+    where = f" on {escape_markdown(str(hardware[0]))}" if len(hardware) == 1 else ""
+    return f"{len(cells.runs)} runs in {len(cells.table)} cells{where}: {shown}.{also}"

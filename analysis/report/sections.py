@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -18,10 +19,21 @@ from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
 
-__all__ = ["ENDINGS", "check_place", "section_lines", "show_section", "write_sections"]
+__all__ = [
+    "ENDINGS",
+    "check_place",
+    "file_name",
+    "in_short",
+    "section_lines",
+    "show_section",
+    "write_sections",
+]
 
-ENDINGS = {"tables": ("csv", "md", "tex"), "figures": ("png", "pdf")}
+ENDINGS = {"details": ("md",), "tables": ("csv", "md", "tex"), "figures": ("png", "pdf")}
 """Folders beside the page, and the endings of the files that are written there."""
+
+_SENTENCES = 5
+"""Sentences of the first screen."""
 
 
 def check_place(out: Path, *pages: str) -> None:
@@ -42,30 +54,46 @@ def check_place(out: Path, *pages: str) -> None:
     refuse_links_at(out, (*pages, "macros.tex"), ENDINGS)
 
 
-def section_lines(section: Section, *, figures: bool = True) -> list[str]:
+def in_short(sections: Iterable[Section]) -> list[str]:
+    """Return the sentences of the first screen: what the topics say in short, in their order."""
+    said = [text for section in sections for text in section.short or section.answer[:1]]
+    return said[:_SENTENCES]
+
+
+def file_name(section: Section) -> str:
+    """Return the name of the file of a section, without its ending."""
+    return re.sub(r"[^a-z0-9]+", "_", section.title.lower()).strip("_")
+
+
+def section_lines(section: Section, *, figures: bool = True, above: str = "") -> list[str]:
     """Write a section as paragraphs of Markdown.
 
     Parameters
     ----------
     figures : bool
         Show its pictures too.
+    above : str
+        Path from the page to the folder of `tables` and `figures`; with it the section is a page
+        of its own.
 
     Returns
     -------
     list of str
         Paths are relative to the folder of the page.
     """
-    lines = [f"## {escape_markdown(section.title)}"]
+    lines = [f"{'#' if above else '##'} {escape_markdown(section.title)}"]
     lines += [escape_markdown(sentence) for sentence in (*section.answer, *section.settle)]
     lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
     for view in section.tables:
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
-            lines.append(f"### {escape_markdown(view.title)}")
-        links = ", ".join(f"[{end}](tables/{view.name}.{end})" for end in ("csv", "md", "tex"))
+            lines.append(f"{'##' if above else '###'} {escape_markdown(view.title)}")
+        links = ", ".join(
+            f"[{end}]({above}tables/{view.name}.{end})" for end in ("csv", "md", "tex")
+        )
         lines += [to_markdown(shorten(view.grid)), f"Files: {links}."]
     for picture in section.pictures if figures else ():
-        lines.append(f"![{picture.name}](figures/{picture.name}.png)")
+        lines.append(f"![{picture.name}]({above}figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))
     return lines
 

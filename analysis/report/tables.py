@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.cells import GEOMETRY, Cells, where_they_differ
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
@@ -80,6 +80,9 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
     ]
     bold: set[tuple[int, int]] = set()
     for name, label, scale in _figures(comparison):
+        # What no cell has is no column; the notes below say why there are no times.
+        if comparison[f"{name}_n"].eq(0).all():
+            continue
         if f"{name}_best" in comparison:
             rows = comparison[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
             bold |= {(int(row), len(left) + len(right)) for row in rows}
@@ -89,7 +92,12 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
             continue
         header = f"{label} ({scale.unit})" if scale.unit else label
         right.append((header, _spread_texts(comparison, name, scale)))
-        definitions.append(_OF_DISTURBED if name == DISTURBED else f"{label}: {SUMMARY[name]}.")
+        if name == DISTURBED:
+            definitions.append(_OF_DISTURBED)
+        elif name == "peak_allocated_gib":
+            definitions += _of_memory(label, cells)
+        else:
+            definitions.append(f"{label}: {SUMMARY[name]}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
     if unshown := cells.unshown():
@@ -101,6 +109,18 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         footnoted=footnotes(comparison, cells),
         bold=frozenset(bold),
     )
+
+
+def _of_memory(label: str, cells: Cells) -> Iterator[str]:
+    """Say what the peak of memory is: of a program no allocator can be asked."""
+    of_programs = cells.of_programs()
+    if not of_programs.all():
+        yield f"{label}: {SUMMARY['peak_allocated_gib']}."
+    if of_programs.any():
+        yield (
+            f"{label} of a program: what all its processes hold on a device, or on a processor "
+            "what they share with no other process; allocated or not."
+        )
 
 
 def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
@@ -154,7 +174,7 @@ def geometry_column(table: pd.DataFrame) -> Column:
 
 def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     """Return columns of settings, under short headers."""
-    texts = (table[name].fillna(MISSING).astype(str) for name in names)
+    texts = (where_they_differ(table[name].fillna(MISSING)) for name in names)
     return list(zip(setting_headers(names), texts, strict=True))
 
 

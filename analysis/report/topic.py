@@ -60,6 +60,8 @@ class Section:
     headlines: dict[str, Estimate] = field(default_factory=dict)
     """Numbers that a paper would quote, by a name in lower case with underscores; they become
     LaTeX macros."""
+    short: Sequence[str] = ()
+    """What the first screen says of it, in a sentence or two; empty: the first of the answer."""
     settle: Sequence[str] = ()
     """What would settle what the answer leaves open, and by which command; behind the answer."""
     curves: dict[str, pd.DataFrame] = field(default_factory=dict)

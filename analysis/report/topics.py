@@ -185,16 +185,16 @@ def _claims(material: Material) -> Section | None:
 
 
 TOPICS = (
+    Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),
+    Topic("Claims", _claims),
+    Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
+    Topic("What a step costs", lambda m: cost_section(m.cells)),
+    Topic("Where memory ends", lambda m: frontier_section(m.cells)),
     Topic("Learning rate", _learning_rate),
     Topic("Targets", _targets),
     Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),
-    Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
-    Topic("What a step costs", lambda m: cost_section(m.cells)),
-    Topic("Where memory ends", lambda m: frontier_section(m.cells)),
-    Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
     Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
-    Topic("Claims", _claims),
 )
 """All topics, in the order of the page."""

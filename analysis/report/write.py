@@ -26,14 +26,15 @@ from batchscape.analysis.figures.style import looks, paper_style, save
 from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.page import page
+from batchscape.analysis.report.page import MOST_NOTES, details, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     ENDINGS,
     check_place,
-    show_section,
+    in_short,
     write_sections,
 )
+from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
 from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.report.topics import Material, find_sections
@@ -46,6 +47,9 @@ from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load
 
 __all__ = ["READ", "Report", "write_report"]
+
+_MOST_ROWS = 20
+"""Rows of the comparison in the terminal."""
 
 READ = {
     "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
@@ -71,6 +75,8 @@ class Report:
     """Every file written, `report.md` first."""
     grid: Grid
     """What the terminal shows of the comparison."""
+    curves: tuple[str, ...]
+    """The held-out losses of the cells, as lines of text."""
 
     @property
     def tables(self) -> dict[str, TableView]:
@@ -78,23 +84,22 @@ class Report:
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
-        """Print the comparison, what each section answers, the notes and where the files are."""
-        show(console, self.grid, "Comparison")
-        for section in self.sections:
-            show_section(console, section, tables=False)
-        if self.sections and self.notes:
-            console.print("\nLeft out, and to be kept in mind", style="bold")
-        for note in self.notes:
-            console.print(Text(f"- {note}"), highlight=False, soft_wrap=COMMAND in note)
-        figures = sum(file.suffix == ".png" for file in self.files)
-        console.print(
-            Text(
-                f"\nReport: {self.files[0]} (definitions, tables, and {figures} "
-                "figures as PNG and PDF)"
-            ),
-            highlight=False,
-            soft_wrap=True,
-        )
+        """Print the comparison, its curves, what it says in short and where the files are."""
+        show(console, self.grid, "Comparison", _MOST_ROWS)
+        for line in self.curves:
+            console.print(Text(line), highlight=False, soft_wrap=True)
+        for note in self.notes[:MOST_NOTES]:
+            _say(console, f"- {note}")
+        said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
+        for text in ["", *said] if said else []:
+            _say(console, text)
+        warnings = sum(len(section.warnings) for section in self.sections)
+        behind = ["definitions", "tables", "figures"]
+        behind += [f"{warnings} warnings"] if warnings else []
+        left = len(self.notes) - MOST_NOTES
+        behind += [f"{left} more notes"] if left > 0 else []
+        _say(console, f"\nReport: {self.files[0]} ({', '.join(behind)})", in_one_piece=True)
+        _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 
 
 def write_report(
@@ -152,8 +157,7 @@ def write_report(
             files += save(figure, out / "figures", name)
     files += write_sections(sections, out, figures=figures)
     origins = provenance(cells.runs)
-    text = page(
-        cells,
+    texts = details(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         comparison=grid,
         sections=sections,
@@ -161,6 +165,16 @@ def write_report(
         figures=list(drawn),
         drawn=figures,
         provenance=origins,
+    )
+    for name, text in texts.items():
+        files.append(out / "details" / f"{name}.md")
+        files[-1].write_text(visible(text), encoding="utf-8")
+    text = page(
+        cells,
+        comparison=grid,
+        sections=sections,
+        notes=notes,
+        figures=[file.stem for file in files if file.suffix == ".png"],
     )
     (out / "report.md").write_text(visible(text), encoding="utf-8")
     html = html_page(
@@ -179,7 +193,13 @@ def write_report(
         notes=tuple(notes),
         files=(out / "report.md", out / "report.html", *files),
         grid=grid,
+        curves=tuple(curve_lines(cells, tables.evals)),
     )
+
+
+def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
+    # A command is copied in one piece: the terminal breaks its line, not we.
+    console.print(Text(text), highlight=False, soft_wrap=in_one_piece or COMMAND in text)
 
 
 def _loaded(sweep_dirs: Sequence[Path]) -> Tables:

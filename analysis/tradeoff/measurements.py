@@ -9,11 +9,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["Measurements", "measure"]
+__all__ = ["Measurements", "ends_of_range", "measure"]
 
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
 _MOST_COUNTED = 2.0**53
@@ -98,6 +99,35 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         used=used.drop(columns="reached"),
         excluded=excluded.sort_values("global_batch_size", ignore_index=True),
         warnings=tuple(warnings),
+    )
+
+
+def ends_of_range(found: Measurements) -> tuple[Estimate, Estimate]:
+    """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
+
+    Returns
+    -------
+    tuple of Estimate
+        Ratio of optimizer steps, smallest to largest, and of samples, largest to smallest:
+        geometric means over the seeds of both, with their t-interval.
+    """
+    small, large = found.log_steps[[0, -1]]
+    logs = (small - large)[np.isfinite(small - large)]
+    n = len(logs)
+    mean, half = (float(logs.mean()) if n else np.nan), np.nan
+    if n > 1:
+        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n))
+    first, last = found.batches[[0, -1]]
+    span = float(np.log(last / first))
+    method = f"t over {n} paired log ratios" if n > 1 else "no interval"
+
+    def ratio(log: float, what: str) -> Estimate:
+        value, low, high = (float(np.exp(end)) for end in (log, log - half, log + half))
+        definition = f"ratio of {what} to the target, batch sizes {first:g} and {last:g}"
+        return Estimate(value, low, high, n, "", method, definition)
+
+    return ratio(mean, "optimizer steps, smallest to largest"), ratio(
+        span - mean, "samples, largest to smallest"
     )
 
 

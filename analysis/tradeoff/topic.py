@@ -15,6 +15,7 @@ from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
+from batchscape.analysis.tradeoff.measurements import ends_of_range
 from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
 from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
 from batchscape.errors import AnalysisError
@@ -99,6 +100,7 @@ def tradeoff_section(
             *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
         ],
         _headlines(found),
+        short=_short(found),
         curves=_curves(found),
     )
 
@@ -174,6 +176,34 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     own = _of_group(noise_scales, group)
     sentence = None if own is None else noise_scale_sentence(critical, own, len(fit.batches))
     return [text for text in (*answer, _chosen(fit), sentence) if text]
+
+
+def _short(found: Sequence[GroupFits]) -> list[str]:
+    """Say of the first group what its samples buy, and its critical batch size."""
+    first, *others = found
+    fit, fitted = first.fit, first.fit.fitted
+    where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
+    said = []
+    if fitted is not None:
+        fewer, more = ends_of_range(fitted.found)
+        low, high = fitted.found.batches[[0, -1]]
+        said.append(
+            f"{first.prefix}From a global batch of {low:g} to {high:g} samples, {where} takes "
+            f"{fewer.text()} times fewer optimizer steps and {more.text()} times the samples "
+            f"(n = {fewer.n} seeds)."
+        )
+    critical = fit.critical_batch_size
+    if critical.is_identified:
+        said.append(
+            f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
+            f"optimizer steps, is {critical.text()} samples ({len(fit.batches)} batch sizes, "
+            f"n = {fit.n_seeds} seeds)."
+        )
+    else:
+        said.append(f"{first.prefix}The critical batch size is {critical.note}.")
+    if others:
+        said[-1] += f" {len(others)} more groups of runs are in the details."
+    return said
 
 
 def _saves(fit: TradeoffFit) -> str:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.cells import plain_texts
+from batchscape.analysis.cells import plain_texts, where_they_differ
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.tables import comparison_grid
@@ -216,3 +219,18 @@ def test_runs_are_pooled_by_what_their_settings_decide(
     assert cells.settings == ([setting] if is_told_apart else [])
     assert len(cells.table) == 1 + is_told_apart
     assert cost_groups(cells)["group"].nunique() == 1 + has_cost
+
+
+def test_long_values_are_shortened_to_where_they_differ() -> None:
+    head, tail = ["python", "a/long/path/to/train.py"], ["--output", "somewhere/else"]
+    texts = pd.Series([json.dumps([*head, *own, *tail]) for own in (["--lr", "1"], ["--lr", "2"])])
+    assert where_they_differ(texts).tolist() == ["1", "2"]
+    # Short ones, and those that would become the same, stay as they are.
+    for same in (["a b", "a c"], ["x" * 50, "x" * 50], [f"{'x' * 50} ", "x" * 50]):
+        assert where_they_differ(pd.Series(same)).tolist() == same
+
+
+@given(st.lists(st.lists(st.text("ab ", min_size=1, max_size=30), min_size=1, max_size=6)))
+def test_different_values_stay_different(values: list[list[str]]) -> None:
+    texts = pd.Series([json.dumps(value) for value in values], dtype=str)
+    assert where_they_differ(texts).nunique() == texts.nunique()

@@ -295,13 +295,13 @@ def test_the_last_line_counts_what_has_no_times(
     write_json(sweep.run("a").config, {"config": {"timing_repeat": 1}})
     told = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
     assert told == (
-        f"No times that count: 3 of 4 completed runs: {BUSY} (2); 4 ranks share 2 cores (1). "
+        f"3 of 4 completed runs have no times that count: {BUSY} (2); 4 ranks share 2 cores (1). "
         "On a free machine, this measures them: batchscape sweep a=1 timing_repeat=2 "
         "sweep_dir=outputs/mine"
     )
     alone = SweepResult((runs[2], runs[4]), interrupted=False)
     assert alone.untimed_text(sweep, "batchscape sweep a=1") == (
-        "No times that count: 1 of 1 completed runs: 4 ranks share 2 cores (1)."
+        "1 of 1 completed run has no times that count: 4 ranks share 2 cores (1)."
     )
     assert SweepResult(tuple(runs[3:]), interrupted=False).untimed_text(sweep, "x") is None
 
@@ -336,8 +336,8 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         assert [run.untimed for run in found.runs] == [reason, None, None]
         output = io.StringIO()
         Console(file=output, width=400).print(overview_text(found))
-        (line,) = [line for line in output.getvalue().splitlines() if "No times" in line]
-        said = f"No times that count: 1 of 2 completed runs: {reason} (1)"
+        (line,) = [line for line in output.getvalue().splitlines() if "no times" in line]
+        said = f"1 of 2 completed runs have no times that count: {reason} (1)"
         assert line.rstrip() == said + (remedy if has_remedy else "")
 
 

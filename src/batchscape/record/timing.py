@@ -137,7 +137,9 @@ def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
 def untimed_text(reasons: Counter[str], completed: int) -> str:
     """Say how many of the completed runs have no times that count, and why."""
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-    return f"No times that count: {reasons.total()} of {completed} completed runs: {listed}"
+    have = "has" if completed == 1 else "have"
+    runs = "run" if completed == 1 else "runs"
+    return f"{reasons.total()} of {completed} completed {runs} {have} no times that count: {listed}"
 
 
 def timed_figures(summary: Mapping[str, Any], untimed: str | None) -> dict[str, Any]:

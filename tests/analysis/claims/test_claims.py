@@ -759,6 +759,8 @@ def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
     on_digits = "batchscape sweep sweeps=learning_rate_digits"
     assert settle["learning-rate-grows-with-batch"] == on_digits
     assert settle["large-batch-less-variance"].endswith("sweeps=vary_global_batch_digits")
+    alike = settle["decompositions-are-equivalent"]
+    assert alike == "batchscape sweep sweeps=fixed_global_batch_digits"
     assert settle["musev-224"].endswith("sweeps=musev_224")
 
 

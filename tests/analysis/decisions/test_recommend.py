@@ -26,6 +26,7 @@ from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
 from batchscape.geometry import solve
+from batchscape.record.files import read_json, write_json
 from batchscape.record.tables import load
 
 CELLS = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 16, 1), (2, 16, 4), (2, 32, 2)]
@@ -253,6 +254,8 @@ def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
     lost = 100 * (1 - others["times_slower_low"].min())
     assert f"at most {lost:.2g} %" in found.regret[0]
     assert others["probability_faster"].between(0, 1).all()
+    slowest = others.sort_values("times_slower").iloc[-1]
+    assert f"takes {slowest['times_slower']:.3g} times as long" in found.costliest[0]
 
 
 def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
@@ -267,6 +270,12 @@ def test_without_a_target_there_is_still_an_answer():
     nothing = evidence(reaches=None)
     found = recommend(nothing, Needs(deadline_s=60.0))
     assert math.prod(found.geometry) == 32
+    grid = candidates_grid(found.candidates, 12)
+    assert "time of a step" in grid.headers
+    assert not {"time to target", "device-hours", "seeds"} & set(grid.headers)
+    assert (
+        "time to target" in candidates_grid(recommend(evidence(), Needs()).candidates, 12).headers
+    )
     assert any("deadline could not be checked" in text for text in found.warnings)
     assert any("vary_global_batch" in text for text in found.missing)
     table = evidence().table.assign(step_time_s=math.nan)
@@ -546,3 +555,29 @@ def test_two_seeds_have_no_interval_anywhere():
     three = recommend(evidence(noise=0.2), Needs())
     rows = candidates_grid(three.candidates, 99).rows
     assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
+
+
+def test_a_partly_disturbed_sweep_names_the_command_that_times_the_rest(build):
+    sweep = build()
+    for seed in (0, 1, 2):
+        for cut, core_wait in (((1, 32, 1), 0.0), ((1, 8, 4), 0.5)):
+            launch = sweep.run(cut, seed=seed, core_wait=core_wait).launch
+            write_json(launch, read_json(launch) | {"command": "batchscape sweep a=1"})
+    tables = load(sweep.path)
+    section = decision_section(find_cells(tables.runs), tables)
+    assert section.answer[0].startswith("Use 1 x 32 x 1 = 32")
+    (settle,) = [text for text in section.settle if "the time of 1 cut." in text]
+    assert "batchscape sweep a=1 timing_repeat=1" in settle
+
+
+def test_one_global_batch_has_nothing_that_a_learning_rate_could_favour(build):
+    sweep = build()
+    for seed in (0, 1, 2):
+        for cut in [(1, 8, 4), (1, 32, 1)]:
+            sweep.run(cut, seed=seed)
+    (basis,) = gather([sweep.path])
+    assert basis.reaches is not None
+    assert not any("UNTUNED" in text for text in basis.warnings)
+    for seed in (0, 1, 2):
+        sweep.run((1, 8, 1), seed=seed)
+    assert any("UNTUNED" in text for basis in gather([sweep.path]) for text in basis.warnings)

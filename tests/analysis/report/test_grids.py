@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import (
     GEOMETRY_HEADER,
     Grid,
@@ -140,3 +141,15 @@ def test_columns_stand_under_their_headers():
     assert (alone.n_left, alone.short_first) == (1, "geometry")
     with pytest.raises(ValueError, match="shorter"):
         columns_grid(left, [("n", ["1"])])
+
+
+def test_a_column_without_anything_is_left_out() -> None:
+    grid = columns_grid(
+        [("cell", ["a", "b"]), ("note", [MISSING, MISSING])],
+        [("n", ["1", "2"]), ("time", [MISSING, MISSING]), ("loss", [MISSING, "2.0"])],
+        bold={(1, 4)},
+    )
+    # What tells rows apart stays, and bold stays where it was.
+    assert list(grid.headers) == ["cell", "note", "n", "loss"]
+    assert list(grid.rows) == [["a", MISSING, "1", MISSING], ["b", MISSING, "2", "2.0"]]
+    assert grid.bold == {(1, 3)}

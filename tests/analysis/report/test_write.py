@@ -16,6 +16,8 @@ from rich.console import Console
 
 from batchscape.analysis import Report, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.sections import in_short
 from batchscape.errors import RecordError
 
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
@@ -29,6 +31,45 @@ def shown(report: Report, width: int = 100) -> str:
     file = StringIO()
     report.render(Console(file=file, width=width))
     return file.getvalue()
+
+
+def whole(report: Report) -> str:
+    """Return the page and all that lies behind it."""
+    behind = sorted((report.out / "details").iterdir())
+    return "\n".join(file.read_text() for file in [report.files[0], *behind])
+
+
+def check_first_screen(report: Report) -> None:
+    page = report.files[0].read_text()
+    # A reader sees the answer in ten seconds.
+    assert len(page.split()) <= 700
+    terminal = shown(report)
+    sentences = in_short(report.sections)
+    assert sentences[0].startswith("Use ")
+    assert 4 <= len(sentences) <= 5
+    for number, said in enumerate(sentences, start=1):
+        assert f"\n{number}. {escape_markdown(said)}\n" in page
+        assert f"{number}. {said}" in " ".join(terminal.split())
+    assert f"Report: {report.files[0]}" in terminal
+
+
+def check_links(report: Report) -> None:
+    page, text = report.files[0].read_text(), whole(report)
+    linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]
+    assert all(path.exists() for path in linked)
+    # Every text, table and figure is a link or two away, and every sentence in one of them.
+    for file in (report.out / "details").iterdir():
+        assert file in linked
+        found = re.findall(r"\]\(([^)]+)\)", file.read_text())
+        linked += [(file.parent / path).resolve() for path in found]
+    assert {file for file in report.files if file.suffix != ".pdf"} - set(linked) == {
+        report.files[0],
+        report.out / "macros.tex",
+    }
+    for section in report.sections:
+        for said in (*section.answer, *section.settle, *section.warnings):
+            assert escape_markdown(said) in text
+    assert all(escape_markdown(note) in text for note in report.notes)
 
 
 def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
@@ -59,11 +100,10 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
             assert file.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     page = report.files[0].read_text()
     assert "Which cut of a global batch of 32 is cheapest" in page
+    check_first_screen(report)
     assert "oversubscribed: 4 ranks on 2 cores" in page
     assert "Example CPU, 2 cores" in page
-    linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", page)]
-    assert len(linked) > 10
-    assert all(path.exists() for path in linked)
+    check_links(report)
 
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")
@@ -136,7 +176,7 @@ def test_a_single_run(build: Any) -> None:
     sweep.run()
     report = write_report([sweep.path])
     assert len(figures(report)) == 6
-    assert "no spread can be given" in report.files[0].read_text()
+    assert "no spread can be given" in whole(report)
     assert "±" not in (report.out / "tables" / "comparison.md").read_text().splitlines()[2]
     assert "decompositions" not in report.tables
 
@@ -187,7 +227,7 @@ def test_mfu_names_its_peak(build: Any) -> None:
     row = report.comparison.iloc[0]
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
-    page = (report.out / "report.md").read_text()
+    page = whole(report)
     assert "| MFU (%) |" in page
     assert "0.5 (Some datasheet)" in page
 
@@ -198,7 +238,7 @@ def test_the_page_says_what_was_trained(build: Any) -> None:
     sweep.run(optimizer__learning_rate=0.001)
     sweep.run(optimizer__learning_rate=0.002)
     report = write_report([sweep.path], figures=False)
-    text = (report.out / "report.md").read_text().split("## What was trained")[1].split("##")[0]
+    text = whole(report).split("## What was trained")[1].split("##")[0]
     assert "name=gpt" in text
     assert "d\\_model=128" in text
     assert "varies: learning\\_rate" in text
@@ -211,7 +251,7 @@ def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> Non
     for geometry in ((1, 32, 1), (1, 8, 4)):
         sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
     report = write_report([sweep.path], figures=False)
-    page = (report.out / "report.md").read_text()
+    page = "".join(file.read_text() for file in (report.out / "details").iterdir())
     assert page.count("not decomposition-invariant: BatchNorm") == 2
     assert "Not decomposition-invariant (BatchNorm): 2 runs." in page
 
@@ -235,7 +275,7 @@ def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     empty.config.write_text('{"format_version": 3}')
     report = write_report([sweep.path], figures=False)
     assert report.comparison["n"].tolist() == [1]
-    page = report.files[0].read_text().replace("\\", "")
+    page = whole(report).replace("\\", "")
     for folder in (torn, changed, empty):
         assert f"Damaged, and in no table: {folder.path}" in page
 
@@ -297,7 +337,7 @@ def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
     report = write_report([sweep.path], figures=False)
     markdown = (report.out / "tables" / "comparison.md").read_text()
     assert "| 2 of 3 |" in markdown
-    assert "over the completed runs only" in report.files[0].read_text()
+    assert "over the completed runs only" in whole(report)
     losses = pd.read_csv(report.out / "tables" / "runs.csv").dropna(subset="final_loss")
     completed = losses[losses["status"] == "completed"]["final_loss"]
     assert report.comparison["final_loss_mean"].item() == pytest.approx(completed.mean())

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from ground_truth import noisy_log_steps, sweep_table
+from scipy import stats
 
 from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.report.grids import to_markdown
@@ -156,3 +157,20 @@ def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches)
         found = tradeoff_section(own, noise_scales=scales)
     # The square root of 10 times the square root of 30 times 120.
     assert "24.5 samples (geometric mean over 2 of 7 batch sizes)" in found.answer[-1]
+
+
+def test_the_first_screen_says_what_samples_buy(reaches, section):
+    """The ratio over seeds by plain pandas and scipy, at the target that is spoken of."""
+    own = reaches[reaches["target_loss"] == 2.0]
+    steps = own.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
+    logs = np.log(steps[8] / steps[512])
+    low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
+    fewer = [f"{np.exp(value):.3g}" for value in (logs.mean(), low, high)]
+    more = [f"{64 / np.exp(value):.3g}" for value in (logs.mean(), high, low)]
+    buys, critical = section.short
+    assert buys == (
+        "From a global batch of 8 to 512 samples, a loss of 2 takes "
+        f"{fewer[0]} [{fewer[1]}, {fewer[2]}] times fewer optimizer steps and "
+        f"{more[0]} [{more[1]}, {more[2]}] times the samples (n = {len(logs)} seeds)."
+    )
+    assert fit_tradeoff(own).critical_batch_size.text() in critical

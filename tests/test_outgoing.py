@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Group
@@ -179,6 +179,7 @@ def secret_of_a_name(draw: st.DrawFn) -> tuple[str, str]:
     name = draw(st.sampled_from(["PG", "SSH", "MY_", "x", "Db-", ""])) + draw(
         st.sampled_from([ending for word in ENDINGS for ending in (word, word.lower())])
     )
+    assume(name not in {"xkey", "xpass"})  # small letters that also end words, as in turkey
     drawn = draw(st.text(string.ascii_letters + string.digits, min_size=7, max_size=40))
     # A digit between letters: neither a number, nor a word that messages have.
     return name, f"{drawn[:3]}7q9{drawn[3:]}"

@@ -95,6 +95,9 @@ def section_lines(section: Section, *, figures: bool = True, above: str = "") ->
     for picture in section.pictures if figures else ():
         lines.append(f"![{picture.name}]({above}figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))
+    if section.curves:
+        links = ", ".join(f"[{name}.csv]({above}tables/{name}.csv)" for name in section.curves)
+        lines.append(f"Behind the charts: {links}.")
     return lines
 
 

@@ -64,6 +64,7 @@ def twice(place: Path, *names: str) -> tuple[dict[str, Any], list[int], dict[str
     return first, kept, again, len(load(sweep.path).steps)
 
 
+@pytest.mark.slow
 def test_the_launcher_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     names = ("writes", "completes-later")

@@ -179,6 +179,7 @@ def test_a_signal_while_waiting_for_another_launcher(
     assert not is_held(launcher.sweep.lock)
 
 
+@pytest.mark.slow
 def test_a_signal_while_sealing(launch: Callable[..., Launcher]) -> None:
     """What has ended is sealed; nothing more is begun."""
     launcher = launch("spawn", "blocks", "completes-later")

@@ -136,6 +136,7 @@ def on_a_read_only_disk(disk: Path, *sweeps: Path) -> list[str]:
     return [refusal(sweep) for sweep in sweeps]
 
 
+@pytest.mark.slow
 def test_a_read_only_disk(tmp_path: Path) -> None:
     """Whether or not there is anything of the sweep on it."""
     begun, empty = tmp_path / "begun", tmp_path / "empty"

@@ -104,6 +104,7 @@ def assert_left_alone(terminal: OnTerminal, pids: dict[str, int]) -> None:
         assert not is_held(folder.lock)
 
 
+@pytest.mark.slow
 def test_ctrl_c_waits_for_checkpoints_and_restores_the_terminal(
     tmp_path: Path, terminals: list[OnTerminal]
 ) -> None:

@@ -82,6 +82,7 @@ def test_every_wait_has_a_bound(monkeypatch) -> None:
         assert 2 * patience_s() < silence_s() < math.inf
 
 
+@pytest.mark.slow
 def test_an_online_mirror_that_never_ends_leaves_an_offline_one_its_time(
     sweep, fake_training, monkeypatch, tmp_path
 ) -> None:

@@ -77,6 +77,7 @@ def save_until_full(folder):
     return str(raised.value), names, load_checkpoint(first)["optimizer_step"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_the_one_before_stays(tmp_path):
     place = tmp_path / "disk"
     message, names, step = with_small_disk(place, 1 << 20, save_until_full, place)

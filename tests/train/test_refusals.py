@@ -99,6 +99,7 @@ def test_compilation_leaves_buffers_and_random_state_alone(spec_of, tmp_path):
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch's own
 def test_a_model_that_was_compiled_ahead_is_gone_before_the_training(

@@ -414,10 +414,11 @@ def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     worst = timed.sort_values("times_slower").iloc[-1]
     # Without degrees of freedom one of both was timed once.
     n = 1 if math.isnan(worst["times_slower_n"]) else int(worst["times_slower_n"])
-    ends = (worst[f"times_slower{end}"] for end in ("", "_low", "_high"))
+    value, low, high = (float(worst[f"times_slower{end}"]) for end in ("", "_low", "_high"))
+    slower = interval_text(value, low, high, n)
     which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
     return [
-        f"The slowest measured{which}, {cut_text(worst)}, takes {interval_text(*ends, n=n)} times "
+        f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times "
         f"as long and {worst['times_dearer']:.3g} times the device-hours."
     ]
 

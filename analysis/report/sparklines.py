@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -116,21 +116,21 @@ def _curves(
             # Evaluated between two places only.
             middle = rows.loc[rows["run"].isin(runs), "samples"].mean()
             own = np.array([np.abs(places - middle).argmin()])
-        bars[own[[0, -1]]] = ends.loc[cell, ["first", "last"]]
+        bars[own[[0, -1]]] = ends.loc[int(str(cell)), ["first", "last"]].to_numpy()
         yield int(str(cell)), bars
 
 
-def _labels(cells: Cells, chosen: Sequence[int]) -> dict[int, str]:
+def _labels(cells: Cells, chosen: list[int]) -> pd.Series[str]:
     """Name cells by batch, cut and rate, and those that are then alike by sweep or settings."""
     table = cells.table.loc[chosen]
     plain = "B = " + table["global_batch_size"].astype(str)
     plain += ", " + cells.labels([_RATE] if _RATE in cells.shown else []).loc[chosen]
     if plain.is_unique:
-        return plain.to_dict()
+        return plain
     names = cells.runs.groupby("cell")["sweep_name"].unique().loc[chosen]
     by_sweep = plain + ", " + names.map(lambda own: " and ".join(map(str, own)))
     if by_sweep.is_unique:
-        return by_sweep.to_dict()
+        return by_sweep
     differ = [name for name in cells.shown if table[name].nunique(dropna=False) > 1]
     batch = cells.table["global_batch_size"].astype(str)
-    return ("B = " + batch + ", " + cells.labels(differ)).loc[chosen].to_dict()
+    return ("B = " + batch + ", " + cells.labels(differ)).loc[chosen]

@@ -61,7 +61,8 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]
     order = ends.assign(survivors=survivors).sort_values(["survivors", "last"], kind="stable")
     firsts = order.groupby([key.loc[order.index] for key in keys], dropna=False)
-    chosen = sorted(firsts.head(1).index)
+    batch = table["global_batch_size"].loc[firsts.head(1).index].sort_index()
+    chosen = batch.sort_values(kind="stable").index.tolist()
     which = ", of each global batch the lowest at the end" if len(chosen) < len(ends) else ""
     if which and survivors.any():
         which += " (first among cells whose runs all completed)"

@@ -36,7 +36,7 @@ def test_eight_even_steps() -> None:
 def test_the_best_rate_stands_for_its_global_batch(build: Any) -> None:
     sweep = build()
     ends = {}
-    for batch, rates in ((8, (0.001, 0.002)), (32, (0.001,))):
+    for batch, rates in ((8, (0.001, 0.002)), (32, (0.0005,))):
         for rate in rates:
             for seed in (0, 1):
                 sweep.run((1, batch, 1), seed=seed, optimizer__learning_rate=rate)
@@ -50,6 +50,7 @@ def test_the_best_rate_stands_for_its_global_batch(build: Any) -> None:
     heading, *lines = curve_lines(cells, tables.evals)
     assert heading.endswith("of each global batch the lowest at the end")
     assert len(lines) == 2
+    # In the order of the global batches, whatever their rates.
     for line, cell in zip(lines, best, strict=True):
         assert f" to {ends[cell]:.3g}" in line
         assert f"B = {batch[cell]}, " in line

@@ -26,6 +26,7 @@ from batchscape.analysis.decisions.reasons import (
     missing_evidence,
     reasons_for,
 )
+from batchscape.analysis.estimates import interval_text
 from batchscape.errors import AnalysisError
 
 __all__ = ["Needs", "Recommendation", "recommend"]
@@ -162,7 +163,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         chosen=chosen,
         reasons=reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
         regret=_regret(compared, chosen),
-        costliest=[_worst_rival(others)] if len(others := _rivals(compared, chosen)) else [],
+        costliest=_costliest(compared, chosen),
         warnings=[*evidence.warnings, *warnings, *late],
         missing=missing_evidence(evidence),
         candidates=compared,
@@ -324,12 +325,12 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
         without = interval if measured.any() else _no_rival(compared, same)
         lines = [f"Not identified: {without}."]
     else:
-        lines = [_best_rival(others), _worst_rival(others)]
+        lines = [_best_rival(others), *_costliest(compared, chosen)]
     unknown = compared[measured & compared["times_slower_low"].isna()]
     if len(others) and len(unknown):
         cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
         lines.append(
-            f"Without an interval, and so not among these: {cuts}"
+            f"Without an interval, and so not among those that may be faster: {cuts}"
             f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
         )
     front = compared[
@@ -403,13 +404,23 @@ def _best_rival(others: pd.DataFrame) -> str:
     )
 
 
-def _worst_rival(others: pd.DataFrame) -> str:
-    worst = others.sort_values("times_slower").iloc[-1]
-    ends = f"[{worst['times_slower_low']:.3g}, {worst['times_slower_high']:.3g}]"
-    return (
-        f"The slowest measured, {cut_text(worst)}, takes {worst['times_slower']:.3g} times as long "
-        f"{ends} and {worst['times_dearer']:.3g} times the device-hours."
-    )
+def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
+    """Name the slowest of all other measured geometries that fit, with or without an interval."""
+    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    others = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
+    timed = others[others["times_slower"].map(math.isfinite)]
+    if timed.empty:
+        return []
+    worst = timed.sort_values("times_slower").iloc[-1]
+    # Without degrees of freedom one of both was timed once.
+    n = 1 if math.isnan(worst["times_slower_n"]) else int(worst["times_slower_n"])
+    value, low, high = (float(worst[f"times_slower{end}"]) for end in ("", "_low", "_high"))
+    slower = interval_text(value, low, high, n)
+    which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
+    return [
+        f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times "
+        f"as long and {worst['times_dearer']:.3g} times the device-hours."
+    ]
 
 
 def _plain(value: object) -> object:

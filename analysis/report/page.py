@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
@@ -87,9 +89,9 @@ def page(
         lines.append("\n".join(f"{i}. {escape_markdown(text)}" for i, text in enumerate(said, 1)))
     if picture := next((name for name in _FIRST if name in figures), None):
         lines.append(f"![{picture}](figures/{picture}.png)")
-    shown = shorten(replace(comparison, marks=(), footnotes={}), _ROWS)
+    shown = shorten(comparison, _ROWS)
     more = len(comparison.rows) - len(shown.rows)
-    lines += ["## Comparison", to_markdown(replace(shown, notes=()))]
+    lines += ["## Comparison", to_markdown(replace(shown, notes=_signs(shown)))]
     lines.append(
         f"{f'{more} more rows, definitions' if more else 'Definitions'} and figures: "
         "[comparison](details/comparison.md). Run by run: [runs.csv](tables/runs.csv). "
@@ -170,6 +172,21 @@ def _topics(sections: Sequence[Section], notes: int) -> Iterator[str]:
     if notes:
         said = "all shown here" if notes <= MOST_NOTES else f"{MOST_NOTES} of {notes} shown here"
         yield f"- [Left out, and to be kept in mind](details/{_LEFT_OUT}.md) ({said}):"
+
+
+def _signs(grid: Grid) -> list[str]:
+    """Say in short what the signs in a table mean; the definitions are in the details."""
+    signs = []
+    if any("±" in text for row in grid.rows for text in row):
+        signs.append(
+            f"±: half-width of the {LEVEL:.0%} t-interval over completed runs, of losses over seeds"
+        )
+    if grid.bold:
+        signs.append(
+            f"bold: best in its column, and told from each other cell (p < {SIGNIFICANCE:g} after "
+            "Holm's adjustment)"
+        )
+    return [f"{'; '.join(signs)}."] if signs else []
 
 
 def _overview(cells: Cells) -> str:

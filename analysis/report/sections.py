@@ -55,8 +55,16 @@ def check_place(out: Path, *pages: str) -> None:
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:
-    """Return the sentences of the first screen: what the topics say in short, in their order."""
-    said = [text for section in sections for text in section.short or section.answer[:1]]
+    """Return the sentences of the first screen: what the topics say in short, in their order.
+
+    The first sentence of a topic says how many warnings weaken it.
+    """
+    said = []
+    for section in sections:
+        count = len(section.warnings)
+        warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
+        own = section.short or section.answer[:1]
+        said += [text + (warned if place == 0 else "") for place, text in enumerate(own)]
     return said[:_SENTENCES]
 
 

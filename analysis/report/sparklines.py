@@ -9,19 +9,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.figures.curves import mean_curves
+from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
 __all__ = ["curve_lines", "sparkline"]
 
 _MOST = 12
 _WIDTH = 24
+_RATE = "optimizer.learning_rate"
 _OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
 _BARS = "▁▂▃▄▅▆▇█"
+_NOT_STARTED = ("pending", "rejected")
 
 
 def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
-    """Write the held-out loss of each cell over its samples; all on one scale.
+    """Write the held-out loss of each cell over its samples; all on the same axes.
 
     Parameters
     ----------
@@ -31,28 +33,50 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     Yields
     ------
     str
-        A heading, and a line a cell: the curve, its first and last mean over runs, and the cell.
-        Of several cuts and learning rates of one global batch that with the lowest last loss stands
-        for all; of more than 12 the first are shown. Nothing where no completed run was evaluated.
+        A heading, and a line a cell: the curve over 24 places of samples, straight between
+        evaluations, its first and last evaluation as means over seeds, and the cell. Of several
+        cuts and learning rates of one global batch that with the lowest last loss stands for all,
+        among those of which every run that was started completed; where there is none, among the
+        others, and the line says how many completed. Of more than 12 lines the first are shown.
+        Nothing where no completed run was evaluated.
     """
-    curves = mean_curves(cells, evals, "eval_loss", timed=False, points=_WIDTH)
-    if curves.empty:
+    runs = cells.runs[cells.runs["status"].eq("completed")]
+    rows = rows_of(runs, evals, ["samples", "eval_loss"])
+    rows = rows[np.isfinite(rows["eval_loss"])]
+    if rows.empty:
         return
-    last = curves.groupby("cell")["mean"].last()
-    batch = cells.table["global_batch_size"].astype("Int64")
+    rows = rows.sort_values(["run", "samples"], kind="stable")
+    ends = rows.groupby("run")["eval_loss"].agg(["first", "last"])
+    of_run = runs[["cell", "trajectory_id"]].reset_index(drop=True).loc[ends.index]
+    # Repeats of a trajectory count once, as in the comparison.
+    by_seed = ends.groupby([of_run["cell"], of_run["trajectory_id"]]).mean()
+    ends = by_seed.groupby("cell").mean()
+    table = cells.table.loc[ends.index]
+    started = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)].groupby("cell").size()
+    completed = runs.groupby("cell").size()
+    counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]
+    survivors = counts["completed"] < counts["started"]
     # Settings of the update are what each global batch wants of its own.
     apart = [name for name in cells.contexts if not name.startswith(_OF_THE_UPDATE)]
-    keys = cells.table.loc[last.index, apart].astype(str).assign(batch=batch[last.index])
-    chosen = sorted(last.groupby([keys[name] for name in keys]).idxmin())
-    whole = curves[curves["cell"].isin(chosen)]["mean"].to_numpy(dtype=np.float64)
-    low, high = float(whole.min()), float(whole.max())
-    which = "" if len(chosen) == len(last) else ", of each global batch the lowest at the end"
-    yield f"Held-out loss over samples, mean over runs{which}"
-    labels = "B = " + batch.astype(str) + ", " + cells.labels(cells.shown)
+    keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]
+    order = ends.assign(survivors=survivors).sort_values(["survivors", "last"], kind="stable")
+    firsts = order.groupby([key.loc[order.index] for key in keys], dropna=False)
+    batch = table["global_batch_size"].loc[firsts.head(1).index].sort_index()
+    chosen = batch.sort_values(kind="stable").index.tolist()
+    which = ", of each global batch the lowest at the end" if len(chosen) < len(ends) else ""
+    if which and survivors.any():
+        which += " (first among cells whose runs all completed)"
+    yield f"Held-out loss over samples, mean over seeds{which}"
+    labels = _labels(cells, chosen)
+    of_run = of_run[of_run["cell"].isin(chosen)]
+    drawn = dict(_curves(rows[rows["run"].isin(of_run.index)], of_run, ends))
+    whole = np.concatenate(list(drawn.values()))
+    low, high = float(np.nanmin(whole)), float(np.nanmax(whole))
     for cell in chosen[:_MOST]:
-        losses = curves[curves["cell"] == cell]["mean"].to_numpy(dtype=np.float64)
-        ends = f"{significant(losses[0], 3)} to {significant(losses[-1], 3)}"
-        yield f"  {sparkline(losses, low, high)}  {ends:<16}  {labels[cell]}"
+        losses = f"{significant(ends['first'][cell], 3)} to {significant(ends['last'][cell], 3)}"
+        few = f", {counts['completed'][cell]} of {counts['started'][cell]} runs"
+        label = labels[cell] + (few if survivors[cell] else "")
+        yield f"  {sparkline(drawn[cell], low, high)}  {losses:<16}  {label}"
     if len(chosen) > _MOST:
         yield f"  ... and {len(chosen) - _MOST} more in the figures"
 
@@ -63,10 +87,51 @@ def sparkline(values: NDArray[np.float64], low: float, high: float) -> str:
     Parameters
     ----------
     values : array, shape (n,)
-        Finite.
+        NaN leaves a place empty.
     low, high : float
         Ends of the scale.
     """
     span = high - low
-    shares = (values - low) / span if span > 0 else np.zeros(len(values))
-    return "".join(_BARS[round(7 * float(share))] for share in shares.clip(0, 1))
+    shares = (values - low) / span if span > 0 else values - low
+    heights = 7 * shares.clip(0, 1)
+    return "".join(" " if np.isnan(height) else _BARS[round(float(height))] for height in heights)
+
+
+def _curves(
+    rows: pd.DataFrame, of_run: pd.DataFrame, ends: pd.DataFrame
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Read each cell's mean curve at the places of one axis; its ends are its evaluations."""
+    places = np.unique(np.linspace(rows["samples"].min(), rows["samples"].max(), _WIDTH))
+    by_run = {
+        run: np.interp(places, own["samples"], own["eval_loss"], left=np.nan, right=np.nan)
+        for run, own in rows.groupby("run")
+    }
+    for cell, runs in of_run.groupby("cell").groups.items():
+        by_seed = pd.DataFrame([by_run[run] for run in runs]).groupby(
+            of_run.loc[runs, "trajectory_id"].to_numpy()
+        )
+        # Where some runs have ended, the mean would jump to that of the others.
+        bars = by_seed.mean().mean(skipna=False).to_numpy(dtype=np.float64, copy=True)
+        own = np.flatnonzero(np.isfinite(bars))
+        if not len(own):
+            # Evaluated between two places only.
+            middle = rows.loc[rows["run"].isin(runs), "samples"].mean()
+            own = np.array([np.abs(places - middle).argmin()])
+        bars[own[[0, -1]]] = ends.loc[int(str(cell)), ["first", "last"]].to_numpy()
+        yield int(str(cell)), bars
+
+
+def _labels(cells: Cells, chosen: list[int]) -> pd.Series[str]:
+    """Name cells by batch, cut and rate, and those that are then alike by sweep or settings."""
+    table = cells.table.loc[chosen]
+    plain = "B = " + table["global_batch_size"].astype(str)
+    plain += ", " + cells.labels([_RATE] if _RATE in cells.shown else []).loc[chosen]
+    if plain.is_unique:
+        return plain
+    names = cells.runs.groupby("cell")["sweep_name"].unique().loc[chosen]
+    by_sweep = plain + ", " + names.map(lambda own: " and ".join(map(str, own)))
+    if by_sweep.is_unique:
+        return by_sweep
+    differ = [name for name in cells.shown if table[name].nunique(dropna=False) > 1]
+    batch = cells.table["global_batch_size"].astype(str)
+    return ("B = " + batch + ", " + cells.labels(differ)).loc[chosen]

@@ -187,11 +187,13 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
     if fitted is not None:
         fewer, more = ends_of_range(fitted.found)
         low, high = fitted.found.batches[[0, -1]]
-        said.append(
-            f"{first.prefix}From a global batch of {low:g} to {high:g} samples, {where} takes "
-            f"{fewer.text()} times fewer optimizer steps and {more.text()} times the samples "
-            f"(n = {fewer.n} seeds)."
-        )
+        # Batch sizes that share no seed give no ratio.
+        if fewer.is_identified:
+            said.append(
+                f"{first.prefix}From a global batch of {low:g} to {high:g} samples, {where} takes "
+                f"{fewer.text()} times fewer optimizer steps and {more.text()} times the samples "
+                f"(n = {fewer.n} seeds)."
+            )
     critical = fit.critical_batch_size
     if critical.is_identified:
         said.append(
@@ -201,9 +203,26 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
         )
     else:
         said.append(f"{first.prefix}The critical batch size is {critical.note}.")
+    said[0] += _left_out(fit)
     if others:
-        said[-1] += f" {len(others)} more groups of runs are in the details."
+        more_groups = "group of runs is" if len(others) == 1 else "groups of runs are"
+        said[-1] += f" {len(others)} more {more_groups} in the details."
     return said
+
+
+def _left_out(fit: TradeoffFit) -> str:
+    """Name the batch sizes that the fit leaves out, and why."""
+    missed = fit.excluded["reached"] < fit.excluded["runs"]
+    kinds = {
+        "not all runs reached the target": fit.excluded[missed],
+        "it needs more samples than a larger one": fit.excluded[~missed],
+    }
+    texts = [
+        f"B = {', '.join(f'{size:g}' for size in own['global_batch_size'])} left out: {why}"
+        for why, own in kinds.items()
+        if len(own)
+    ]
+    return f" ({'; '.join(texts)}.)" if texts else ""
 
 
 def _saves(fit: TradeoffFit) -> str:

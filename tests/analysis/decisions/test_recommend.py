@@ -10,6 +10,7 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.figures import draw_step_time_model
+from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
@@ -20,6 +21,7 @@ from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.figures.style import paper_style
+from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
@@ -255,7 +257,26 @@ def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
     assert f"at most {lost:.2g} %" in found.regret[0]
     assert others["probability_faster"].between(0, 1).all()
     slowest = others.sort_values("times_slower").iloc[-1]
-    assert f"takes {slowest['times_slower']:.3g} times as long" in found.costliest[0]
+    ends = (significant(slowest[f"times_slower_{end}"], 3) for end in ("low", "high"))
+    slower = f"{significant(slowest['times_slower'], 3)} [{', '.join(ends)}]"
+    assert f"takes {slower} times as long" in found.costliest[0]
+
+
+def test_the_slowest_is_of_all_measured_and_has_an_interval_from_three_units_on():
+    cut = (2, 32, 2)
+    table = evidence().table
+    slow = (table[list(FACTORS)] == list(cut)).all(axis=1)
+    table.loc[slow, "step_time_s"] *= 50
+    once = table[~slow | table["seed"].eq(0)]
+    for own, n in ((once, 1), (table[~slow | table["seed"].le(1)], 2)):
+        found = recommend(evidence(table=own), Needs())
+        row = found.candidates.set_index(list(FACTORS)).loc[cut]
+        said = f"The slowest measured, 2 x 32 x 2, takes {significant(row['times_slower'], 3)} "
+        assert found.costliest[0].startswith(f"{said}(n = {n}) times as long and ")
+        assert found.costliest[0] in found.regret
+    never = {**STEPS, 128: [math.nan, math.nan, math.inf]}
+    found = recommend(evidence(steps=never), Needs())
+    assert found.costliest[0].startswith("The slowest measured that reached the target, 1 x ")
 
 
 def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():

@@ -14,10 +14,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from batchscape.analysis import Report, write_report
+from batchscape.analysis import Report, find_cells, load, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.analysis.report.grids import escape_markdown
+from batchscape.analysis.report.grids import Grid, escape_markdown
+from batchscape.analysis.report.page import page as first_page
 from batchscape.analysis.report.sections import in_short
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import RecordError
 
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
@@ -103,6 +105,12 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     check_first_screen(report)
     assert "oversubscribed: 4 ranks on 2 cores" in page
     assert "Example CPU, 2 cores" in page
+    # A sign in the short table is explained under it, and its footnotes stand there too.
+    short = page.split("## Comparison")[1].split("## More")[0]
+    assert ("±: half-width of the 95%" in short) == (" ± " in short)
+    assert ("bold: best" in short) == ("| **" in short)
+    assert " ± " in short
+    assert "<sup>a</sup> " in short
     check_links(report)
 
     tables = report.out / "tables"
@@ -142,6 +150,40 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     runs = pd.read_csv(tables / "runs.csv")
     for ids in comparison["run_ids"]:
         assert set(ids.split(";")) <= set(runs["run_id"])
+
+
+def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
+    sections = [
+        Section("One", short=["Use it.", "It is fast."], warnings=["a", "b"]),
+        Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
+        Section("Three", answer=["No."]),
+    ]
+    said = ["Use it. (2 warnings)", "It is fast.", "Yes. (1 warning)", "No."]
+    assert in_short(sections) == said
+
+
+def test_the_short_table_says_what_bold_and_its_footnotes_mean(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1, 2):
+        sweep.run((1, 8, 1), seed=seed, stop_reason="target")
+    cells = find_cells(load(sweep.path).runs)
+    grid = Grid(
+        ["geometry", "loss"],
+        [["a", "2.0 ± 0.1"], ["b", "3.0"]],
+        marks=[["a"], []],
+        footnotes={"a": "3 of 3 stopped at a target loss: final losses are those there"},
+        notes=["A long definition."],
+        bold={(0, 1)},
+    )
+    given: dict[str, Any] = {"sections": [], "notes": [], "figures": []}
+    text = first_page(cells, comparison=grid, **given)
+    assert "±: half-width of the 95% t-interval over completed runs, of losses over seeds;" in text
+    assert "bold: best in its column, and told from each other cell (p \\< 0.05" in text
+    assert "3 of 3 stopped at a target loss" in text
+    assert "A long definition" not in text
+    plain = first_page(cells, comparison=Grid(["geometry"], [["a"]]), **given)
+    assert "±" not in plain
+    assert "bold" not in plain
 
 
 def test_only_rejected_cells(build: Any) -> None:

@@ -174,3 +174,30 @@ def test_the_first_screen_says_what_samples_buy(reaches, section):
         f"{more[0]} [{more[1]}, {more[2]}] times the samples (n = {len(logs)} seeds)."
     )
     assert fit_tradeoff(own).critical_batch_size.text() in critical
+
+
+def test_the_first_screen_names_the_batch_sizes_left_out(reaches):
+    own = reaches[reaches["target_loss"] == 2.0].copy()
+    own.loc[(own["global_batch_size"] == 512) & (own["seed"] == 0), "steps_to_target"] = math.nan
+    with paper_style():
+        buys, critical = tradeoff_section(own).short
+    assert buys.startswith("From a global batch of 8 to 256 samples")
+    assert buys.endswith(" seeds). (B = 512 left out: not all runs reached the target.)")
+    assert "left out" not in critical
+
+
+def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
+    own = reaches[reaches["target_loss"] == 2.0]
+    with paper_style():
+        said = tradeoff_section(own.assign(seed=range(len(own)))).short
+    assert len(said) == 1
+    assert said[0].startswith("The critical batch size")
+
+
+def test_the_first_screen_counts_the_other_groups(reaches):
+    own = reaches[reaches["target_loss"] == 2.0]
+    for others, said in ((1, "1 more group of runs is"), (2, "2 more groups of runs are")):
+        table = pd.concat([own.assign(group=group) for group in range(others + 1)])
+        with paper_style():
+            last = tradeoff_section(table).short[-1]
+        assert last.endswith(f" {said} in the details.")

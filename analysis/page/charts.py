@@ -22,7 +22,6 @@ from batchscape.analysis.page.chart import (
 from batchscape.analysis.page.settings import setting_names
 
 __all__ = [
-    "Found",
     "OfRow",
     "claims_chart",
     "cost_chart",
@@ -34,8 +33,6 @@ __all__ = [
     "steps_chart",
 ]
 
-Found = Callable[[Iterable[str]], list[int]]
-"""Gives the positions of runs of whom a table tells the ids."""
 OfRow = Callable[[Mapping[Any, Any]], list[int]]
 """Gives the positions of the runs behind a row of a table."""
 
@@ -60,7 +57,7 @@ _QUANTITIES = {
 
 
 def steps_chart(
-    reaches: pd.DataFrame, curve: pd.DataFrame | None, labels: Mapping[int, str], found: Found
+    reaches: pd.DataFrame, curve: pd.DataFrame | None, labels: Mapping[int, str], found: OfRow
 ) -> Chart | None:
     """Draw what reaching a target took, run by run, with the fit where there is one.
 
@@ -73,7 +70,7 @@ def steps_chart(
     labels : mapping of int to str
         Labels of groups, by number.
     found : callable
-        Positions of runs by their ids.
+        Positions of the runs of a row.
 
     Returns
     -------
@@ -135,7 +132,7 @@ def steps_chart(
 
 
 def _reached(
-    own: pd.DataFrame, quantities: Mapping[str, str], found: Found
+    own: pd.DataFrame, quantities: Mapping[str, str], found: OfRow
 ) -> Iterable[dict[str, Any]]:
     met = own[own["outcome"].eq("reached")]
     yield {
@@ -144,7 +141,7 @@ def _reached(
         "name": "runs",
         "x": numbers(met["global_batch_size"]),
         "y": by("quantity", {name: numbers(met[name]) for name in quantities}),
-        "customdata": [found([run]) for run in met["run_id"]],
+        "customdata": _each(met, found),
         "hovertemplate": "B = %{x}: %{y:.5g}<extra></extra>",
         "marker": {"color": _INK, "size": 7, "opacity": 0.75},
     }
@@ -162,7 +159,7 @@ def _reached(
             "name": "not reached: more than this",
             "x": numbers(short["global_batch_size"]),
             "y": by("quantity", seen),
-            "customdata": [found([run]) for run in short["run_id"]],
+            "customdata": _each(short, found),
             "hovertemplate": "B = %{x}: more than %{y:.5g}<extra></extra>",
             "marker": {"color": _MARK, "size": 10, "symbol": "triangle-up-open"},
         }
@@ -176,7 +173,7 @@ def _reached(
             "name": f"diverged: {said}",
             "x": [None],
             "y": [None],
-            "customdata": [found(lost["run_id"])],
+            "customdata": [sorted({run for own in _each(lost, found) for run in own})],
             "marker": {"color": _MARK, "size": 9, "symbol": "x"},
         }
 
@@ -268,7 +265,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
                 "error_x": error_bars(low, value, high),
                 "text": texts,
                 "textposition": "top center",
-                "customdata": [found(row) for row in own.to_dict("records")],
+                "customdata": _each(own, found),
                 "hovertemplate": "%{text}<br>%{x:.4g} s, %{y:.4g} device-hours<extra></extra>",
                 "marker": {
                     "size": 10 if kind == "measured" else 6,
@@ -291,7 +288,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
                 "name": "recommended",
                 "x": numbers(chosen["time_s"]),
                 "y": numbers(chosen["device_hours"]),
-                "customdata": [found(row) for row in chosen.to_dict("records")],
+                "customdata": _each(chosen, found),
                 "marker": {"symbol": "star-open", "size": 20, "color": _MARK},
             }
         )
@@ -609,7 +606,7 @@ def noise_charts(
 
 
 def learning_rate_charts(
-    best: pd.DataFrame, costs: pd.DataFrame, labels: Mapping[int, str], found: Found
+    best: pd.DataFrame, costs: pd.DataFrame, labels: Mapping[int, str], found: OfRow
 ) -> list[Chart]:
     """Draw what each learning rate took, and the best one of each global batch.
 
@@ -642,7 +639,7 @@ def learning_rate_charts(
                 "name": f"B = {batch:g}",
                 "x": numbers(reached["learning_rate"]),
                 "y": numbers(reached[value]),
-                "customdata": [found([run]) for run in reached["run_id"]],
+                "customdata": _each(reached, found),
                 "hovertemplate": f"B = {batch:g}, rate %{{x:.3g}}: %{{y:.5g}}<extra></extra>",
                 "marker": {"color": tone, "size": 7},
             }
@@ -678,7 +675,7 @@ def learning_rate_charts(
             "x": numbers(own["global_batch_size"]),
             "y": numbers(own["learning_rate"]),
             "error_y": error_bars(own["low"], own["learning_rate"], own["high"]),
-            "customdata": [found(str(ids).split(";")) for ids in own["run_ids"]],
+            "customdata": _each(own, found),
             "hovertemplate": "B = %{x}: %{y:.3g}<extra></extra>",
             "marker": {"size": 9, "color": colour(index, len(groups))},
         }
@@ -749,7 +746,7 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
     )
 
 
-def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
+def claims_chart(table: pd.DataFrame, found: OfRow) -> Chart | None:
     """Draw the effects behind settled verdicts that are ratios.
 
     Returns
@@ -771,7 +768,7 @@ def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
             "error_x": error_bars(own["low"], own["effect"], own["high"]),
             "text": [label_text(text) for text in own["definition"]],
             "hovertemplate": "%{y}: %{x:.4g}<br>%{text}<extra></extra>",
-            "customdata": [found(str(ids).split(";")) for ids in own["run_ids"]],
+            "customdata": _each(own, found),
             "marker": {
                 "size": 10,
                 "color": _ACCENT if verdict == "supported" else _MARK,
@@ -791,6 +788,11 @@ def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
         },
         tables=["tables/claims.csv"],
     )
+
+
+def _each(rows: pd.DataFrame, found: OfRow) -> list[list[int]]:
+    """Give the positions of the runs behind each row."""
+    return [found(row) for row in rows.to_dict("records")]
 
 
 def _cell_names(cells: Cells) -> pd.Series[str]:

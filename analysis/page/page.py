@@ -202,7 +202,7 @@ def _charts(
     fitted = curves.get("tradeoff_curve")
     place = "reaches" if fitted is None else "tradeoff_curve"
     if place in section.curves and material.best is not None:
-        yield from _there(steps_chart(material.best, fitted, names, index.of_ids))
+        yield from _there(steps_chart(material.best, fitted, names, index.of_row))
     for view in section.tables:
         if view.name.startswith("time_to_target"):
             chart = pareto_chart(view.name, view.title, view.table, index.of_row)
@@ -213,11 +213,11 @@ def _charts(
     if "learning_rates" in tables:
         costs = section.curves["learning_rate_costs"]
         rates = tables["learning_rates"]
-        yield from learning_rate_charts(rates, costs, names, index.of_ids)
+        yield from learning_rate_charts(rates, costs, names, index.of_row)
     if "decompositions" in tables:
         yield from _there(decompositions_chart(tables["decompositions"]))
     if "claims" in tables:
-        yield from _there(claims_chart(tables["claims"], index.of_ids))
+        yield from _there(claims_chart(tables["claims"], index.of_row))
 
 
 def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:

@@ -72,37 +72,52 @@ class RunIndex:
 
     def __init__(self, cells: Cells) -> None:
         runs = cells.runs
-        self._of_id: dict[str, list[int]] = {}
-        for position, run_id in enumerate(runs["run_id"]):
-            self._of_id.setdefault(str(run_id), []).append(position)
+        self._of_id: dict[str, dict[str, int]] = {}
+        keys = zip(runs["run_id"], runs["sweep_dir"], strict=True)
+        for position, (run_id, folder) in enumerate(keys):
+            self._of_id.setdefault(str(run_id), {})[str(folder)] = position
         positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
         self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
         """Positions by cell."""
         settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
         self._settings = dict(zip(settings.index, settings.to_dict("records"), strict=True))
+        self._context = cells.context_of()
         self._of_cut: dict[tuple[str, ...], list[int]] = {}
         for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
             self._of_cut.setdefault(_cut(cut), []).append(cell)
 
-    def of_ids(self, run_ids: Iterable[str]) -> list[int]:
-        """Find runs by their ids."""
-        return sorted({p for run_id in run_ids for p in self._of_id.get(str(run_id), [])})
-
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
-        """Find the runs of a row: by the ids it has, else by its geometry and settings."""
+        """Find the runs of a row: by the ids it has, else by its geometry and settings.
+
+        None where that is not sure: where an id is that of runs of several folders and the row
+        does not say of which, or where cells of several settings have its geometry.
+        """
         named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
-        texts = [text for text in named if isinstance(text, str) and text]
-        if texts:
-            return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
-        if all(name in row for name in GEOMETRY):
-            alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
-            return [
-                position
-                for cell in alike
-                if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
-                for position in self.of_cell[cell]
-            ]
-        return []
+        texts = [text for text in named if isinstance(text, str)]
+        if texts or "run_ids" in row:
+            return self._of_ids(re.split(r"[;\s]+", " ".join(texts)), row)
+        if not all(name in row for name in GEOMETRY):
+            return []
+        alike = [
+            cell
+            for cell in self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
+            if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
+        ]
+        if self._context.loc[alike].nunique() > 1:
+            return []
+        return [position for cell in alike for position in self.of_cell[cell]]
+
+    def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
+        told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
+        folders = {folder for text in told for folder in str(text).split(";")}
+        positions = set()
+        for run_id in run_ids:
+            own = self._of_id.get(run_id, {})
+            found = [p for folder, p in own.items() if not told or folder in folders]
+            if len(found) > 1:
+                return []
+            positions.update(found)
+        return sorted(positions)
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:

@@ -14,9 +14,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from batchscape.analysis import write_report
+from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import sort_value
+from batchscape.analysis.page.tables import RunIndex, html_table, sort_value
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
@@ -134,6 +136,46 @@ def test_rows_lead_to_their_runs(varied: Any) -> None:
             assert {names[int(n)] for n in positions.split(",")} == set(ids)
             checked += 1
     assert checked > 2
+
+
+def test_a_recommended_cut_opens_its_own_runs(build: Any) -> None:
+    """On its own machine, though runs have the same ids on both; what is predicted has none."""
+    sweeps = [build("one").fork((0, 1, 2)), build("two")]
+    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
+    tables = load(*(sweep.path for sweep in sweeps))
+    cells = find_cells(tables.runs)
+    assert cells.runs["run_id"].value_counts().eq(2).sum() == 12
+    index = RunIndex(cells)
+    section = decision_section(cells, tables)
+    assert section is not None
+    opened = []
+    for view in section.tables:
+        for row, shown in zip(view.rows or [], html_table(view, index).rows, strict=True):
+            record = view.table.loc[row]
+            runs = cells.runs.iloc[list(shown.runs)]
+            assert (len(runs) > 0) == (record["source"] == "measured")
+            for name in GEOMETRY:
+                assert runs[name].eq(record[name]).all()
+            opened += [(view.name, name) for name in runs["hardware"].unique()]
+    machines = dict(opened)
+    assert len(set(opened)) == len(machines) == len(set(machines.values())) == 2
+
+
+def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
+    sweeps = [build("one"), build("two")]
+    sweeps[0].run((1, 32, 1))
+    sweeps[1].run((1, 32, 1), hardware="Other CPU", core_wait=1e-6)
+    cells = find_cells(load(*(sweep.path for sweep in sweeps)).runs)
+    index = RunIndex(cells)
+    for position, row in enumerate(cells.runs.to_dict("records")):
+        named = {name: row[name] for name in ("run_id", "sweep_dir")}
+        assert index.of_row(named) == [position]
+        cut = {name: row[name] for name in GEOMETRY}
+        assert index.of_row({**cut, "hardware": row["hardware"]}) == [position]
+        assert index.of_row(cut) == []
+        assert index.of_row({"run_id": row["run_id"]}) == []
 
 
 @pytest.mark.slow

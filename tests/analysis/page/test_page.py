@@ -18,7 +18,7 @@ from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import RunIndex, html_table, sort_value
+from batchscape.analysis.page.tables import RunIndex, html_table, sort_keys
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
@@ -216,17 +216,23 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("texts", "keys"),
     [
-        ("—", None),
-        ("not identified (≥ 3)", None),
-        ("1.500 ± 0.020", 1.5),
-        ("(1.20 ± 0.10) × 10⁷", 1.2e7),  # noqa: RUF001
-        ("2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]", 2.5e-5),  # noqa: RUF001
-        ("≥ 120", 120.0),
-        ("3 of 5", 3.0),
-        ("-0.25", -0.25),
+        (["—", "not identified (≥ 3)", "2"], [None, None, 2.0]),
+        (["1.500 ± 0.020", "(1.20 ± 0.10) × 10⁷"], [1.5, 1.2e7]),  # noqa: RUF001
+        (["2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]"], [2.5e-5]),  # noqa: RUF001
+        (["5000 [80, 1.2 × 10⁷]", "900 [1, ∞]"], [5000.0, 900.0]),  # noqa: RUF001
+        (["≥ 120", "3 of 5", "12 (n = 2)", "-0.25", ""], [120.0, 3.0, 12.0, -0.25, None]),
+        (["0.003", "0.01"], [0.003, 0.01]),
+        (["1×32×1 = 32", "1×8×4 = 32"], [None, None]),  # noqa: RUF001
+        (["yes", ""], [None, None]),
+        # Numbers of several units have no order that a reader could trust.
+        (["1.5 min", "45 s"], None),
+        (["1.5 min [1.4 min, 1.6 min]", "—"], None),
+        (["512 MiB [500, 520]", "2 GiB"], None),
     ],
 )
-def test_columns_sort_by_their_first_number(text: str, value: float | None) -> None:
-    assert sort_value(text) == value
+def test_columns_sort_by_numbers_that_are_sure(
+    texts: list[str], keys: list[float | None] | None
+) -> None:
+    assert sort_keys(texts) == keys

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.decisions.show import is_to_target
 from batchscape.analysis.numbers import TIMES, memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
@@ -57,7 +58,11 @@ _QUANTITIES = {
 
 
 def steps_chart(
-    reaches: pd.DataFrame, curve: pd.DataFrame | None, labels: Mapping[int, str], found: OfRow
+    reaches: pd.DataFrame,
+    curve: pd.DataFrame | None,
+    labels: Mapping[int, str],
+    found: OfRow,
+    spoken_of: tuple[int, float] | None = None,
 ) -> Chart | None:
     """Draw what reaching a target took, run by run, with the fit where there is one.
 
@@ -71,6 +76,8 @@ def steps_chart(
         Labels of groups, by number.
     found : callable
         Positions of the runs of a row.
+    spoken_of : tuple of int and float, optional
+        Group and target of which the sentences are: shown when the page opens.
 
     Returns
     -------
@@ -108,8 +115,8 @@ def steps_chart(
             shapes[key] = _critical(fit.iloc[0])
     if not targets:
         return None
-    # The lowest target at which there is a fit says most; the others are a choice away.
-    order = [*reversed(fitted), *targets]
+    opens = "" if spoken_of is None else f"{spoken_of[0]}|{spoken_of[1]!r}"
+    order = [key for key in (opens, *targets) if key in targets]
     return Chart(
         "steps_to_target",
         "What a target takes, by global batch",
@@ -235,8 +242,11 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     Returns
     -------
     Chart or None
-        None where fewer than two geometries have a time.
+        None where fewer than two geometries have a time to a target: times of one step are in
+        the heat map.
     """
+    if not is_to_target(candidates):
+        return None
     rows = candidates[candidates["time_s"].map(np.isfinite) & candidates["fits"].astype(bool)]
     if len(rows) < 2:
         return None
@@ -295,8 +305,8 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     return Chart(
         name.replace("time_to_target", "pareto"),
         title,
-        "Device-hours against time to the target (of one step, where there is no target). Bars: "
-        "95 % intervals of the time. Line: the front, the geometries that none beats in both.",
+        "Device-hours against time to the target. Bars: 95 % intervals of the time. Line: the "
+        "front, the geometries that none beats in both.",
         traces,
         {
             "xaxis": {"type": "log", "title": {"text": "time to target (s)"}},

@@ -214,6 +214,8 @@ def grid_table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None = 
 
 def _table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None, file: str) -> HtmlTable:
     keys = [sort_keys([row[column] for row in grid.rows]) for column in range(len(grid.headers))]
+    if "unit" in grid.headers and len({row[grid.headers.index("unit")] for row in grid.rows}) > 1:
+        keys[grid.n_left :] = [None] * (len(grid.headers) - grid.n_left)
     rows = []
     for number, (texts, marks) in enumerate(grid.marked_rows()):
         fields = [

@@ -237,6 +237,12 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
     )
+    settings = options(page, "loss", "setting")
+    assert len(settings) == 4
+    for setting in settings:
+        names = {trace["name"] for trace in choose(page, "loss", setting=setting)}
+        legend = page.locator("[id='loss'] .legendtext").all_text_contents()
+        assert sorted(legend) == sorted(names), "whatever is chosen, each colour has its entry"
     best = pd.read_csv(out / "tables" / "learning_rates.csv")
     (optima,) = drawn(page, "learning_rates")
     inside = best[best["learning_rate"].notna()]

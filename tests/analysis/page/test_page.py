@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,7 +19,10 @@ from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import RunIndex, html_table, sort_keys
+from batchscape.analysis.page.charts import pareto_chart, steps_chart
+from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
@@ -236,3 +240,73 @@ def test_columns_sort_by_numbers_that_are_sure(
     texts: list[str], keys: list[float | None] | None
 ) -> None:
     assert sort_keys(texts) == keys
+
+
+def test_numbers_of_several_units_are_not_sorted() -> None:
+    rows = [["first", "512 [500, 520]", "MiB"], ["second", "2", "GiB"]]
+    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True, False, False]
+    rows[1][2] = "MiB"
+    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True] * 3
+
+
+def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
+    """Of the first group, and the target of the most batch sizes; each row has its own runs."""
+    rows = []
+    for group in (0, 1):
+        for batch in (8, 16, 32, 64):
+            for seed in (0, 1, 2):
+                for target, more in ((3.0, 1), (2.0, 3)):
+                    steps = more * (100 + 4000 / batch) * (1 + 0.01 * seed)
+                    met = batch < 64 or target > 2.5
+                    rows.append(
+                        {
+                            "group": group,
+                            "target_loss": target,
+                            "global_batch_size": batch,
+                            "seed": seed,
+                            "run_id": f"g{group}-b{batch}-s{seed}",
+                            "outcome": "reached" if met else "censored",
+                            "steps_to_target": steps if met else np.nan,
+                            "steps_low": steps,
+                            "samples_to_target": np.nan,
+                            "tokens_to_target": np.nan,
+                            "time_to_target_s": np.nan,
+                        }
+                    )
+    reaches = pd.DataFrame(rows)
+    section = tradeoff_section(reaches)
+    assert section is not None
+    assert "a loss of 3" in section.short[0]
+    spoken_of = page_module._spoken_of([section])
+    assert spoken_of == (0, 3.0)
+    curve = section.curves["tradeoff_curve"]
+    chart = steps_chart(reaches, curve, {0: "a", 1: "b"}, lambda _: [], spoken_of)
+    assert chart is not None
+    assert next(iter(chart.choices[0].options.values())) == "a: loss 3"
+    assert len(chart.choices[0].options) == 4
+    tables = {view.name: view.table for view in section.tables}
+    for name, runs in tables["tradeoff_fit"].groupby("group"):
+        group = name.removeprefix("group ")
+        for batch, ids in zip(runs["global_batch_size"], runs["run_ids"], strict=True):
+            assert sorted(ids.split()) == [f"g{group}-b{batch:g}-s{seed}" for seed in (0, 1, 2)]
+    for left_out, ids in tables["leave_one_batch_out"][["left_out", "run_ids"]].to_numpy():
+        assert f"-b{left_out:g}-" not in ids
+        assert len(ids.split()) == 9
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated: bool) -> None:
+    sweep = build()
+    for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweep.run(cut, seed=seed, evaluated=evaluated)
+    tables = load(sweep.path)
+    section = decision_section(find_cells(tables.runs), tables)
+    assert section is not None
+    (card,) = page_module._recommended([section])
+    charts = [pareto_chart(v.name, v.title, v.table, lambda _: []) for v in section.tables]
+    assert len(charts) == 1
+    assert ("to the target" in card["time"]) == evaluated
+    assert ("device-hours" in card["time"]) == evaluated
+    assert card["time"].endswith(" a step") != evaluated
+    assert (charts[0] is not None) == evaluated

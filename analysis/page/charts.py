@@ -705,13 +705,15 @@ def learning_rate_charts(
     return charts
 
 
-def decompositions_chart(table: pd.DataFrame) -> Chart | None:
+def decompositions_chart(
+    table: pd.DataFrame, cells: Cells, of_cell: Mapping[int, list[int]]
+) -> Chart | None:
     """Set how far cuts of one trajectory are apart beside how far seeds are.
 
     Parameters
     ----------
     table : DataFrame
-        Table `decompositions` of the section.
+        Table `decompositions` of the section, indexed by cell.
 
     Returns
     -------
@@ -726,10 +728,10 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
     shown = {name: table[name].where(table[name] > 0) for name in figures}
     if all(values.isna().all() for values in shown.values()):
         return None
-    places = [
-        f"{cut} against {reference}"
-        for cut, reference in zip(geometry_label(table), table["reference"], strict=True)
-    ]
+    # Settings that a shortened name does not tell apart are still another experiment.
+    names = _cell_names(cells).loc[table.index] + " against " + table["reference"]
+    again = names.groupby(names).cumcount()
+    places = [f"{text} ({n + 1})" if n else text for text, n in zip(names, again, strict=True)]
     traces = [
         {
             "type": "scatter",
@@ -738,6 +740,7 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
             "x": numbers(shown[name]),
             "y": [label_text(place) for place in places],
             "hovertemplate": "%{y}: %{x:.3g}<extra></extra>",
+            "customdata": [of_cell[int(str(cell))] for cell in table.index],
             "marker": {"symbol": symbol, "size": 11, "color": tone, "line": {"width": 2}},
         }
         for name, (text, symbol, tone) in figures.items()

@@ -219,7 +219,8 @@ def _charts(
         rates = tables["learning_rates"]
         yield from learning_rate_charts(rates, costs, names, index.of_row)
     if "decompositions" in tables:
-        yield from _there(decompositions_chart(tables["decompositions"]))
+        apart = tables["decompositions"]
+        yield from _there(decompositions_chart(apart, cells, index.of_cell))
     if "claims" in tables:
         yield from _there(claims_chart(tables["claims"], index.of_row))
 

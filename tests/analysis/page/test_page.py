@@ -18,8 +18,9 @@ import pytest
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.decisions.topic import decision_section
+from batchscape.analysis.equivalence.decompositions import compare_decompositions
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.charts import pareto_chart, steps_chart
+from batchscape.analysis.page.charts import decompositions_chart, pareto_chart, steps_chart
 from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.tradeoff.topic import tradeoff_section
@@ -310,3 +311,24 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     assert ("device-hours" in card["time"]) == evaluated
     assert card["time"].endswith(" a step") != evaluated
     assert (charts[0] is not None) == evaluated
+
+
+def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
+    sweep = build()
+    for rate in (1e-3, 3e-3):
+        for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
+            for seed in (0, 1):
+                sweep.run(cut, seed=seed, optimizer={"name": "adamw", "learning_rate": rate})
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    table = compare_decompositions(cells, tables.steps)
+    index = RunIndex(cells)
+    chart = decompositions_chart(table, cells, index.of_cell)
+    assert chart is not None
+    assert len(table) == 4
+    for trace in chart.traces:
+        assert len(set(trace["y"])) == 4
+        for behind, rate in zip(trace["customdata"], table["optimizer.learning_rate"], strict=True):
+            own = cells.runs.iloc[behind]
+            assert own["learning_rate"].eq(float(rate)).all()
+            assert len(own) == 2

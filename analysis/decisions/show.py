@@ -19,7 +19,14 @@ from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid
 from batchscape.outgoing import outgoing_json
 from batchscape.record.instants import duration_text
 
-__all__ = ["as_json", "candidates_grid", "candidates_shown", "is_to_target", "show_recommendation"]
+__all__ = [
+    "as_json",
+    "candidates_grid",
+    "candidates_shown",
+    "geometry_text",
+    "is_to_target",
+    "show_recommendation",
+]
 
 _MAX_ROWS = 12
 
@@ -110,7 +117,7 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     to_target = is_to_target(order)
     return columns_grid(
         [
-            (GEOMETRY_HEADER, map(_geometry, records)),
+            (GEOMETRY_HEADER, map(geometry_text, records)),
             ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
         ],
         [
@@ -144,7 +151,8 @@ def _hours(row: Mapping[Hashable, Any]) -> str:
     return significant(row["device_hours"], 3)
 
 
-def _geometry(row: Mapping[Hashable, Any]) -> str:
+def geometry_text(row: Mapping[Hashable, Any]) -> str:
+    """Write the geometry of a candidate as its factors and their product."""
     cut = TIMES.join(str(int(row[name])) for name in FACTORS)
     return f"{cut} = {int(row['global_batch_size'])}"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.decisions.show import is_to_target
-from batchscape.analysis.numbers import TIMES, memory_scale, significant, time_scale
+from batchscape.analysis.decisions.show import geometry_text, is_to_target
+from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
     Choice,
@@ -120,7 +120,8 @@ def steps_chart(
     return Chart(
         "steps_to_target",
         "What a target takes, by global batch",
-        "Points are runs at the best learning rate of their global batch; triangles point up from "
+        "Points are runs at the best learning rate of their global batch, one a trajectory: in "
+        "tables/reaches.csv those of which is_best is true. Triangles point up from "
         "what a run had seen when it ended without reaching the target. The line is the fit, with "
         "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "
         "from the smallest batch on. Vertical: the critical batch size, with its interval.",
@@ -260,10 +261,6 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
             continue
         timed = own["has_interval"].astype(bool)
         low, value, high = (own[f"time{end}_s"].where(timed) for end in ("_low", "", "_high"))
-        texts = [
-            f"{TIMES.join(str(int(part)) for part in cut[:3])} = {int(cut[3])}"
-            for cut in own[list(GEOMETRY)].itertuples(index=False)
-        ]
         named = "markers+text" if kind == "measured" and len(own) <= _MOST_NAMED else "markers"
         traces.append(
             {
@@ -273,7 +270,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
                 "x": numbers(own["time_s"]),
                 "y": numbers(own["device_hours"]),
                 "error_x": error_bars(low, value, high),
-                "text": texts,
+                "text": list(map(geometry_text, own.to_dict("records"))),
                 "textposition": "top center",
                 "customdata": _each(own, found),
                 "hovertemplate": "%{text}<br>%{x:.4g} s, %{y:.4g} device-hours<extra></extra>",

@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
 from batchscape.analysis.page.settings import setting_names
+from batchscape.analysis.targets.crossings import TO_TARGET
 from batchscape.record.tables import Tables
 
 __all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
@@ -23,13 +24,7 @@ AXES = {
     "train_time_s": "time in optimizer steps (s)",
 }
 """Progress against which a loss is drawn."""
-TO_TARGET = {
-    "optimizer_step": "steps_to_target",
-    "samples": "samples_to_target",
-    "tokens": "tokens_to_target",
-    "train_time_s": "time_to_target_s",
-}
-"""What a target took, by the progress it is counted in."""
+_TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 120_000
 _MOST, _LEAST = 1000, 40
@@ -249,7 +244,7 @@ def _targets(
                     "name": look["name"],
                     "legendgroup": look["name"],
                     "hovertemplate": f"met {targets[key]}: %{{x:.6g}}<extra></extra>",
-                    "x": by("axis", {name: numbers(rows[TO_TARGET[name]]) for name in axes}),
+                    "x": by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
                     "y": [level] * len(rows),
                     "marker": {"size": 11, "symbol": "triangle-down", "color": look["colour"]},
                     "customdata": [[positions[run]] for run in keys],

@@ -140,11 +140,13 @@ def html_page(
         "runs": outgoing_json(run_table(cells)),
     }
     script, library = _text("page.js"), _text(_LIBRARY)
+    recommended = list(_recommended(sections))
     return _template().render(
         title=" and ".join(names),
         questions=list(questions(names)),
         answers=in_short(sections),
-        recommended=list(_recommended(sections))[:_MOST_CARDS],
+        recommended=recommended[:_MOST_CARDS],
+        n_more=len(recommended[_MOST_CARDS:]),
         counts=counts,
         first=next((charts[name] for name in _FIRST if name in charts), None),
         sections=shown,
@@ -310,12 +312,18 @@ def _text(name: str) -> str:
     return _FILES.joinpath(name).read_text(encoding="utf-8")
 
 
+def _shown(value: object) -> object:
+    """Clean the texts of others, which may be of a kind of their own; what is ours is marked."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return outgoing(value)
+    return value
+
+
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
-        # What is shown is a text of others, but for what is marked as ours.
-        finalize=lambda value: outgoing(value) if type(value) is str else value,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

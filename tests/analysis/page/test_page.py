@@ -14,15 +14,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import Markup
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.comparison import compare
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.equivalence.decompositions import compare_decompositions
 from batchscape.analysis.page import page as page_module
 from batchscape.analysis.page.charts import decompositions_chart, pareto_chart, steps_chart
 from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
 from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
@@ -295,6 +299,7 @@ def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
         assert len(ids.split()) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated: bool) -> None:
     sweep = build()
@@ -313,6 +318,7 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     assert (charts[0] is not None) == evaluated
 
 
+@pytest.mark.slow
 def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
     sweep = build()
     for rate in (1e-3, 3e-3):
@@ -332,3 +338,54 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
             own = cells.runs.iloc[behind]
             assert own["learning_rate"].eq(float(rate)).all()
             assert len(own) == 2
+
+
+@pytest.mark.slow
+def test_recommendations_without_room_are_counted(build: Any) -> None:
+    sweep = build()
+    for cut in ((1, 32, 1), (1, 8, 4)):
+        sweep.run(cut)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    section = decision_section(cells, tables)
+    assert section is not None
+    comparison = compare(cells)
+    html = page_module.html_page(
+        Material(cells, tables),
+        comparison=comparison,
+        grid=comparison_grid(comparison, cells),
+        sections=[section] * 5,
+        notes=[],
+        provenance={},
+    )
+    assert html.count("Recommended geometry") == 3
+    assert "2 more recommended" in html
+
+
+@pytest.mark.parametrize("kind", [str, np.str_])
+def test_texts_of_any_kind_are_cleaned(kind: type[str]) -> None:
+    assert "\x1b" not in str(page_module._shown(kind("\x1b]0;title\x07 text")))
+    assert page_module._shown(Markup("\x1b")) == "\x1b", "ours stays as it is"
+
+
+@pytest.mark.slow
+def test_reaches_say_which_of_them_the_chart_shows(build: Any) -> None:
+    """Those at the best learning rate, one a trajectory."""
+    sweep = build()
+    for rate, floor in ((1e-3, 2.0), (3e-3, 1.5)):
+
+        def loss(step: np.ndarray, floor: float = floor) -> np.ndarray:
+            return floor + 3 * np.exp(-step / 5)
+
+        for batch in (16, 32):
+            sweep.run(
+                (1, batch, 1),
+                optimizer={"name": "adamw", "learning_rate": rate},
+                loss=loss,
+                held_out=loss,
+            )
+    tables = load(sweep.path)
+    material = Material(find_cells(tables.runs), tables, targets=[2.4])
+    (reaches,) = (s.curves["reaches"] for s in find_sections(material) if "reaches" in s.curves)
+    assert reaches.loc[reaches["is_best"], "learning_rate"].tolist() == [3e-3, 3e-3]
+    assert len(reaches) == 4

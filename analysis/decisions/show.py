@@ -19,7 +19,14 @@ from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid
 from batchscape.outgoing import outgoing_json
 from batchscape.record.instants import duration_text
 
-__all__ = ["as_json", "candidates_grid", "candidates_shown", "show_recommendation"]
+__all__ = [
+    "as_json",
+    "candidates_grid",
+    "candidates_shown",
+    "geometry_text",
+    "is_to_target",
+    "show_recommendation",
+]
 
 _MAX_ROWS = 12
 
@@ -95,15 +102,22 @@ def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
     return order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
 
 
+def is_to_target(candidates: pd.DataFrame) -> bool:
+    """Tell whether times are those to a target.
+
+    Without one they are those of one step, and device-hours of that are nobody's question.
+    """
+    return bool(candidates["n_seeds"].gt(0).any())
+
+
 def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     """Write what `candidates_shown` chooses as texts; the parameters are the same."""
     order = candidates_shown(candidates, max_rows)
     records = order.to_dict("records")
-    # Without a target it is the time of a step, and hours of that are nobody's question.
-    to_target = bool(order["n_seeds"].gt(0).any())
+    to_target = is_to_target(order)
     return columns_grid(
         [
-            (GEOMETRY_HEADER, map(_geometry, records)),
+            (GEOMETRY_HEADER, map(geometry_text, records)),
             ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
         ],
         [
@@ -137,7 +151,8 @@ def _hours(row: Mapping[Hashable, Any]) -> str:
     return significant(row["device_hours"], 3)
 
 
-def _geometry(row: Mapping[Hashable, Any]) -> str:
+def geometry_text(row: Mapping[Hashable, Any]) -> str:
+    """Write the geometry of a candidate as its factors and their product."""
     cut = TIMES.join(str(int(row[name])) for name in FACTORS)
     return f"{cut} = {int(row['global_batch_size'])}"
 

@@ -82,7 +82,7 @@ def decision_section(
             name = f"time_to_target{suffix}"
             rows = candidates_shown(found.candidates, _MAX_ROWS).index.tolist()
             title = f"Geometries to choose from{title}"
-            views.append(TableView(name, title, _full(found), grid, rows))
+            views.append(TableView(name, title, _full(found, evidence), grid, rows))
         even = dict(_break_even(found, evidence))
         answer += _break_even_answer(even)
         headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}
@@ -146,7 +146,15 @@ def _headlines(found: Recommendation, evidence: Basis, suffix: str) -> dict[str,
     }
 
 
-def _full(found: Recommendation) -> pd.DataFrame:
-    table = found.candidates.copy()
+def _full(found: Recommendation, evidence: Basis) -> pd.DataFrame:
+    """Name the runs of each cut that was timed beside those of the steps, which cuts share."""
+    table = found.candidates.rename(columns={"run_ids": "steps_from"})
+    timed = evidence.table[evidence.table["step_time_s"].notna()]
+    cuts = list(table[list(FACTORS)].itertuples(index=False, name=None))
+    measured = table["source"].eq("measured")
+    for name, column in (("run_ids", "run_id"), ("sweep_dirs", "sweep_dir")):
+        of_cut = timed[column].astype(str).groupby([timed[factor] for factor in FACTORS])
+        texts = of_cut.agg(lambda own: ";".join(sorted(set(own)))).to_dict()
+        table[name] = pd.Series([texts.get(cut, "") for cut in cuts]).where(measured, "")
     table["recommended"] = (table[list(FACTORS)] == list(found.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)

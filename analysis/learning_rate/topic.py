@@ -173,10 +173,10 @@ def _grid(best: pd.DataFrame, labels: Sequence[str], value: str) -> Grid:
 
 def _named_costs(costs: pd.DataFrame, table: pd.DataFrame, value: str) -> pd.DataFrame:
     """Write costs in units of what was measured, with the run behind each."""
-    rows = costs["row"].to_numpy()
-    run_ids = table["run_id"].to_numpy()[rows] if "run_id" in table else None
+    behind = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
+    run = {str(name): column.to_numpy() for name, column in behind.items()}
     measured = np.exp(costs["cost"]) if value == STEPS else costs["cost"]
-    return costs.drop(columns=["row", "cost"]).assign(**{value: measured}, run_id=run_ids)
+    return costs.drop(columns=["row", "cost"]).assign(**{value: measured}, **run)
 
 
 def _optimum_text(row: pd.Series[Any]) -> str:

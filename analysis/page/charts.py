@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.numbers import TIMES, memory_scale, significant, time_scale
+from batchscape.analysis.decisions.show import geometry_text, is_to_target
+from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
     Choice,
@@ -22,7 +23,6 @@ from batchscape.analysis.page.chart import (
 from batchscape.analysis.page.settings import setting_names
 
 __all__ = [
-    "Found",
     "OfRow",
     "claims_chart",
     "cost_chart",
@@ -34,8 +34,6 @@ __all__ = [
     "steps_chart",
 ]
 
-Found = Callable[[Iterable[str]], list[int]]
-"""Gives the positions of runs of whom a table tells the ids."""
 OfRow = Callable[[Mapping[Any, Any]], list[int]]
 """Gives the positions of the runs behind a row of a table."""
 
@@ -60,7 +58,11 @@ _QUANTITIES = {
 
 
 def steps_chart(
-    reaches: pd.DataFrame, curve: pd.DataFrame | None, labels: Mapping[int, str], found: Found
+    reaches: pd.DataFrame,
+    curve: pd.DataFrame | None,
+    labels: Mapping[int, str],
+    found: OfRow,
+    spoken_of: tuple[int, float] | None = None,
 ) -> Chart | None:
     """Draw what reaching a target took, run by run, with the fit where there is one.
 
@@ -73,7 +75,9 @@ def steps_chart(
     labels : mapping of int to str
         Labels of groups, by number.
     found : callable
-        Positions of runs by their ids.
+        Positions of the runs of a row.
+    spoken_of : tuple of int and float, optional
+        Group and target of which the sentences are: shown when the page opens.
 
     Returns
     -------
@@ -111,12 +115,13 @@ def steps_chart(
             shapes[key] = _critical(fit.iloc[0])
     if not targets:
         return None
-    # The lowest target at which there is a fit says most; the others are a choice away.
-    order = [*reversed(fitted), *targets]
+    opens = "" if spoken_of is None else f"{spoken_of[0]}|{spoken_of[1]!r}"
+    order = [key for key in (opens, *targets) if key in targets]
     return Chart(
         "steps_to_target",
         "What a target takes, by global batch",
-        "Points are runs at the best learning rate of their global batch; triangles point up from "
+        "Points are runs at the best learning rate of their global batch, one a trajectory: in "
+        "tables/reaches.csv those of which is_best is true. Triangles point up from "
         "what a run had seen when it ended without reaching the target. The line is the fit, with "
         "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "
         "from the smallest batch on. Vertical: the critical batch size, with its interval.",
@@ -135,7 +140,7 @@ def steps_chart(
 
 
 def _reached(
-    own: pd.DataFrame, quantities: Mapping[str, str], found: Found
+    own: pd.DataFrame, quantities: Mapping[str, str], found: OfRow
 ) -> Iterable[dict[str, Any]]:
     met = own[own["outcome"].eq("reached")]
     yield {
@@ -144,7 +149,7 @@ def _reached(
         "name": "runs",
         "x": numbers(met["global_batch_size"]),
         "y": by("quantity", {name: numbers(met[name]) for name in quantities}),
-        "customdata": [found([run]) for run in met["run_id"]],
+        "customdata": _each(met, found),
         "hovertemplate": "B = %{x}: %{y:.5g}<extra></extra>",
         "marker": {"color": _INK, "size": 7, "opacity": 0.75},
     }
@@ -162,7 +167,7 @@ def _reached(
             "name": "not reached: more than this",
             "x": numbers(short["global_batch_size"]),
             "y": by("quantity", seen),
-            "customdata": [found([run]) for run in short["run_id"]],
+            "customdata": _each(short, found),
             "hovertemplate": "B = %{x}: more than %{y:.5g}<extra></extra>",
             "marker": {"color": _MARK, "size": 10, "symbol": "triangle-up-open"},
         }
@@ -176,7 +181,7 @@ def _reached(
             "name": f"diverged: {said}",
             "x": [None],
             "y": [None],
-            "customdata": [found(lost["run_id"])],
+            "customdata": [sorted({run for own in _each(lost, found) for run in own})],
             "marker": {"color": _MARK, "size": 9, "symbol": "x"},
         }
 
@@ -238,8 +243,11 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     Returns
     -------
     Chart or None
-        None where fewer than two geometries have a time.
+        None where fewer than two geometries have a time to a target: times of one step are in
+        the heat map.
     """
+    if not is_to_target(candidates):
+        return None
     rows = candidates[candidates["time_s"].map(np.isfinite) & candidates["fits"].astype(bool)]
     if len(rows) < 2:
         return None
@@ -253,10 +261,6 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
             continue
         timed = own["has_interval"].astype(bool)
         low, value, high = (own[f"time{end}_s"].where(timed) for end in ("_low", "", "_high"))
-        texts = [
-            f"{TIMES.join(str(int(part)) for part in cut[:3])} = {int(cut[3])}"
-            for cut in own[list(GEOMETRY)].itertuples(index=False)
-        ]
         named = "markers+text" if kind == "measured" and len(own) <= _MOST_NAMED else "markers"
         traces.append(
             {
@@ -266,9 +270,9 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
                 "x": numbers(own["time_s"]),
                 "y": numbers(own["device_hours"]),
                 "error_x": error_bars(low, value, high),
-                "text": texts,
+                "text": list(map(geometry_text, own.to_dict("records"))),
                 "textposition": "top center",
-                "customdata": [found(row) for row in own.to_dict("records")],
+                "customdata": _each(own, found),
                 "hovertemplate": "%{text}<br>%{x:.4g} s, %{y:.4g} device-hours<extra></extra>",
                 "marker": {
                     "size": 10 if kind == "measured" else 6,
@@ -291,15 +295,15 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
                 "name": "recommended",
                 "x": numbers(chosen["time_s"]),
                 "y": numbers(chosen["device_hours"]),
-                "customdata": [found(row) for row in chosen.to_dict("records")],
+                "customdata": _each(chosen, found),
                 "marker": {"symbol": "star-open", "size": 20, "color": _MARK},
             }
         )
     return Chart(
         name.replace("time_to_target", "pareto"),
         title,
-        "Device-hours against time to the target (of one step, where there is no target). Bars: "
-        "95 % intervals of the time. Line: the front, the geometries that none beats in both.",
+        "Device-hours against time to the target. Bars: 95 % intervals of the time. Line: the "
+        "front, the geometries that none beats in both.",
         traces,
         {
             "xaxis": {"type": "log", "title": {"text": "time to target (s)"}},
@@ -609,7 +613,7 @@ def noise_charts(
 
 
 def learning_rate_charts(
-    best: pd.DataFrame, costs: pd.DataFrame, labels: Mapping[int, str], found: Found
+    best: pd.DataFrame, costs: pd.DataFrame, labels: Mapping[int, str], found: OfRow
 ) -> list[Chart]:
     """Draw what each learning rate took, and the best one of each global batch.
 
@@ -642,7 +646,7 @@ def learning_rate_charts(
                 "name": f"B = {batch:g}",
                 "x": numbers(reached["learning_rate"]),
                 "y": numbers(reached[value]),
-                "customdata": [found([run]) for run in reached["run_id"]],
+                "customdata": _each(reached, found),
                 "hovertemplate": f"B = {batch:g}, rate %{{x:.3g}}: %{{y:.5g}}<extra></extra>",
                 "marker": {"color": tone, "size": 7},
             }
@@ -678,7 +682,7 @@ def learning_rate_charts(
             "x": numbers(own["global_batch_size"]),
             "y": numbers(own["learning_rate"]),
             "error_y": error_bars(own["low"], own["learning_rate"], own["high"]),
-            "customdata": [found(str(ids).split(";")) for ids in own["run_ids"]],
+            "customdata": _each(own, found),
             "hovertemplate": "B = %{x}: %{y:.3g}<extra></extra>",
             "marker": {"size": 9, "color": colour(index, len(groups))},
         }
@@ -698,13 +702,15 @@ def learning_rate_charts(
     return charts
 
 
-def decompositions_chart(table: pd.DataFrame) -> Chart | None:
+def decompositions_chart(
+    table: pd.DataFrame, cells: Cells, of_cell: Mapping[int, list[int]]
+) -> Chart | None:
     """Set how far cuts of one trajectory are apart beside how far seeds are.
 
     Parameters
     ----------
     table : DataFrame
-        Table `decompositions` of the section.
+        Table `decompositions` of the section, indexed by cell.
 
     Returns
     -------
@@ -719,10 +725,10 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
     shown = {name: table[name].where(table[name] > 0) for name in figures}
     if all(values.isna().all() for values in shown.values()):
         return None
-    places = [
-        f"{cut} against {reference}"
-        for cut, reference in zip(geometry_label(table), table["reference"], strict=True)
-    ]
+    # Settings that a shortened name does not tell apart are still another experiment.
+    names = _cell_names(cells).loc[table.index] + " against " + table["reference"]
+    again = names.groupby(names).cumcount()
+    places = [f"{text} ({n + 1})" if n else text for text, n in zip(names, again, strict=True)]
     traces = [
         {
             "type": "scatter",
@@ -731,6 +737,7 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
             "x": numbers(shown[name]),
             "y": [label_text(place) for place in places],
             "hovertemplate": "%{y}: %{x:.3g}<extra></extra>",
+            "customdata": [of_cell[int(str(cell))] for cell in table.index],
             "marker": {"symbol": symbol, "size": 11, "color": tone, "line": {"width": 2}},
         }
         for name, (text, symbol, tone) in figures.items()
@@ -749,7 +756,7 @@ def decompositions_chart(table: pd.DataFrame) -> Chart | None:
     )
 
 
-def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
+def claims_chart(table: pd.DataFrame, found: OfRow) -> Chart | None:
     """Draw the effects behind settled verdicts that are ratios.
 
     Returns
@@ -771,7 +778,7 @@ def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
             "error_x": error_bars(own["low"], own["effect"], own["high"]),
             "text": [label_text(text) for text in own["definition"]],
             "hovertemplate": "%{y}: %{x:.4g}<br>%{text}<extra></extra>",
-            "customdata": [found(str(ids).split(";")) for ids in own["run_ids"]],
+            "customdata": _each(own, found),
             "marker": {
                 "size": 10,
                 "color": _ACCENT if verdict == "supported" else _MARK,
@@ -791,6 +798,11 @@ def claims_chart(table: pd.DataFrame, found: Found) -> Chart | None:
         },
         tables=["tables/claims.csv"],
     )
+
+
+def _each(rows: pd.DataFrame, found: OfRow) -> list[list[int]]:
+    """Give the positions of the runs behind each row."""
+    return [found(row) for row in rows.to_dict("records")]
 
 
 def _cell_names(cells: Cells) -> pd.Series[str]:

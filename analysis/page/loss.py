@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
 from batchscape.analysis.page.settings import setting_names
+from batchscape.analysis.targets.crossings import TO_TARGET
 from batchscape.record.tables import Tables
 
 __all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
@@ -23,13 +24,7 @@ AXES = {
     "train_time_s": "time in optimizer steps (s)",
 }
 """Progress against which a loss is drawn."""
-TO_TARGET = {
-    "optimizer_step": "steps_to_target",
-    "samples": "samples_to_target",
-    "tokens": "tokens_to_target",
-    "train_time_s": "time_to_target_s",
-}
-"""What a target took, by the progress it is counted in."""
+_TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 120_000
 _MOST, _LEAST = 1000, 40
@@ -37,8 +32,12 @@ _MOST, _LEAST = 1000, 40
 THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
     "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
-    f"stay depends on the number of curves, of which all together have {_ALL_POINTS:,} points at "
-    "most."
+    f"stay depends on the number of curves: all together have about {_ALL_POINTS:,} points, but "
+    f"each has {_LEAST} where it has as many."
+)
+_CUT = (
+    "The axis of the loss is cut above the runs that did not diverge, so that losses of those that "
+    "did, and their crosses, may lie outside: double click to see all. "
 )
 _OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -124,6 +123,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     choices.append(Choice("curve", "Curve", {value: _KINDS[value] for value in found}))
     if targets:
         choices.append(Choice("target", "Target", {"": "none", **targets}))
+    cut = _range(found, runs)
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
@@ -132,7 +132,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     return Chart(
         "loss",
         "Loss curves",
-        "A line a run, of one colour a geometry; a cross ends a run that diverged. Triangles: "
+        "A line a run, of one colour a geometry; a cross ends a run that diverged, where "
+        f"its loss was last finite. {_CUT if any(cut.values()) else ''}Triangles: "
         "where a run met the chosen target, from tables/reaches.csv. Times: of runs whose times "
         f"are valid, without evaluation, checkpoints and start-up. {THINNING}",
         [*traces, *marks],
@@ -141,7 +142,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
             "yaxis": {
                 "title": {"text": by("curve", {value: _KINDS[value] for value in found})},
                 "type": by("scale", {"linear": "linear", "log": "log"}),
-                **_range(found, runs),
+                "range": by("curve", cut),
             },
             "shapes": by("target", lines) if targets else [],
         },
@@ -183,20 +184,22 @@ def _curves(
     axes: Mapping[str, str],
     looks: Mapping[int, Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-    seen: set[str] = set()
     parts = {int(str(number)): own for number, own in rows.groupby("run")}
     for position in sorted(parts, key=lambda number: (runs["cell"].iloc[number], number)):
         own, run = parts[position], runs.iloc[position]
         look = looks[int(run["cell"])]
         diverged = run["status"] == "diverged"
-        size = [0] * (len(own) - 1) + [9] if diverged else 4
+        # What is not finite cannot be drawn: the cross is where the run was last seen.
+        finite = np.flatnonzero(np.isfinite(own[value]))
+        size: int | list[int] = 4
+        if diverged:
+            size = [9 if i == finite.max(initial=-1) else 0 for i in range(len(own))]
         shown = value == "eval_loss" or diverged or len(own) == 1
         yield {
             "type": "scatter",
             "mode": "lines+markers" if shown else "lines",
             "name": look["name"],
             "legendgroup": look["name"],
-            "showlegend": look["name"] not in seen,
             "text": label_text(run["run_id"]),
             "hovertemplate": "%{text}<br>%{x}: %{y:.5g}<extra></extra>",
             "x": by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
@@ -206,7 +209,6 @@ def _curves(
             "meta": [position],
             "when": {"curve": [value], "setting": ["", look["setting"]]},
         }
-        seen.add(look["name"])
 
 
 def _targets(
@@ -241,9 +243,8 @@ def _targets(
                     "mode": "markers",
                     "name": look["name"],
                     "legendgroup": look["name"],
-                    "showlegend": False,
                     "hovertemplate": f"met {targets[key]}: %{{x:.6g}}<extra></extra>",
-                    "x": by("axis", {name: numbers(rows[TO_TARGET[name]]) for name in axes}),
+                    "x": by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
                     "y": [level] * len(rows),
                     "marker": {"size": 11, "symbol": "triangle-down", "color": look["colour"]},
                     "customdata": [[positions[run]] for run in keys],
@@ -260,15 +261,16 @@ def _targets(
 def _range(found: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> dict[str, Any]:
     """Cut the axis where a run that diverged would press the others into one line."""
     lost = runs.index[runs["status"].eq("diverged")]
-    limits = {}
+    limits: dict[str, Any] = {}
     for value, rows in found.items():
         finite = rows[np.isfinite(rows[value])]
         usual = finite.loc[~finite["run"].isin(lost), value]
         if usual.empty or finite[value].max() <= usual.max():
-            return {}
+            limits[value] = None
+            continue
         low, high = float(usual.min()), float(usual.max())
         margin = 0.05 * (high - low) or 0.05 * abs(high)
         linear = [low - margin, high + 2 * margin]
         logs = np.log10([max(low * 0.97, 1e-12), max(high * 1.05, 1e-12)]).tolist()
         limits[value] = by("scale", {"linear": linear, "log": logs})
-    return {"range": by("curve", limits)}
+    return limits

@@ -35,6 +35,12 @@
     const traces = chart.traces
       .filter((trace) => shows(trace, choices))
       .map(({ when, ...trace }) => resolve(trace, choices));
+    // Of traces that share an entry of the legend, the first that shows has it.
+    const named = new Set();
+    for (const trace of traces.filter((each) => each.legendgroup)) {
+      trace.showlegend = !named.has(trace.legendgroup);
+      named.add(trace.legendgroup);
+    }
     const layout = {
       ...own,
       paper_bgcolor: page,

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.decisions.show import is_to_target
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.page.chart import Chart
 from batchscape.analysis.page.charts import (
@@ -139,11 +140,13 @@ def html_page(
         "runs": outgoing_json(run_table(cells)),
     }
     script, library = _text("page.js"), _text(_LIBRARY)
+    recommended = list(_recommended(sections))
     return _template().render(
         title=" and ".join(names),
         questions=list(questions(names)),
         answers=in_short(sections),
-        recommended=list(_recommended(sections))[:_MOST_CARDS],
+        recommended=recommended[:_MOST_CARDS],
+        n_more=len(recommended[_MOST_CARDS:]),
         counts=counts,
         first=next((charts[name] for name in _FIRST if name in charts), None),
         sections=shown,
@@ -177,6 +180,7 @@ def _of_topics(
     started = len(_groups(material)) > 0
     names = setting_names(material.cells, pd.Series(material.group_of)) if started else {}
     curves = {name: table for section in sections for name, table in section.curves.items()}
+    spoken_of = _spoken_of(sections)
     for number, section in enumerate(sections):
         yield PageSection(
             f"topic-{number}",
@@ -184,7 +188,7 @@ def _of_topics(
             section.answer,
             section.warnings,
             section.settle,
-            list(_charts(section, curves, material, index, names)),
+            list(_charts(section, curves, material, index, names, spoken_of=spoken_of)),
             [html_table(view, index) for view in section.tables],
         )
 
@@ -195,6 +199,8 @@ def _charts(
     material: Material,
     index: RunIndex,
     names: Mapping[int, str],
+    *,
+    spoken_of: tuple[int, float] | None,
 ) -> Iterator[Chart]:
     """Draw what the tables of a section have; which ones there are decides."""
     cells = material.cells
@@ -202,7 +208,7 @@ def _charts(
     fitted = curves.get("tradeoff_curve")
     place = "reaches" if fitted is None else "tradeoff_curve"
     if place in section.curves and material.best is not None:
-        yield from _there(steps_chart(material.best, fitted, names, index.of_ids))
+        yield from _there(steps_chart(material.best, fitted, names, index.of_row, spoken_of))
     for view in section.tables:
         if view.name.startswith("time_to_target"):
             chart = pareto_chart(view.name, view.title, view.table, index.of_row)
@@ -213,11 +219,22 @@ def _charts(
     if "learning_rates" in tables:
         costs = section.curves["learning_rate_costs"]
         rates = tables["learning_rates"]
-        yield from learning_rate_charts(rates, costs, names, index.of_ids)
+        yield from learning_rate_charts(rates, costs, names, index.of_row)
     if "decompositions" in tables:
-        yield from _there(decompositions_chart(tables["decompositions"]))
+        apart = tables["decompositions"]
+        yield from _there(decompositions_chart(apart, cells, index.of_cell))
     if "claims" in tables:
-        yield from _there(claims_chart(tables["claims"], index.of_ids))
+        yield from _there(claims_chart(tables["claims"], index.of_row))
+
+
+def _spoken_of(sections: Sequence[Section]) -> tuple[int, float] | None:
+    """Find the group and target of which the first screen speaks."""
+    tables = (view.table for section in sections for view in section.tables)
+    for table in tables:
+        if "is_spoken_of" in table:
+            row = table[table["is_spoken_of"]].iloc[0]
+            return int(row["group_number"]), float(row["target_loss"])
+    return None
 
 
 def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
@@ -226,18 +243,20 @@ def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
         for view in section.tables:
             if "recommended" not in view.table:
                 continue
+            to_target = is_to_target(view.table)
             for row in view.table[view.table["recommended"].astype(bool)].to_dict("records"):
                 cut = [int(row[name]) for name in GEOMETRY]
                 ends = [float(row[f"time{end}_s"]) for end in ("", "_low", "_high")]
                 time = duration_text(ends[0]) if np.isfinite(ends[0]) else ""
                 if time and row["has_interval"]:
                     time += f" [{duration_text(ends[1])}, {duration_text(ends[2])}]"
+                hours = significant(float(row["device_hours"]), 3)
+                of = f" to the target, {hours} device-hours" if to_target else " a step"
                 yield {
                     "label": view.title.partition(": ")[2],
                     "cut": TIMES.join(map(str, cut[:3])),
                     "batch": str(cut[3]),
-                    "time": time,
-                    "device_hours": significant(float(row["device_hours"]), 3),
+                    "time": time and time + of,
                 }
 
 
@@ -293,12 +312,18 @@ def _text(name: str) -> str:
     return _FILES.joinpath(name).read_text(encoding="utf-8")
 
 
+def _shown(value: object) -> object:
+    """Clean the texts of others, which may be of a kind of their own; what is ours is marked."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return outgoing(value)
+    return value
+
+
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
-        # What is shown is a text of others, but for what is marked as ours.
-        finalize=lambda value: outgoing(value) if type(value) is str else value,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, memory_scale, significant, time_scale
 from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.report.grids import Grid
@@ -22,14 +23,17 @@ __all__ = [
     "grid_table",
     "html_table",
     "run_table",
-    "sort_value",
+    "sort_keys",
 ]
 
 _ID_COLUMNS = ("run_ids", "run_id", "runs")
+_POWER = r"(?: \N{MULTIPLICATION SIGN} 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?"
 _NUMBER = re.compile(
-    r"[≥≤~<>\s(]*(-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?)"
-    r"(?:.*?\N{MULTIPLICATION SIGN}\s*10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?"
+    rf"(?:≥ )?(?P<open>\()?(-?\d+(?:\.\d+)?)(?: ± [\d.∞]+)?(?(open)\)){_POWER}"
+    r"(?: \[[^\[\]a-zA-Z]*\]| \(n = \d+\)| of \d+)?"
 )
+"""What `numbers` and `estimates` write, without a unit."""
+_CUT = re.compile(r"[\d?]+\N{MULTIPLICATION SIGN}")
 _PLAIN = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
@@ -59,6 +63,8 @@ class HtmlTable:
 
     caption: str
     headers: Sequence[str]
+    sorts: Sequence[bool]
+    """Columns that may be sorted by."""
     n_left: int
     rows: Sequence[HtmlRow]
     footnotes: Mapping[str, str]
@@ -72,37 +78,52 @@ class RunIndex:
 
     def __init__(self, cells: Cells) -> None:
         runs = cells.runs
-        self._of_id: dict[str, list[int]] = {}
-        for position, run_id in enumerate(runs["run_id"]):
-            self._of_id.setdefault(str(run_id), []).append(position)
+        self._of_id: dict[str, dict[str, int]] = {}
+        keys = zip(runs["run_id"], runs["sweep_dir"], strict=True)
+        for position, (run_id, folder) in enumerate(keys):
+            self._of_id.setdefault(str(run_id), {})[str(folder)] = position
         positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
         self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
         """Positions by cell."""
         settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
         self._settings = dict(zip(settings.index, settings.to_dict("records"), strict=True))
+        self._context = cells.context_of()
         self._of_cut: dict[tuple[str, ...], list[int]] = {}
         for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
             self._of_cut.setdefault(_cut(cut), []).append(cell)
 
-    def of_ids(self, run_ids: Iterable[str]) -> list[int]:
-        """Find runs by their ids."""
-        return sorted({p for run_id in run_ids for p in self._of_id.get(str(run_id), [])})
-
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
-        """Find the runs of a row: by the ids it has, else by its geometry and settings."""
+        """Find the runs of a row: by the ids it has, else by its geometry and settings.
+
+        None where that is not sure: where an id is that of runs of several folders and the row
+        does not say of which, or where cells of several settings have its geometry.
+        """
         named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
-        texts = [text for text in named if isinstance(text, str) and text]
-        if texts:
-            return self.of_ids(re.split(r"[;\s]+", " ".join(texts)))
-        if all(name in row for name in GEOMETRY):
-            alike = self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
-            return [
-                position
-                for cell in alike
-                if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
-                for position in self.of_cell[cell]
-            ]
-        return []
+        texts = [text for text in named if isinstance(text, str)]
+        if texts or "run_ids" in row:
+            return self._of_ids(re.split(r"[;\s]+", " ".join(texts)), row)
+        if not all(name in row for name in GEOMETRY):
+            return []
+        alike = [
+            cell
+            for cell in self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
+            if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
+        ]
+        if self._context.loc[alike].nunique() > 1:
+            return []
+        return [position for cell in alike for position in self.of_cell[cell]]
+
+    def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
+        told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
+        folders = {folder for text in told for folder in str(text).split(";")}
+        positions = set()
+        for run_id in run_ids:
+            own = self._of_id.get(run_id, {})
+            found = [p for folder, p in own.items() if not told or folder in folders]
+            if len(found) > 1:
+                return []
+            positions.update(found)
+        return sorted(positions)
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
@@ -192,27 +213,53 @@ def grid_table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None = 
 
 
 def _table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None, file: str) -> HtmlTable:
+    keys = [sort_keys([row[column] for row in grid.rows]) for column in range(len(grid.headers))]
+    if "unit" in grid.headers and len({row[grid.headers.index("unit")] for row in grid.rows}) > 1:
+        keys[grid.n_left :] = [None] * (len(grid.headers) - grid.n_left)
     rows = []
     for number, (texts, marks) in enumerate(grid.marked_rows()):
         fields = [
-            HtmlCell(
-                text,
-                sort_value(text) if column >= grid.n_left else None,
-                (number, column) in grid.bold,
-            )
-            for column, text in enumerate(texts)
+            HtmlCell(text, None if own is None else own[number], (number, column) in grid.bold)
+            for column, (text, own) in enumerate(zip(texts, keys, strict=True))
         ]
         rows.append(HtmlRow(fields, marks, runs[number] if runs is not None else []))
-    return HtmlTable(caption, grid.headers, grid.n_left, rows, grid.footnotes, grid.notes, file)
+    return HtmlTable(
+        caption,
+        grid.headers,
+        [own is not None for own in keys],
+        grid.n_left,
+        rows,
+        grid.footnotes,
+        grid.notes,
+        file,
+    )
 
 
-def sort_value(text: str) -> float | None:
-    """Read the first number of a text, as `numbers` writes them; None where there is none."""
-    found = _NUMBER.match(text)
-    if found is None:
+def sort_keys(texts: Sequence[str]) -> list[float | None] | None:
+    """Read what a column sorts by.
+
+    Returns
+    -------
+    list or None
+        A number a text, where each is one or says that there is none; only None, where no text
+        begins with a number or holds a decimal, so that it sorts by its texts. None where neither
+        is so, as of numbers of several units: then it has no order that a text would tell.
+    """
+    found = [None if _is_missing(text) else _NUMBER.fullmatch(text) for text in texts]
+    if all(match or _is_missing(text) for match, text in zip(found, texts, strict=True)):
+        return [None if match is None else _value(match) for match in found]
+    if any(re.match(r"[-≥(]?\s*\d", text) and not _CUT.match(text) for text in texts):
         return None
-    power = int(found[2].translate(_PLAIN)) if found[2] else 0
-    return float(found[1].replace(",", "")) * 10.0**power
+    return [None] * len(texts)
+
+
+def _is_missing(text: str) -> bool:
+    return text in {"", MISSING, "∞", "none"} or text.startswith(NOT_IDENTIFIED)
+
+
+def _value(found: re.Match[str]) -> float:
+    power = found[3]
+    return float(found[2]) * 10.0 ** (int(power.translate(_PLAIN)) if power else 0)
 
 
 def run_table(cells: Cells) -> dict[str, Any]:

@@ -174,7 +174,9 @@ def _targets(material: Material) -> Section | None:
         notes=notes,
         schedules=list(schedules.dropna().unique()),
     )
-    return section and replace(section, curves={"reaches": reaches})
+    keys = ["sweep_dir", "run_id", "target_loss"]
+    is_best = pd.MultiIndex.from_frame(reaches[keys]).isin(pd.MultiIndex.from_frame(best[keys]))
+    return section and replace(section, curves={"reaches": reaches.assign(is_best=is_best)})
 
 
 def _claims(material: Material) -> Section | None:

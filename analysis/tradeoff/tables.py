@@ -136,7 +136,15 @@ def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
 
 def _critical(found: Sequence[GroupFits]) -> TableView:
     table = pd.concat(
-        [curve_of_fits(group.fits).assign(group=group.label) for group in found], ignore_index=True
+        [
+            curve_of_fits(group.fits).assign(
+                group=group.label,
+                group_number=group.number,
+                is_spoken_of=[target == group.target for target in group.fits],
+            )
+            for group in found
+        ],
+        ignore_index=True,
     )
     fits = [(group, target, fit) for group in found for target, fit in group.fits.items()]
     two_term = (fit.of_form("two_term") for *_, fit in fits)
@@ -189,9 +197,15 @@ def _view(
     """Put tables of the fits that are spoken of under each other."""
     tables, shown, labels = [pd.DataFrame()], [], []
     for group in found:
-        own = table_of(group.fit)
+        own, runs = table_of(group.fit), group.fit.runs
         # What was not fitted has its batch sizes alone.
-        tables.append(own.assign(group=group.label, run_ids=run_names(group.fit.runs)))
+        if "global_batch_size" in own:
+            behind = [runs[runs["global_batch_size"].eq(b)] for b in own["global_batch_size"]]
+        elif "left_out" in own:
+            behind = [runs[~np.isclose(runs["global_batch_size"], b)] for b in own["left_out"]]
+        else:
+            behind = [runs] * len(own)
+        tables.append(own.assign(group=group.label, run_ids=list(map(run_names, behind))))
         if group.fit.fitted is not None:
             rows = own.to_dict("records")
             shown += [row_of({str(key): value for key, value in row.items()}) for row in rows]

@@ -106,12 +106,12 @@ def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
     for key in options(page, "steps_to_target", "target"):
         group, target = key.split("|")
         own = reaches[reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))]
+        own = own[own["is_best"]]
         for column in AXES.values():
             traces = choose(page, "steps_to_target", target=key, quantity=column)
             runs = next(trace for trace in traces if trace["name"] == "runs")
             met = own[own["outcome"].eq("reached")]
-            # Of runs of one trajectory one counts.
-            assert len(runs["x"]) == met["trajectory_id"].nunique() > 0
+            assert len(runs["x"]) == len(met) == met["trajectory_id"].nunique() > 0
             values = met.set_index("run_id")[column]
             points = zip(runs["custom"], runs["x"], runs["y"], strict=True)
             for (position,), batch, value in points:
@@ -237,6 +237,12 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
     )
+    settings = options(page, "loss", "setting")
+    assert len(settings) == 4
+    for setting in settings:
+        names = {trace["name"] for trace in choose(page, "loss", setting=setting)}
+        legend = page.locator("[id='loss'] .legendtext").all_text_contents()
+        assert sorted(legend) == sorted(names), "whatever is chosen, each colour has its entry"
     best = pd.read_csv(out / "tables" / "learning_rates.csv")
     (optima,) = drawn(page, "learning_rates")
     inside = best[best["learning_rate"].notna()]

@@ -97,6 +97,36 @@ def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     assert np.isnan(unpacked(times[name((4, 8, 1))])).all()
 
 
+def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
+    """For the kind of curve that needs it alone; the cross is on the last finite loss."""
+    sweep = build()
+    sweep.run((1, 32, 1))
+
+    def exploding(step: np.ndarray) -> np.ndarray:
+        return np.where(step < 9, 3 + np.exp(step), np.inf)
+
+    def usual(step: np.ndarray) -> np.ndarray:
+        return 2 + 0.01 * np.exp(-step)
+
+    lost = {"status": "diverged", "reason": "the loss is infinite", "stop_reason": None}
+    sweep.run((1, 8, 1), loss=exploding, held_out=usual, **lost)
+    tables = load(sweep.path)
+    chart = loss_chart(find_cells(tables.runs), tables, None)
+    assert chart is not None
+    ranges = chart.layout["yaxis"]["range"]["of"]
+    assert ranges["eval_loss"] is None
+    usual_losses = tables.steps.loc[tables.steps["run_id"].str.startswith("b32"), "loss"]
+    assert usual_losses.max() < ranges["loss"]["of"]["linear"][1] < 2 * usual_losses.max()
+    assert "axis of the loss is cut" in chart.caption
+    (trace,) = (
+        t for t in chart.traces if t["marker"]["symbol"] == "x" and t["when"]["curve"] == ["loss"]
+    )
+    losses = unpacked(trace["y"])
+    crosses = np.flatnonzero(trace["marker"]["size"])
+    assert crosses.tolist() == [np.flatnonzero(np.isfinite(losses)).max()]
+    assert crosses[0] < len(losses) - 1
+
+
 def name(geometry: tuple[int, int, int]) -> str:
     return TIMES.join(map(str, geometry))
 

@@ -11,12 +11,23 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import Markup
 
-from batchscape.analysis import write_report
+from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.comparison import compare
+from batchscape.analysis.decisions.topic import decision_section
+from batchscape.analysis.equivalence.decompositions import compare_decompositions
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.tables import sort_value
+from batchscape.analysis.page.charts import decompositions_chart, pareto_chart, steps_chart
+from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
+from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.topics import Material, find_sections
+from batchscape.analysis.tradeoff.topic import tradeoff_section
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
@@ -136,6 +147,46 @@ def test_rows_lead_to_their_runs(varied: Any) -> None:
     assert checked > 2
 
 
+def test_a_recommended_cut_opens_its_own_runs(build: Any) -> None:
+    """On its own machine, though runs have the same ids on both; what is predicted has none."""
+    sweeps = [build("one").fork((0, 1, 2)), build("two")]
+    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
+    tables = load(*(sweep.path for sweep in sweeps))
+    cells = find_cells(tables.runs)
+    assert cells.runs["run_id"].value_counts().eq(2).sum() == 12
+    index = RunIndex(cells)
+    section = decision_section(cells, tables)
+    assert section is not None
+    opened = []
+    for view in section.tables:
+        for row, shown in zip(view.rows or [], html_table(view, index).rows, strict=True):
+            record = view.table.loc[row]
+            runs = cells.runs.iloc[list(shown.runs)]
+            assert (len(runs) > 0) == (record["source"] == "measured")
+            for name in GEOMETRY:
+                assert runs[name].eq(record[name]).all()
+            opened += [(view.name, name) for name in runs["hardware"].unique()]
+    machines = dict(opened)
+    assert len(set(opened)) == len(machines) == len(set(machines.values())) == 2
+
+
+def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
+    sweeps = [build("one"), build("two")]
+    sweeps[0].run((1, 32, 1))
+    sweeps[1].run((1, 32, 1), hardware="Other CPU", core_wait=1e-6)
+    cells = find_cells(load(*(sweep.path for sweep in sweeps)).runs)
+    index = RunIndex(cells)
+    for position, row in enumerate(cells.runs.to_dict("records")):
+        named = {name: row[name] for name in ("run_id", "sweep_dir")}
+        assert index.of_row(named) == [position]
+        cut = {name: row[name] for name in GEOMETRY}
+        assert index.of_row({**cut, "hardware": row["hardware"]}) == [position]
+        assert index.of_row(cut) == []
+        assert index.of_row({"run_id": row["run_id"]}) == []
+
+
 @pytest.mark.slow
 def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     sweep = build()
@@ -174,17 +225,167 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("texts", "keys"),
     [
-        ("—", None),
-        ("not identified (≥ 3)", None),
-        ("1.500 ± 0.020", 1.5),
-        ("(1.20 ± 0.10) × 10⁷", 1.2e7),  # noqa: RUF001
-        ("2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]", 2.5e-5),  # noqa: RUF001
-        ("≥ 120", 120.0),
-        ("3 of 5", 3.0),
-        ("-0.25", -0.25),
+        (["—", "not identified (≥ 3)", "2"], [None, None, 2.0]),
+        (["1.500 ± 0.020", "(1.20 ± 0.10) × 10⁷"], [1.5, 1.2e7]),  # noqa: RUF001
+        (["2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]"], [2.5e-5]),  # noqa: RUF001
+        (["5000 [80, 1.2 × 10⁷]", "900 [1, ∞]"], [5000.0, 900.0]),  # noqa: RUF001
+        (["≥ 120", "3 of 5", "12 (n = 2)", "-0.25", ""], [120.0, 3.0, 12.0, -0.25, None]),
+        (["0.003", "0.01"], [0.003, 0.01]),
+        (["1×32×1 = 32", "1×8×4 = 32"], [None, None]),  # noqa: RUF001
+        (["yes", ""], [None, None]),
+        # Numbers of several units have no order that a reader could trust.
+        (["1.5 min", "45 s"], None),
+        (["1.5 min [1.4 min, 1.6 min]", "—"], None),
+        (["512 MiB [500, 520]", "2 GiB"], None),
     ],
 )
-def test_columns_sort_by_their_first_number(text: str, value: float | None) -> None:
-    assert sort_value(text) == value
+def test_columns_sort_by_numbers_that_are_sure(
+    texts: list[str], keys: list[float | None] | None
+) -> None:
+    assert sort_keys(texts) == keys
+
+
+def test_numbers_of_several_units_are_not_sorted() -> None:
+    rows = [["first", "512 [500, 520]", "MiB"], ["second", "2", "GiB"]]
+    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True, False, False]
+    rows[1][2] = "MiB"
+    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True] * 3
+
+
+def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
+    """Of the first group, and the target of the most batch sizes; each row has its own runs."""
+    rows = []
+    for group in (0, 1):
+        for batch in (8, 16, 32, 64):
+            for seed in (0, 1, 2):
+                for target, more in ((3.0, 1), (2.0, 3)):
+                    steps = more * (100 + 4000 / batch) * (1 + 0.01 * seed)
+                    met = batch < 64 or target > 2.5
+                    rows.append(
+                        {
+                            "group": group,
+                            "target_loss": target,
+                            "global_batch_size": batch,
+                            "seed": seed,
+                            "run_id": f"g{group}-b{batch}-s{seed}",
+                            "outcome": "reached" if met else "censored",
+                            "steps_to_target": steps if met else np.nan,
+                            "steps_low": steps,
+                            "samples_to_target": np.nan,
+                            "tokens_to_target": np.nan,
+                            "time_to_target_s": np.nan,
+                        }
+                    )
+    reaches = pd.DataFrame(rows)
+    section = tradeoff_section(reaches)
+    assert section is not None
+    assert "a loss of 3" in section.short[0]
+    spoken_of = page_module._spoken_of([section])
+    assert spoken_of == (0, 3.0)
+    curve = section.curves["tradeoff_curve"]
+    chart = steps_chart(reaches, curve, {0: "a", 1: "b"}, lambda _: [], spoken_of)
+    assert chart is not None
+    assert next(iter(chart.choices[0].options.values())) == "a: loss 3"
+    assert len(chart.choices[0].options) == 4
+    tables = {view.name: view.table for view in section.tables}
+    for name, runs in tables["tradeoff_fit"].groupby("group"):
+        group = name.removeprefix("group ")
+        for batch, ids in zip(runs["global_batch_size"], runs["run_ids"], strict=True):
+            assert sorted(ids.split()) == [f"g{group}-b{batch:g}-s{seed}" for seed in (0, 1, 2)]
+    for left_out, ids in tables["leave_one_batch_out"][["left_out", "run_ids"]].to_numpy():
+        assert f"-b{left_out:g}-" not in ids
+        assert len(ids.split()) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated: bool) -> None:
+    sweep = build()
+    for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweep.run(cut, seed=seed, evaluated=evaluated)
+    tables = load(sweep.path)
+    section = decision_section(find_cells(tables.runs), tables)
+    assert section is not None
+    (card,) = page_module._recommended([section])
+    charts = [pareto_chart(v.name, v.title, v.table, lambda _: []) for v in section.tables]
+    assert len(charts) == 1
+    assert ("to the target" in card["time"]) == evaluated
+    assert ("device-hours" in card["time"]) == evaluated
+    assert card["time"].endswith(" a step") != evaluated
+    assert (charts[0] is not None) == evaluated
+
+
+@pytest.mark.slow
+def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
+    sweep = build()
+    for rate in (1e-3, 3e-3):
+        for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
+            for seed in (0, 1):
+                sweep.run(cut, seed=seed, optimizer={"name": "adamw", "learning_rate": rate})
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    table = compare_decompositions(cells, tables.steps)
+    index = RunIndex(cells)
+    chart = decompositions_chart(table, cells, index.of_cell)
+    assert chart is not None
+    assert len(table) == 4
+    for trace in chart.traces:
+        assert len(set(trace["y"])) == 4
+        for behind, rate in zip(trace["customdata"], table["optimizer.learning_rate"], strict=True):
+            own = cells.runs.iloc[behind]
+            assert own["learning_rate"].eq(float(rate)).all()
+            assert len(own) == 2
+
+
+@pytest.mark.slow
+def test_recommendations_without_room_are_counted(build: Any) -> None:
+    sweep = build()
+    for cut in ((1, 32, 1), (1, 8, 4)):
+        sweep.run(cut)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    section = decision_section(cells, tables)
+    assert section is not None
+    comparison = compare(cells)
+    html = page_module.html_page(
+        Material(cells, tables),
+        comparison=comparison,
+        grid=comparison_grid(comparison, cells),
+        sections=[section] * 5,
+        notes=[],
+        provenance={},
+    )
+    assert html.count("Recommended geometry") == 3
+    assert "2 more recommended" in html
+
+
+@pytest.mark.parametrize("kind", [str, np.str_])
+def test_texts_of_any_kind_are_cleaned(kind: type[str]) -> None:
+    assert "\x1b" not in str(page_module._shown(kind("\x1b]0;title\x07 text")))
+    assert page_module._shown(Markup("\x1b")) == "\x1b", "ours stays as it is"
+
+
+@pytest.mark.slow
+def test_reaches_say_which_of_them_the_chart_shows(build: Any) -> None:
+    """Those at the best learning rate, one a trajectory."""
+    sweep = build()
+    for rate, floor in ((1e-3, 2.0), (3e-3, 1.5)):
+
+        def loss(step: np.ndarray, floor: float = floor) -> np.ndarray:
+            return floor + 3 * np.exp(-step / 5)
+
+        for batch in (16, 32):
+            sweep.run(
+                (1, batch, 1),
+                optimizer={"name": "adamw", "learning_rate": rate},
+                loss=loss,
+                held_out=loss,
+            )
+    tables = load(sweep.path)
+    material = Material(find_cells(tables.runs), tables, targets=[2.4])
+    (reaches,) = (s.curves["reaches"] for s in find_sections(material) if "reaches" in s.curves)
+    assert reaches.loc[reaches["is_best"], "learning_rate"].tolist() == [3e-3, 3e-3]
+    assert len(reaches) == 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).with_name("chaos.py")
-KILLS = 8
+KILLS = 4
 
 
 @pytest.mark.slow

@@ -355,7 +355,8 @@ def test_unreachable_server_leaves_an_offline_copy(
     said = mirrored(WandbTracker(name="wandb"))
     assert said is not None
     assert "Weights & Biases was not updated: 1 of 1 runs were written offline" in said
-    assert "because Weights & Biases cannot be used: " in said
+    # On a busy machine W&B takes longer to say so than the mirror waits for it.
+    assert re.search("because (Weights & Biases cannot be used: |it did not answer for )", said)
     assert f"batchscape sync {sweep.path}" in said
     checked_segments(training.folder)
     for path in sweep.path.rglob("*"):

@@ -125,6 +125,7 @@ def table(
     owner: type, shown: list[Field[Any]], prefix: str, options: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """Return the settings of a dataclass as a table."""
+    # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, FieldInfo] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
     rows = [COLUMNS]

@@ -132,7 +132,7 @@ def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _setting(value: object) -> str:
-    return MISSING if value is None or value != value else str(value)  # noqa: PLR0124  (NaN)
+    return MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
 def html_table(view: TableView, index: RunIndex) -> HtmlTable:

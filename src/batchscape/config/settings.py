@@ -37,6 +37,7 @@ def settings_of(owner: type, prefix: str = "", *, is_ours: bool = False) -> Iter
     is_ours : bool
         Whether all of them are read by our own loop only.
     """
+    # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
     for field in fields(owner):

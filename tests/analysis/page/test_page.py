@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import tomllib
 from html.parser import HTMLParser
@@ -53,7 +54,7 @@ class Parsed(HTMLParser):
         if tag == "script":
             self.scripts.append("")
 
-    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002  (HTMLParser gives it)
         self._inside = ""
 
     def handle_data(self, data: str) -> None:
@@ -187,6 +188,19 @@ def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
         assert index.of_row({"run_id": row["run_id"]}) == []
 
 
+def test_a_setting_that_a_cell_lacks_is_known_by_its_absence(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((1, 32, 1), budget={"optimizer_steps": 40, "target_loss": 2.5})
+    cells = find_cells(load(sweep.path).runs)
+    assert "budget.target_loss" in cells.settings
+    for position, cell in enumerate(cells.runs["cell"]):
+        known = cells.table.loc[cell, [*GEOMETRY, *cells.settings]].to_dict()
+        for none in (None, math.nan, pd.NA):
+            asked = {name: none if pd.isna(value) else value for name, value in known.items()}
+            assert RunIndex(cells).of_row(asked) == [position]
+
+
 @pytest.mark.slow
 def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     sweep = build()
@@ -228,12 +242,12 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
     ("texts", "keys"),
     [
         (["—", "not identified (≥ 3)", "2"], [None, None, 2.0]),
-        (["1.500 ± 0.020", "(1.20 ± 0.10) × 10⁷"], [1.5, 1.2e7]),  # noqa: RUF001
-        (["2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]"], [2.5e-5]),  # noqa: RUF001
-        (["5000 [80, 1.2 × 10⁷]", "900 [1, ∞]"], [5000.0, 900.0]),  # noqa: RUF001
+        (["1.500 ± 0.020", "(1.20 ± 0.10) × 10⁷"], [1.5, 1.2e7]),  # noqa: RUF001  (as tables write it)
+        (["2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]"], [2.5e-5]),  # noqa: RUF001  (as tables write it)
+        (["5000 [80, 1.2 × 10⁷]", "900 [1, ∞]"], [5000.0, 900.0]),  # noqa: RUF001  (as tables write it)
         (["≥ 120", "3 of 5", "12 (n = 2)", "-0.25", ""], [120.0, 3.0, 12.0, -0.25, None]),
         (["0.003", "0.01"], [0.003, 0.01]),
-        (["1×32×1 = 32", "1×8×4 = 32"], [None, None]),  # noqa: RUF001
+        (["1×32×1 = 32", "1×8×4 = 32"], [None, None]),  # noqa: RUF001  (as tables write it)
         (["yes", ""], [None, None]),
         # Numbers of several units have no order that a reader could trust.
         (["1.5 min", "45 s"], None),

@@ -321,6 +321,8 @@ def test_load_joins_identity_geometry_and_figures(run, tmp_path):
     assert row["optimizer.learning_rate"] == row["learning_rate"] == 3e-3
     assert tables.steps["run_id"].unique().tolist() == [row["run_id"]]
     assert tables.damaged == {}
+    # A folder that is written in two ways, one of them a text as in a notebook, is read once.
+    assert len(load(str(tmp_path), tmp_path / "runs" / "..").runs) == 1
 
 
 def test_the_learning_rate_is_the_resolved_one_of_the_last_stage(run, tmp_path):

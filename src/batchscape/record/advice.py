@@ -86,8 +86,7 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     status : Status or str
         Or `DAMAGED`, or `UNREADABLE`.
     cause : Cause, optional
-        What ended it; None where it has not ended, completed, or was recorded before there were
-        causes.
+        What ended it; None where it has not ended, or completed.
 
     Returns
     -------

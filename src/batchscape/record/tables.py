@@ -196,12 +196,14 @@ def verify_seal(folder: RunFolder, status: RunStatus) -> None:
         read_sealed(folder.path / name, sealed)
 
 
-def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:
+def load(
+    *sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = None
+) -> Tables:
     """Read every run of one or more sweeps.
 
     Parameters
     ----------
-    *sweep_dirs : Path
+    *sweep_dirs : str or Path
         Sweep folders, each with a `runs` folder. One that is named twice is read once, and a
         sealed run that was copied to another folder, or any that is linked, is counted once.
     columns : mapping of str to sequence of str, optional
@@ -220,7 +222,7 @@ def load(*sweep_dirs: Path, columns: Mapping[str, Sequence[str]] | None = None) 
     """
     wanted = _wanted(columns or {})
     distinct: dict[Path, Path] = {}
-    for sweep_dir in sweep_dirs:
+    for sweep_dir in map(Path, sweep_dirs):
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     folders: list[RunFolder] = []
     sweeps: list[str] = []

@@ -271,6 +271,8 @@ class FakeRun:
     summary: dict[str, Any] = field(default_factory=dict)
     state: str = "running"
     lines_received: int = 0
+    files: set[str] = field(default_factory=set)
+    """Names of what was uploaded beside its rows."""
 
     @property
     def visible_history(self) -> list[dict[str, Any]]:
@@ -293,6 +295,17 @@ class Fault:
     """Only requests that contain it, in path or content: `graphql`, `UpsertBucket`."""
 
 
+@dataclass
+class FakeArtifact:
+    """What the server has of one version of an artifact."""
+
+    type: str
+    name: str
+    digest: str
+    files: set[str] = field(default_factory=set)
+    state: str = "PENDING"
+
+
 class FakeServer(ThreadingHTTPServer):
     """As much of a W&B server as runs need: it keeps lines where the client wants them."""
 
@@ -300,6 +313,11 @@ class FakeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answers)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.runs: dict[str, FakeRun] = {}
+        self.artifacts: list[FakeArtifact] = []
+        self.bytes_received = 0
+        """Content of files."""
+        self.latency_s = 0.0
+        """Wait before each answer."""
         self.known_key = KEY
         self.refused: dict[str, int] = {}
         """HTTP status for rows of runs whose id has the given beginning."""
@@ -330,15 +348,20 @@ class FakeServer(ThreadingHTTPServer):
         entity = {"id": "E", "name": given.get("entity") or "me"}
         project = {"id": "P", "name": given.get("project"), "entity": entity}
         viewer = {"viewer": {"id": "U", "name": "me", "username": "me", "entity": "me"}}
-        name = given.get("name") or ""
+        if "Artifact" in operation:
+            return self._answer_artifact(operation, given)
+        name = given.get("name") or str(given.get("id") or "").removeprefix("R:")
         known = name in self.runs
         run = self.runs.get(name) or FakeRun()
         if operation == "UpsertBucket":
             self.runs[name] = run
-            run.settings |= {name: value for name, value in given.items() if value is not None}
-            run.state = "running"
+            if given.get("name"):
+                run.settings |= {name: value for name, value in given.items() if value is not None}
+                run.state = "running"
+            else:  # by its id: the public interface changes a run that has ended
+                run.summary = json.loads(given["summaryMetrics"])
         bucket = {
-            "id": "R",
+            "id": f"R:{name}",
             "name": name,
             "project": project,
             "config": run.settings.get("config", "{}"),
@@ -354,6 +377,8 @@ class FakeServer(ThreadingHTTPServer):
             "projectId": "1",
         }
         uploads = [{"name": n, "uploadUrl": self.url} for n in given.get("files", [])]
+        if operation == "CreateRunFiles":
+            self.runs[given["run"]].files.update(given["files"])
         answers: dict[str, dict[str, Any]] = {
             "Viewer": viewer,
             "GetDefaultEntity": viewer,
@@ -365,6 +390,62 @@ class FakeServer(ThreadingHTTPServer):
             },
         }
         return answers.get(operation, {})
+
+    def _answer_artifact(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
+        asked = given.get("input") or given
+        if operation == "CreateArtifact":
+            wanted = (asked["artifactTypeName"], asked["artifactCollectionName"], asked["digest"])
+            found = [a for a in self.artifacts if (a.type, a.name, a.digest) == wanted]
+            if not found:
+                found = [FakeArtifact(*wanted)]
+                self.artifacts += found
+            id_ = str(self.artifacts.index(found[0]))
+            sequence = {"id": "S", "latestArtifact": None}
+            created = {"id": id_, "state": found[0].state, "artifactSequence": sequence}
+            return {"createArtifact": {"artifact": created}}
+        file = {"id": "F", "displayName": "f", "uploadUrl": self.url, "uploadHeaders": []}
+        if operation == "CreateArtifactManifest":
+            return {
+                "createArtifactManifest": {
+                    "artifactManifest": {"id": "M", "file": {**file, "name": "manifest"}}
+                }
+            }
+        if operation == "CreateArtifactFiles":
+            edges = []
+            for wanted in asked["artifactFiles"]:
+                self.artifacts[int(wanted["artifactID"])].files.add(wanted["name"])
+                artifact = {"id": wanted["artifactID"]}
+                edges.append({"node": {**file, "name": wanted["name"], "artifact": artifact}})
+            return {"createArtifactFiles": {"files": {"edges": edges}}}
+        if operation == "CommitArtifact":
+            self.artifacts[int(asked["artifactID"])].state = "COMMITTED"
+            return {"commitArtifact": {"artifact": {"id": asked["artifactID"], "digest": "d"}}}
+        if operation == "ArtifactByID":
+            return {"artifact": self._fragment(asked["id"])}
+        return {"project": {"artifact": None}}
+
+    def _fragment(self, id_: str) -> dict[str, Any]:
+        """All that the library asks of an artifact."""
+        artifact = self.artifacts[int(id_)]
+        entity = {"name": "me"}
+        project = {"id": "P", "internalId": "1", "name": "geometry", "entity": entity}
+        collection = {"__typename": "ArtifactSequence", "name": artifact.name, "project": project}
+        missing = ("description", "metadata", "historyStep", "commitHash", "updatedAt")
+        return {
+            **dict.fromkeys(missing),
+            "id": id_,
+            "artifactSequence": {"id": "S", **collection},
+            "versionIndex": 0,
+            "artifactType": {"name": artifact.type},
+            "ttlDurationSeconds": -1,
+            "ttlIsInherited": False,
+            "tags": [],
+            "state": artifact.state,
+            "size": 1,
+            "digest": artifact.digest,
+            "fileCount": len(artifact.files),
+            "createdAt": "2026-01-01T00:00:00",
+        }
 
     def stream(self, name: str, message: dict[str, Any]) -> int:
         """Take rows in; return the HTTP status."""
@@ -394,6 +475,9 @@ class _Answers(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             content = gzip.decompress(content)
         answer, status = {}, 200
+        time.sleep(self.server.latency_s)
+        if self.command == "PUT":
+            self.server.bytes_received += len(content)
         if (fault := self.server.fault_of(self.path, content)) is not None:
             if isinstance(fault, int):
                 self.send_response(fault)

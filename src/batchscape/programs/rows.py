@@ -11,6 +11,7 @@ from typing import Any
 from batchscape.measure.contention import TreeWaits
 from batchscape.programs.metrics import Log
 from batchscape.programs.tree import RankMemory
+from batchscape.record.columns import RESIDENT
 from batchscape.record.files import JsonLines, json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
@@ -180,7 +181,7 @@ def rank_rows(ranks: Mapping[int, RankMemory], launch: Mapping[str, Any]) -> lis
             "attempt": launch["attempt"],
             "node": 0,
             "device": f"cuda:{number % devices}" if is_cuda else "cpu",
-            "memory_method": "process tree (driver)" if is_cuda else "process tree (uss)",
+            "memory_method": "process tree (driver)" if is_cuda else RESIDENT,
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,
             "device_used_gib": memory.device_gib,
             "rss_gib": memory.rss_gib,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COLUMNS", "Column"]
+__all__ = ["COLUMNS", "RESIDENT", "Column"]
+
+RESIDENT = "process tree (uss)"
+"""`memory_method` of a program on a CPU, whose resident memory stands for what it allocated."""
 
 
 class Column(NamedTuple):

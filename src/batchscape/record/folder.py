@@ -171,6 +171,11 @@ class SweepFolder:
         return self.path / "wandb"
 
     @property
+    def mirror(self) -> Path:
+        """What was mirrored to Weights & Biases of the sweep itself: its report."""
+        return self.path / "wandb.json"
+
+    @property
     def report(self) -> Path:
         """Folder of the tables, figures and the page that shows them."""
         return self.path / "report"

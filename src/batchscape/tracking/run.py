@@ -3,15 +3,19 @@
 ==============  =====================================================================
 W&B             run folder
 ==============  =====================================================================
-name, group     `run_id`, `sweep_name`
-config          geometry, identity and resolved settings as columns; all settings,
-                nested; how the processes were launched (`launch.devices`, ...)
+name            geometry, what was swept, seed: `2x8x4 fsdp learning_rate=0.001 s3`
+group           the cell: the same for all seeds, so that W&B draws their mean and range
+config          geometry, identity and resolved settings as columns; all settings that the
+                program was told, nested; how it was launched (`launch.devices`, ...)
 history         one row an optimizer step, one an evaluation; every row carries all axes, the
                 last one also the figures of the run, each of which so makes a panel of bars
 axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
-summary         the summary of `status.json`, with status, stop reason and reason; times only
-                where they count, and `timing_valid` and `timing_invalid_reason` beside them
+summary         the summary of `status.json`, each figure once, under the name of its panel where
+                it has one, with status, stop reason and reason; times only where they count, and
+                `timing_valid` and `timing_invalid_reason` beside them
+`_timestamp`    when the row came to be, by the times in the record
+`_runtime`      in the summary at the server: how long the processes of the run ran
 tags            those of the tracker, the status, and `timing_invalid` where no time counts
 state           finished for a completed or pruned run, else failed
 ==============  =====================================================================
@@ -22,17 +26,16 @@ that is not a number is missing.
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import wandb
 
 from batchscape.config import WandbTracker
 from batchscape.outgoing import outgoing, outgoing_json
+from batchscape.record.columns import RESIDENT
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus, Status
@@ -40,23 +43,28 @@ from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
 from batchscape.record.timing import TIMES, VERDICT, timed_figures, why_run_untimed
+from batchscape.tracking.labels import Label, told_settings
 from batchscape.tracking.memory import memory_page
 from batchscape.tracking.names import (
     AXES,
     CURVES,
     FIGURES,
     RANK_MEMORY,
-    TIMES_OF_STEPS,
     Row,
     axis_of,
     curve_points,
     figure_points,
     mirrored_names,
 )
+from batchscape.tracking.server import quiet_settings, shows
 from batchscape.tracking.state import MirrorState, content_of, id_of
+from batchscape.tracking.times import row_times, run_time_s, wandb_step
 
 __all__ = ["WandbRun"]
 
+_TIMESTAMP = "_timestamp"
+"""W&B's own name for when a row came to be, which it takes from the row where that has one."""
+_ONLY_ESTIMATED = frozenset({"peak_allocated_gib"})
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
 
@@ -74,6 +82,10 @@ class WandbRun:
         `online` or `offline`.
     status : RunStatus
         How the run stands now.
+    label : Label
+        What it is called.
+    sweep_id : str
+        What W&B calls its sweep.
     patience_s : float
         Time that W&B has to open the run, which it keeps to loosely, and to show its end.
     """
@@ -86,9 +98,11 @@ class WandbRun:
         *,
         mode: Literal["online", "offline"],
         status: RunStatus,
+        label: Label,
+        sweep_id: str,
         patience_s: float,
     ) -> None:
-        config = _config(folder)
+        config = _config(folder) | {"sweep_id": sweep_id}
         id_ = id_of(folder.path.name, status)
         self._folder = folder
         self._sweep_dir = sweep_dir
@@ -103,8 +117,9 @@ class WandbRun:
         state.remove_strays(sweep_dir, id_)
         self._run = wandb.init(
             id=id_,
-            name=config["run_id"],
-            group=config["sweep_name"],
+            name=outgoing(label.name),
+            group=outgoing(label.group),
+            job_type="train",
             project=state.project,
             entity=state.entity,
             tags=self._tags(status),
@@ -114,19 +129,7 @@ class WandbRun:
             resume="allow",
             reinit="create_new",
             allow_val_change=True,
-            # Nothing but the run folder: no console, code, git or figures of the machine.
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                disable_git=True,
-                disable_code=True,
-                save_code=False,
-                init_timeout=patience_s,
-                x_disable_stats=True,
-                x_disable_meta=True,
-                x_disable_machine_info=True,
-                x_save_requirements=False,
-            ),
+            settings=quiet_settings(patience_s),
         )
         if mode == "online":
             # From here on rows may arrive that are not noted yet: the server is asked for them,
@@ -135,6 +138,7 @@ class WandbRun:
             state.last_step = max(known, self._run.starting_step - 1)
             state.mode, state.content = "online", None
             state.write(folder)
+        state.name, state.group = label.name, label.group
         self._last_step = state.last_step
         self._tokens: int | None = 0
         self._may_add_figures = False
@@ -165,17 +169,27 @@ class WandbRun:
         """
         verify_seal(self._folder, status)
         untimed = why_run_untimed(self._folder, status)
-        self._log(row for table in CURVES for row in _keyed(table, self._sealed_rows(table)))
+        tables = {name: read_table(self._folder, name) for name in (*CURVES, "ranks")}
+        times = row_times(*tables.values(), status.attempts)
+        self._log(
+            (row for table in CURVES for row in _keyed(table, self._new_rows(table, tables))), times
+        )
+        ranks = tables["ranks"]
+        unknown = _ONLY_ESTIMATED if _is_resident(ranks) else frozenset()
         if self._may_add_figures:
             # W&B takes what else is logged at the latest step as a part of its row.
-            points = figure_points(timed_figures(status.summary, untimed))
-            if (page := memory_page(read_table(self._folder, "ranks"))) is not None:
+            known = {name: v for name, v in status.summary.items() if name not in unknown}
+            points = figure_points(timed_figures(known, untimed))
+            if (page := memory_page(ranks.drop(columns=list(unknown)))) is not None:
                 points[RANK_MEMORY] = wandb.Html(page, inject=False)
+            if (at := times.get(self._last_step)) is not None:
+                points[_TIMESTAMP] = at
             self._run.log(points, step=self._last_step)
-        figures = {name: status.summary.get(name) for name in SUMMARY}
+        figures = {name: status.summary.get(name) for name in SUMMARY if name not in unknown}
+        figures = timed_figures(figures, untimed)
         self._run.summary.update(
             {
-                **timed_figures(figures, untimed),
+                **{FIGURES.get(name, name): value for name, value in figures.items()},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
@@ -183,11 +197,9 @@ class WandbRun:
                 "attempts": len(status.attempts),
             }
         )
-        if untimed is not None:
+        for name in (TIMES if untimed is not None else frozenset()) | unknown:
             # An attempt that ended before may have left them there.
-            for name in TIMES:
-                for key in (name, FIGURES.get(name, name)):
-                    del self._run.summary[key]  # type: ignore[no-untyped-call]  # wandb's
+            del self._run.summary[FIGURES.get(name, name)]  # type: ignore[no-untyped-call]
         self._run.tags = self._tags(status)
         path, written = self._run.path, Path(self._run.dir).parent.name
         ended_well = status.status in {Status.COMPLETED, Status.PRUNED}
@@ -195,7 +207,9 @@ class WandbRun:
         state = self._state
         if self._mode == "online":
             # W&B's own finish returns in silence when an upload was refused for good.
-            if not _shows(path, "finished" if ended_well else "failed", self._patience_s):
+            ran_s = run_time_s(status.attempts)
+            own = {"_runtime": ran_s, "_wandb": {"runtime": round(ran_s)}}
+            if not shows(path, "finished" if ended_well else "failed", self._patience_s, own):
                 return False
             state.mark_sent(self._sweep_dir)
         else:
@@ -205,7 +219,10 @@ class WandbRun:
         state.write(self._folder)
         return True
 
-    def _log(self, rows: Iterable[tuple[int, str, Row]]) -> None:
+    def _log(
+        self, rows: Iterable[tuple[int, str, Row]], times: Mapping[int, float] | None = None
+    ) -> None:
+        """Log rows that W&B lacks; the time of a row that is not given is now."""
         for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
             tokens_before = self._tokens
             if table == "steps":
@@ -213,13 +230,16 @@ class WandbRun:
             # A resumed run writes again what came after its checkpoint.
             if step <= self._last_step:
                 continue
-            self._run.log(curve_points(table, row, tokens_before), step=step)
+            points = curve_points(table, row, tokens_before)
+            if times is not None and step in times:
+                points[_TIMESTAMP] = times[step]
+            self._run.log(points, step=step)
             self._last_step = step
             self._may_add_figures = True
 
-    def _sealed_rows(self, table: str) -> list[Row]:
-        rows = read_table(self._folder, table)
-        known = int((_wandb_step(table, rows["optimizer_step"]) <= self._last_step).sum())
+    def _new_rows(self, table: str, tables: Mapping[str, pd.DataFrame]) -> list[Row]:
+        rows = tables[table]
+        known = int((wandb_step(table, rows["optimizer_step"]) <= self._last_step).sum())
         # With the last known row: the next one's tokens are counted from there.
         new = rows.iloc[max(known - 1, 0) :].to_dict("records")
         return [{str(name): value for name, value in row.items()} for row in new]
@@ -229,8 +249,8 @@ class WandbRun:
             # Their last values belong to the summary of the run folder, not to the last row.
             self._run.define_metric(axis, hidden=True, summary="none")
         for name in mirrored_names():
-            # Nor does the time of one step belong there, whether or not it counts.
-            last = "none" if name in TIMES_OF_STEPS else None
+            # Nor does the end of a curve, which a figure of the run says, or which is one step's.
+            last = None if name in FIGURES.values() else "none"
             self._run.define_metric(name, step_metric=axis_of(name), step_sync=False, summary=last)
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
@@ -246,10 +266,24 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     break its queries.
     """
     content = read_json(folder.config)
-    config: dict[str, Any] = dict(content["config"])
+    config: dict[str, Any] = told_settings(content)
+    lacking = set(content["resolved"].get("not_passed", ()))
     for name, value in content["resolved"].items():
+        if name in lacking or name == "not_passed":
+            continue
         # What was planned must not pass for what was done.
         config[f"planned_{name}" if name in SUMMARY else name] = value
+    config["stages"] = [
+        {
+            **stage,
+            "optimizer": {
+                name: value
+                for name, value in stage["optimizer"].items()
+                if f"optimizer.{name}" not in lacking
+            },
+        }
+        for stage in config["stages"]
+    ]
     config |= content["geometry"]
     config |= {name: content[name] for name in ("run_id", "trajectory_id", "sweep_name")}
     config["data_manifest_hash"] = content["data"]["manifest_hash"]
@@ -263,21 +297,10 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     return leaving
 
 
-def _wandb_step(table: str, optimizer_step: Any) -> Any:  # noqa: ANN401  (an int or a Series)
-    return 2 * optimizer_step + (table == "evals")
-
-
 def _keyed(table: str, rows: Sequence[Row]) -> list[tuple[int, str, Row]]:
-    return [(_wandb_step(table, row["optimizer_step"]), table, row) for row in rows]
+    return [(wandb_step(table, row["optimizer_step"]), table, row) for row in rows]
 
 
-def _shows(path: str, state: str, patience_s: float) -> bool:
-    """Whether the server shows a run in its end state, which it enters after the last row."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        with suppress(Exception):  # W&B raises errors of many families
-            # Anew each time: it answers from memory.
-            if wandb.Api(timeout=math.ceil(patience_s)).run(path).state == state:
-                return True
-        time.sleep(patience_s / 20)
-    return False
+def _is_resident(ranks: pd.DataFrame) -> bool:
+    """Whether resident memory stands for allocated memory, which only a program could tell."""
+    return bool(ranks["memory_method"].eq(RESIDENT).any())

@@ -1,4 +1,4 @@
-"""What W&B has of each run: `wandb.json` in its folder. Needs no wandb to be read."""
+"""What W&B has of each run, and of a report: `wandb.json` in its folder. Needs no wandb."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,8 @@ __all__ = [
     "Uploads",
     "content_of",
     "id_of",
+    "report_content",
+    "report_files",
     "standing_of",
     "sync_command",
 ]
@@ -32,7 +35,7 @@ MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.
 
 @dataclass
 class MirrorState:
-    """Content of `wandb.json`: what W&B has of one run.
+    """Content of `wandb.json`: what W&B has of one run, or of the report of a sweep.
 
     Rows are named by their W&B step, 2k for optimizer step k and 2k + 1 for the evaluation after
     it: one number says which ones were mirrored, however often a run was resumed.
@@ -49,7 +52,12 @@ class MirrorState:
     segments: list[str] = field(default_factory=list)
     """Folders that W&B wrote for the run offline, each whole, one after the other."""
     content: str | None = None
-    """Digest of the end of the run that was mirrored last; null: none, or the upload was cut."""
+    """Digest of the end of the run, or of the report, that was mirrored last; null: none, or the
+    upload was cut."""
+    name: str | None = None
+    """What it was called there."""
+    group: str | None = None
+    """The group that it was put into there; of a report, the id of its W&B run."""
 
     @property
     def is_cut_short_online(self) -> bool:
@@ -79,8 +87,8 @@ class MirrorState:
             if is_ours and path.name not in self.segments and not _is_marked(path):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def write(self, folder: RunFolder) -> None:
-        """Replace the state of a run.
+    def write(self, folder: RunFolder | SweepFolder) -> None:
+        """Replace the state of a run, or of a report.
 
         Raises
         ------
@@ -94,8 +102,10 @@ class MirrorState:
             raise RecordError(msg) from error
 
     @classmethod
-    def read(cls, folder: RunFolder) -> MirrorState | None:
-        """Read the state of a run; None if nothing of it was mirrored, or the file is damaged.
+    def read(cls, folder: RunFolder | SweepFolder) -> MirrorState | None:
+        """Read the state of a run, or of a report.
+
+        None if nothing of it was mirrored, or the file is damaged.
 
         Without a state the run goes on where the server stands, so that nothing is sent twice.
 
@@ -136,6 +146,8 @@ class Uploads:
     damaged: dict[str, str] = field(default_factory=dict)
     """Those that cannot be read, and why."""
     projects: set[str] = field(default_factory=set)
+    lacks_report: bool = False
+    """Whether there is a report that the server does not have as it is."""
 
     def missing(self, because: str, *, offline_too: bool) -> str | None:
         """Say what was not mirrored, why, and how to get it later; None where all was.
@@ -174,8 +186,14 @@ class Uploads:
 
 
 def standing_of(sweep_dir: Path) -> Uploads:
-    """Find out what W&B has of a sweep, by the notes in its run folders."""
+    """Find out what W&B has of a sweep, by the notes in its folder and its run folders."""
     found = Uploads(sweep_dir)
+    sweep = SweepFolder(sweep_dir)
+    if (content := report_content(sweep)) is not None:
+        noted = None
+        with suppress(RecordError):  # told by whoever sends it
+            noted = MirrorState.read(sweep)
+        found.lacks_report = noted is None or noted.content != content
     for folder in SweepFolder(sweep_dir).run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -204,6 +222,28 @@ def content_of(status: RunStatus) -> str:
     content = asdict(status)
     del content["updated_at"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def report_files(sweep: SweepFolder) -> list[Path]:
+    """Return the files of the report of a sweep, by name; none where no page has been written.
+
+    What a link leads to outside of the folder is left out.
+    """
+    root = sweep.report.resolve()
+    if not (root / "report.html").is_file():
+        return []
+    files = (path for path in root.rglob("*") if path.is_file())
+    return sorted(path for path in files if path.resolve().is_relative_to(root))
+
+
+def report_content(sweep: SweepFolder) -> str | None:
+    """Return a digest of the files of the report of a sweep; None where there is none."""
+    files = report_files(sweep)
+    digest = hashlib.sha256()
+    for path in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{content} {path.relative_to(sweep.report.resolve())}\n".encode())
+    return digest.hexdigest() if files else None
 
 
 def id_of(run_id: str, status: RunStatus) -> str:

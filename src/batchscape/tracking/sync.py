@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +14,12 @@ from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
 from batchscape.tracking.state import Uploads, standing_of
-from batchscape.tracking.watch import Event, Order, Worker
+from batchscape.tracking.watch import REPORT, Event, Order, Worker
 
 __all__ = ["sync"]
+
+_AT_ONCE = 8
+"""Runs that are uploaded at a time: nearly all of it is waiting for the server."""
 
 
 def sync(
@@ -27,7 +30,7 @@ def sync(
     entity: str | None = None,
     timeout_s: float = 600.0,
 ) -> bool:
-    """Upload every ended run of some sweeps that W&B does not have as it ended.
+    """Upload every ended run, and the report, of some sweeps that W&B does not have as they are.
 
     A run is noted as uploaded when the server shows its end, so that the same call goes on where
     another one was stopped, and then has nothing to do.
@@ -41,12 +44,12 @@ def sync(
     project, entity : str, optional
         Where runs that W&B has not seen yet go; by default as their own settings say.
     timeout_s : float
-        Longest time that one run may take, in seconds.
+        Longest time that one run, or the report, may take, in seconds.
 
     Returns
     -------
     bool
-        Whether W&B has every run that has ended.
+        Whether W&B has every run that has ended, and the report.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def sync(
     """
     # One folder, one name: the lock and the log of its mirror lie in it.
     found = [_standing(path) for path in dict.fromkeys(path.resolve() for path in sweep_dirs)]
-    failed = uploaded = 0
+    failed = uploaded = reports = 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns,
@@ -74,11 +77,13 @@ def sync(
                     progress.update(task, description=str(event.run))
                     continue
                 progress.advance(task)
-                uploaded += event.kind == "done"
+                if event.kind == "done":
+                    reports += event.run == REPORT
+                    uploaded += event.run != REPORT
                 if event.kind != "done":
                     failed += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
-    console.print(_summary(found, uploaded, failed))
+    console.print(_summary(found, uploaded, reports, failed))
     return failed == 0
 
 
@@ -91,7 +96,8 @@ def _standing(sweep_dir: Path) -> Uploads:
 
 
 def _waiting(sweep: Uploads) -> set[str]:
-    return {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
+    report = {REPORT} if sweep.lacks_report else set()
+    return {*sweep.offline, *sweep.lacking, *report} - sweep.damaged.keys()
 
 
 def _events(
@@ -101,37 +107,60 @@ def _events(
     for run, problem in sweep.damaged.items():
         yield Event("damaged", run, problem)
     left, failed = _waiting(sweep), list(sweep.damaged)
+    at_once = _AT_ONCE
     while left:
-        current: str | None = None
         order = Order(
-            str(sweep.sweep_dir), "online", without=failed, project=project, entity=entity
+            str(sweep.sweep_dir),
+            "online",
+            at_once=at_once,
+            report=True,
+            without=tuple(failed),
+            project=project,
+            entity=entity,
         )
-        with closing(Worker(order)) as worker:
-            for event in worker.events(timeout_s):
-                if event.kind == "refused":
-                    raise LaunchError(str(event.reason))
-                if event.run is None:
-                    continue
-                current = event.run if event.kind == "begin" else None
-                if current is None:
-                    left.discard(event.run)
-                if event.kind == "damaged":
-                    failed.append(event.run)
-                yield event
-        if worker.has_finished:
+        begun, problem = yield from _worked(order, left, failed, timeout_s)
+        if problem is None:
             return
-        problem = f"{worker.problem}; details: {worker.log}"
-        if current is None:
+        if not begun:
             msg = f"Weights & Biases: {problem}"
             raise LaunchError(msg)
+        if len(begun) > 1:
+            at_once = 1  # which of them it was shows when they go one by one
+            continue
         # Whatever W&B did: another worker goes on with the other runs.
-        left.discard(current)
-        failed.append(current)
-        yield Event("failed", current, problem)
+        left -= begun
+        failed += begun
+        yield Event("failed", *begun, problem)
 
 
-def _summary(found: Sequence[Uploads], uploaded: int, failed: int) -> str:
-    parts = [f"uploaded {uploaded} {'run' if uploaded == 1 else 'runs'}"] if uploaded else []
+def _worked(
+    order: Order, left: set[str], failed: list[str], timeout_s: float
+) -> Generator[Event, None, tuple[set[str], str | None]]:
+    """Let one worker work; return what it had begun and not ended, and why it ended, if early."""
+    begun: set[str] = set()
+    with closing(Worker(order)) as worker:
+        for event in worker.events(timeout_s):
+            if event.kind == "refused":
+                raise LaunchError(str(event.reason))
+            # A run that W&B has may be called by another name there since: that is no news.
+            if event.run is None or event.run not in left:
+                continue
+            if event.kind == "begin":
+                begun.add(event.run)
+            else:
+                begun.discard(event.run)
+                left.discard(event.run)
+            if event.kind == "damaged":
+                failed.append(event.run)
+            yield event
+    return begun, None if worker.has_finished else f"{worker.problem}; details: {worker.log}"
+
+
+def _summary(found: Sequence[Uploads], uploaded: int, reports: int, failed: int) -> str:
+    sent = [f"{uploaded} {'run' if uploaded == 1 else 'runs'}"] if uploaded else []
+    if reports:
+        sent.append("the report" if reports == 1 else f"{reports} reports")
+    parts = [f"uploaded {' and '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")
     if not parts:

@@ -23,7 +23,10 @@ import psutil
 
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["Event", "Order", "Worker", "kill_tree", "patience_s", "silence_s"]
+__all__ = ["REPORT", "Event", "Order", "Worker", "kill_tree", "patience_s", "silence_s"]
+
+REPORT = "report"
+"""What events call the report of the sweep; the others name a run."""
 
 _PATIENCE_S = 20.0
 _MOST_PATIENCE_S = 600.0
@@ -44,8 +47,12 @@ class Order:
     once."""
     waits: bool = False
     """Whether it waits for another process that mirrors the same sweep."""
+    at_once: int = 1
+    """Runs that have ended are mirrored so many at a time."""
+    report: bool = False
+    """Whether the report is sent too, if there is one; online only."""
     without: Sequence[str] = ()
-    """Runs that are left alone."""
+    """Runs that are left alone, or `REPORT`."""
     project: str | None = None
     """Where runs go that W&B has not seen yet; by default as their own settings say."""
     entity: str | None = None
@@ -204,6 +211,7 @@ def _environment(folder: Path, mode: str) -> dict[str, str]:
     """Environment of a worker: the user's, quiet, and leaving nothing outside the sweep."""
     environment = {
         "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "cache"),
         **os.environ,
         "WANDB_SILENT": "true",
         "WANDB_ERROR_REPORTING": "false",

@@ -1,9 +1,9 @@
 """The process that talks to Weights & Biases: `python -m batchscape.tracking.worker ORDER`.
 
-It mirrors run folders one after the other, and says on its standard output where it is. W&B may
-fail, refuse or hang whenever it is called: who started this process then starts another one, since
-a fresh start is the only state of the W&B library that is known to work. What one run's own files
-make impossible leaves the other runs alone.
+It mirrors run folders, several at a time where that is asked for, then the report of the sweep, and
+says on its standard output where it is. W&B may fail, refuse or hang whenever it is called: who
+started this process then starts another one, since a fresh start is the only state of the W&B
+library that is known to work. What one run's own files make impossible leaves the others alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import select
 import sys
 import threading
 import time
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,18 +26,22 @@ import wandb
 
 from batchscape.config import WandbTracker
 from batchscape.credentials import redact
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import visible
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.tracking.labels import Labels
+from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
-from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState
-from batchscape.tracking.watch import Event, Order, kill_tree, patience_s
+from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState, report_content
+from batchscape.tracking.watch import REPORT, Event, Order, kill_tree, patience_s
 
 __all__ = ["main"]
 
 _POLL_S = 2.0
+_TELLING = threading.Lock()
+"""One line at a time."""
 _NO_KEY = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
 _BUSY = "another process mirrors this sweep now: its own sweep, or another sync; wait for its end"
 
@@ -63,6 +68,8 @@ def main(text: str) -> None:
             while True:
                 is_last = asked.is_set() or not order.live
                 mirror.look()
+                if order.report:
+                    mirror.send_report()
                 if is_last:
                     break
                 asked.wait(_POLL_S)
@@ -87,23 +94,66 @@ class _Mirror:
         self._mode = mode
         self._open: dict[Path, WandbRun] = {}
         self._settled: dict[Path, int] = {}
+        self._labels = Labels(self._sweep)
 
     def look(self) -> None:
         """Mirror what is new in every run folder."""
-        for folder in self._sweep.run_folders():
-            if folder.path.name in self._order.without or not folder.status.exists():
-                continue
-            written = folder.status.stat().st_mtime_ns
-            # Most runs of a long sweep are over: their files are read once.
-            if self._settled.get(folder.path) == written:
-                continue
-            try:
-                is_settled = self._visit(folder)
-            except RecordError as error:
-                _tell(Event("damaged", folder.path.name, str(error)))
-                is_settled = True
-            if is_settled:
-                self._settled[folder.path] = written
+        state = MirrorState.read(self._sweep)
+        self._labels.refresh(None if state is None else state.group)
+        folders = [
+            folder
+            for folder in self._sweep.run_folders()
+            if folder.path.name not in self._order.without and folder.status.exists()
+        ]
+        pool = ThreadPoolExecutor(self._order.at_once)
+        looks = [pool.submit(self._look_at, folder) for folder in folders]
+        wait(looks, return_when=FIRST_EXCEPTION)
+        # What hangs elsewhere ends with this process.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for look in looks:
+            if look.done() and not look.cancelled():
+                look.result()
+
+    def send_report(self) -> None:
+        """Send the report of the sweep, if W&B lacks it."""
+        sweep, state = self._sweep, MirrorState.read(self._sweep)
+        content = report_content(sweep)
+        if content is None or REPORT in self._order.without:
+            return
+        if state is not None and state.content == content:
+            return
+        if state is None:
+            if not self._labels.sweep_id:
+                return  # no run of it has begun
+            place = self._place()
+            state = MirrorState(place.project, place.entity, group=self._labels.sweep_id)
+            state.name = f"report of {self._labels.sweep_id}"
+        _tell(Event("begin", REPORT))
+        if not send_report(sweep, state, patience_s()):
+            msg = "the server does not show the end of the report"
+            raise TimeoutError(msg)
+        _tell(Event("done", REPORT))
+
+    def _place(self) -> WandbTracker:
+        """Return where the report belongs: to the runs that W&B has, else where they would go."""
+        folders = self._sweep.run_folders()
+        for folder in folders:
+            if (state := MirrorState.read(folder)) is not None:
+                return WandbTracker(name="wandb", project=state.project, entity=state.entity)
+        return self._tracker_of(next(f for f in folders if f.config.exists()))
+
+    def _look_at(self, folder: RunFolder) -> None:
+        written = folder.status.stat().st_mtime_ns
+        # Most runs of a long sweep are over: their files are read once.
+        if self._settled.get(folder.path) == written:
+            return
+        try:
+            is_settled = self._visit(folder)
+        except RecordError as error:
+            _tell(Event("damaged", folder.path.name, str(error)))
+            is_settled = True
+        if is_settled:
+            self._settled[folder.path] = written
 
     def _visit(self, folder: RunFolder) -> bool:
         """Mirror what is new in one run folder; return whether that is all until it changes."""
@@ -128,6 +178,9 @@ class _Mirror:
         state = MirrorState.read(folder)
         if state is None or not state.covers(status):
             return True
+        label = self._labels.of(folder)
+        if label is not None and (state.name, state.group) != (label.name, label.group):
+            return True
         return self._mode == "online" and not state.is_at_server(self._sweep.path)
 
     def _opened(self, folder: RunFolder, status: RunStatus) -> WandbRun:
@@ -135,21 +188,30 @@ class _Mirror:
         if self._mode == "offline" and state is not None and state.is_cut_short_online:
             msg = f"{folder.path.name} was cut short online: W&B must be reachable to go on"
             raise RecordError(msg)
-        tracker = RunSpec.read(folder.config).config.tracker
-        stored = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
-        chosen = self._order
+        tracker, label = self._tracker_of(folder), self._labels.of(folder)
+        if label is None:
+            msg = f"{folder.config} is damaged"
+            raise DamageError(msg)
         return WandbRun(
             folder,
             self._sweep.path,
-            WandbTracker(
-                name="wandb",
-                project=chosen.project or stored.project,
-                entity=chosen.entity or stored.entity,
-                tags=stored.tags if chosen.tags is None else chosen.tags,
-            ),
+            tracker,
             mode=self._mode,
             status=status,
+            label=label,
+            sweep_id=self._labels.sweep_id,
             patience_s=patience_s(),
+        )
+
+    def _tracker_of(self, folder: RunFolder) -> WandbTracker:
+        tracker = RunSpec.read(folder.config).config.tracker
+        stored = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
+        chosen = self._order
+        return WandbTracker(
+            name="wandb",
+            project=chosen.project or stored.project,
+            entity=chosen.entity or stored.entity,
+            tags=stored.tags if chosen.tags is None else chosen.tags,
         )
 
 
@@ -200,7 +262,7 @@ def _listen(asked: threading.Event) -> None:
 def _tell(event: Event) -> None:
     if event.reason is not None:
         event = replace(event, reason=redact(visible(event.reason)))
-    with suppress(OSError):  # of a full disk
+    with _TELLING, suppress(OSError):  # of a full disk
         for file in (sys.stdout, sys.stderr) if event.reason is not None else (sys.stdout,):
             print(json.dumps(asdict(event)), file=file, flush=True)  # the latter is mirror.log
 

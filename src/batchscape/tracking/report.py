@@ -1,0 +1,113 @@
+"""The written report of a sweep as one W&B run beside those of its runs.
+
+==============  =====================================================================
+W&B             folder `report/` of the sweep
+==============  =====================================================================
+id, name        follow from the sweep; `job_type` is `report`
+`report/page`   `report.html`, as it is
+`report/...`    `comparison`, `targets` and `claims` of `tables/*.csv`, as tables
+`figures/...`   `figures/*.png`
+artifact        the folder, of type `report`
+summary         `report_sha256`: a digest of all the files
+==============  =====================================================================
+
+All of it is one row, and a changed report the next row and the next version of the artifact. The
+server is asked which report it has, so that a call that was killed is not taken for one that was
+not made.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import wandb
+
+from batchscape.record.folder import SweepFolder
+from batchscape.tracking.server import quiet_settings, shows
+from batchscape.tracking.state import MirrorState, report_content, report_files
+
+__all__ = ["send_report"]
+
+_TABLES = ("comparison", "targets", "claims")
+_DIGEST = "report_sha256"
+
+
+def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bool:
+    """Send the report of a sweep, if there is one that the server does not have.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+    state : MirrorState
+        What W&B has of it; `group` is the id of its W&B run. It is noted when all has arrived.
+    patience_s : float
+        Time that W&B has to open the run, and to show its end.
+
+    Returns
+    -------
+    bool
+        Whether the server has it.
+    """
+    content = report_content(sweep)
+    if content is None:
+        return True
+    if not _has(state, content, patience_s):
+        run = wandb.init(
+            id=state.group,
+            name=state.name,
+            group=state.group,
+            job_type="report",
+            project=state.project,
+            entity=state.entity,
+            config={"sweep_id": state.group},
+            dir=str(sweep.path),
+            mode="online",
+            resume="allow",
+            reinit="create_new",
+            settings=quiet_settings(patience_s),
+        )
+        artifact = wandb.Artifact(f"report-{state.group}", type="report")
+        # W&B would copy every file first.
+        artifact.add_dir(str(sweep.report.resolve()), skip_cache=True, policy="immutable")
+        run.log_artifact(artifact)
+        artifact.wait()
+        run.log(_row(sweep), step=run.starting_step)
+        run.summary[_DIGEST] = content
+        path = run.path
+        run.finish()
+        if not shows(path, "finished", patience_s):
+            return False
+    state.mode, state.content = "online", content
+    state.write(sweep)
+    return True
+
+
+def _has(state: MirrorState, content: str, patience_s: float) -> bool:
+    """Whether the server shows this very report, whole."""
+    with suppress(Exception):  # W&B raises errors of many families; there may be no such run
+        api = wandb.Api(timeout=math.ceil(patience_s))
+        run = api.run(f"{state.entity or api.default_entity}/{state.project}/{state.group}")
+        return bool(run.state == "finished" and run.summary.get(_DIGEST) == content)
+    return False
+
+
+def _row(sweep: SweepFolder) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for path in report_files(sweep):
+        if path.parent.name == "tables" and path.suffix == ".csv" and path.stem in _TABLES:
+            row[f"report/{path.stem}"] = wandb.Table(dataframe=_table(path), allow_mixed_types=True)
+        elif path.parent.name == "figures" and path.suffix == ".png":
+            row[f"figures/{path.stem}"] = wandb.Image(str(path))
+        elif path.name == "report.html":
+            row["report/page"] = wandb.Html(str(path), inject=False)
+    return row
+
+
+def _table(path: Path) -> pd.DataFrame:
+    """Read a table; what is missing is None, which W&B shows as empty."""
+    table = pd.read_csv(path)
+    return table.astype(object).where(table.notna(), None)

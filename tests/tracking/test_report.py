@@ -1,0 +1,95 @@
+"""The report of a sweep as a W&B run of its own, against a small server that counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+import time
+
+import matplotlib.image
+import numpy as np
+import psutil
+import pytest
+
+from batchscape.cli import main
+from batchscape.record.status import Status
+from batchscape.tracking.labels import Labels
+from batchscape.tracking.state import MirrorState, report_content
+
+TABLES = ("comparison", "targets", "claims")
+
+
+@pytest.fixture
+def report(sweep, fake_training):
+    """A run that ended, and what `batchscape report` writes beside it, small."""
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 6))
+    training.end(Status.COMPLETED)
+    for folder in ("tables", "figures", "details"):
+        (sweep.report / folder).mkdir(parents=True)
+    (sweep.report / "report.html").write_text("<p>which cut</p>")
+    (sweep.report / "report.md").write_text("which cut")
+    for name in (*TABLES, "runs"):
+        rows = [["cell", "note", "loss_mean"], [0, "", 1.5], [1, "not all", ""]]
+        with (sweep.report / "tables" / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    matplotlib.image.imsave(sweep.report / "figures" / "memory.png", np.zeros((4, 4)))
+    return sweep.report
+
+
+def sync(sweep, capsys) -> str:
+    assert main(["sync", str(sweep.path), "--project", "geometry"]) == 0
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+def sweep_run(server):
+    (found,) = (run for run in server.runs.values() if run.settings["jobType"] == "report")
+    return found
+
+
+def check(server, sweep, rows: int = 1) -> None:
+    """All of the report is there, in so many rows and as many versions of the artifact."""
+    run = sweep_run(server)
+    assert run.state == "finished"
+    assert len(run.history) == run.lines_received == rows
+    row = run.last_row
+    for name in TABLES:
+        table = row[f"report/{name}"]
+        assert (table["_type"], table["nrows"], table["ncols"]) == ("table-file", 2, 3)
+    kinds = {name: row[name]["_type"] for name in ("report/page", "figures/memory")}
+    assert kinds == {"report/page": "html-file", "figures/memory": "image-file"}
+    assert {value["path"] for value in row.values() if isinstance(value, dict)} <= run.files
+    artifacts = [artifact for artifact in server.artifacts if artifact.type == "report"]
+    assert len(artifacts) == rows
+    files = {str(p.relative_to(sweep.report)) for p in sweep.report.rglob("*") if p.is_file()}
+    assert artifacts[-1].files == files
+    assert {artifact.state for artifact in server.artifacts} == {"COMMITTED"}
+    assert run.summary["report_sha256"] == report_content(sweep)
+
+
+def test_the_report_is_sent_once_and_anew_when_it_changed(
+    sweep, server, report, tmp_path, capsys
+) -> None:
+    assert "uploaded 1 run and the report" in sync(sweep, capsys)
+    check(server, sweep)
+    run, (trained,) = sweep_run(server), (r for n, r in server.runs.items() if "run-a" in n)
+    assert run.settings["groupName"] in trained.settings["groupName"]
+    assert json.loads(trained.settings["config"])["sweep_id"]["value"] == run.settings["groupName"]
+    assert run.settings["project"] == trained.settings["project"] == "geometry"
+    received = server.bytes_received
+    assert "nothing to upload" in sync(sweep, capsys)
+    assert server.bytes_received == received
+    # Nothing of W&B lies outside of the sweep.
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+
+    (report / "report.html").write_text("<p>another cut</p>")
+    assert "uploaded the report; 1 had" in sync(sweep, capsys)
+    check(server, sweep, rows=2)
+    assert len(server.runs) == 2
+    # A lost note is asked of the server.
+    sweep.mirror.unlink()
+    assert "uploaded the report" in sync(sweep, capsys)
+    check(server, sweep, rows=2)

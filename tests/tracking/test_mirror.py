@@ -134,7 +134,10 @@ def test_offline_mirror_holds_what_the_run_folders_hold(
 
 def _check_figures(segment, status: RunStatus) -> None:
     """The summary has all of them; the last row those with a panel, and the memory of the ranks."""
-    assert {name: segment.summary[name] for name in status.summary} == status.summary
+    summary = segment.summary
+    assert {name: summary[FIGURES.get(name, name)] for name in status.summary} == status.summary
+    # Each once: not by another name too, nor as the end of a curve.
+    assert not set(summary) & (set(FIGURES) | set(mirrored_names()) - set(FIGURES.values()))
     assert segment.summary["status"] == str(status.status)
     last = segment.history[-1]
     known = {FIGURES[name]: v for name, v in status.summary.items() if name in FIGURES}
@@ -148,8 +151,9 @@ def _check_figures(segment, status: RunStatus) -> None:
 
 def _check_identity(training, segment, settings) -> None:
     run = segment.of("run")[0]
-    assert run["display_name"] == training.run_id
-    assert run["run_group"] == "fixed_global_batch"
+    assert run["display_name"] == "2x8x2 s3"
+    assert re.fullmatch(r"2x8x2 \(fixed_global_batch-[0-9a-f]{8}\)", run["run_group"])
+    assert run["job_type"] == "train"
     assert run["project"] == "geometry"
     config = run["config"]["update"]
     geometry = {
@@ -165,6 +169,7 @@ def _check_identity(training, segment, settings) -> None:
         "run_id": training.run_id,
         "trajectory_id": "t1",
         "sweep_name": "fixed_global_batch",
+        "sweep_id": run["run_group"].removeprefix("2x8x2 (").removesuffix(")"),
         "data_manifest_hash": "hash",
         "device_type": "cpu",
         "precision": "float32",
@@ -214,11 +219,12 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
         assert segment.tags == ["paper", "completed", "timing_invalid"]
         # What is valid all the same, and what the disturbance was.
         for name in ("final_loss", "core_wait_pct", "peak_allocated_gib", "processor_time_s"):
-            assert segment.summary[name] == training.status.summary[name] is not None
+            said = segment.summary[FIGURES.get(name, name)]
+            assert said == training.status.summary[name] is not None
         assert segment.of("run")[0]["config"]["update"]["launch"] == {"attempt": 0}
     (segment,) = checked_segments(valid.folder)
     known = {name: v for name, v in valid.status.summary.items() if name in TIMES}
-    assert {name: segment.summary[name] for name in known} == known
+    assert {name: segment.summary[FIGURES.get(name, name)] for name in known} == known
     assert known["step_time_s"] == 0.125
     assert segment.history[-1]["time/median_step_time_s"] == 0.125
     assert segment.summary["timing_valid"] is True
@@ -236,7 +242,8 @@ def test_a_run_that_goes_on_disturbed_takes_its_times_back(
     training.end(Status.INTERRUPTED, "stopped by SIGINT")
     assert mirrored(ONLINE) is None
     found = server.run_of("run-a")
-    assert found.summary["step_time_s"] == found.summary["time/median_step_time_s"] == 0.125
+    assert found.summary["time/median_step_time_s"] == 0.125
+    assert "step_time_s" not in found.summary
     assert "time/step_time_s" not in found.summary
 
     training.begin(after=4)
@@ -251,7 +258,10 @@ def test_a_run_that_goes_on_disturbed_takes_its_times_back(
     assert found.summary["timing_invalid_reason"] == BUSY
     # Those of the tracker are of the run's own settings, which have none.
     assert found.settings["tags"] == ["completed", "timing_invalid"]
-    assert found.summary["final_loss"] == training.status.summary["final_loss"]
+    assert found.summary["loss/final_train"] == training.status.summary["final_loss"]
+    # W&B's own time is that of the processes, not that of the upload.
+    ran_s = sum(a.ended_at - a.started_at for a in training.status.attempts)
+    assert found.summary["_runtime"] == pytest.approx(ran_s)
     before = found.lines_received
     assert sync([sweep.path], console)
     assert found.lines_received == before
@@ -416,7 +426,7 @@ def test_online_run_is_gone_on_with_where_the_server_stands(
     assert run.lines_received == len(run.history)
     assert run.settings["tags"] == ["paper", "completed"]
     assert run.state == "finished"
-    assert run.summary["final_loss"] == training.status.summary["final_loss"]
+    assert run.summary["loss/final_train"] == training.status.summary["final_loss"]
     assert run.last_row["memory/peak_allocated_gib"] == 0.5
 
 

@@ -327,6 +327,8 @@ class FakeServer(ThreadingHTTPServer):
         """Lets go of those who hang."""
         self.on_complete: Callable[[str], None] | None = None
         """Called with the name of a run whose end has just arrived, before that is answered."""
+        self.on_operation: Callable[[str], None] | None = None
+        """Called with the name of each operation before it is answered."""
 
     def fault_of(self, path: str, content: bytes) -> int | str | None:
         """What meets a request, counted."""
@@ -345,6 +347,8 @@ class FakeServer(ThreadingHTTPServer):
         return found
 
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
+        if self.on_operation is not None:
+            self.on_operation(operation)
         entity = {"id": "E", "name": given.get("entity") or "me"}
         project = {"id": "P", "name": given.get("project"), "entity": entity}
         viewer = {"viewer": {"id": "U", "name": "me", "username": "me", "entity": "me"}}
@@ -555,14 +559,17 @@ def mirrored(sweep: SweepFolder) -> Callable[[WandbTracker], str | None]:
 
 @pytest.fixture
 def workers() -> Callable[[], list[psutil.Process]]:
-    """Finds the living processes that talk to W&B for this one."""
+    """Finds the living processes that talk to W&B for this one; there is one."""
 
     def found() -> list[psutil.Process]:
-        living = []
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if "batchscape.tracking.worker" in child.cmdline():
-                    living.append(child)
+        living: list[psutil.Process] = []
+        deadline = time.monotonic() + 10.0
+        # A process has no command line for the first moment of its program.
+        while not living and time.monotonic() < deadline:
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if "batchscape.tracking.worker" in child.cmdline():
+                        living.append(child)
         return living
 
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import threading
-import time
+import subprocess
+import sys
 
 import matplotlib.image
 import numpy as np
@@ -14,8 +14,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.record.status import Status
-from batchscape.tracking.labels import Labels
-from batchscape.tracking.state import MirrorState, report_content
+from batchscape.tracking.state import report_content
 
 TABLES = ("comparison", "targets", "claims")
 
@@ -93,3 +92,42 @@ def test_the_report_is_sent_once_and_anew_when_it_changed(
     sweep.mirror.unlink()
     assert "uploaded the report" in sync(sweep, capsys)
     check(server, sweep, rows=2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("report")
+@pytest.mark.parametrize("moment", ["CreateArtifactFiles", "CommitArtifact", "complete"])
+def test_killed_on_the_way_and_called_again(sweep, server, moment, capsys) -> None:
+    """Nothing of it is there twice, whether or not the server had all of it by then."""
+    command = [sys.executable, "-m", "batchscape", "sync", str(sweep.path)]
+    command += ["--project", "geometry"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+
+        def kill(reached: str) -> None:
+            if reached.startswith(("fixed_global_batch-", moment)):
+                server.on_operation = server.on_complete = None
+                family = psutil.Process(process.pid).children(recursive=True)
+                for member in (*family, process):
+                    member.kill()
+
+        if moment == "complete":
+            server.on_complete = kill
+        else:
+            server.on_operation = kill
+    assert process.returncode < 0
+    assert server.on_operation is server.on_complete is None
+    assert not sweep.mirror.exists()
+    assert "uploaded the report" in sync(sweep, capsys)
+    check(server, sweep)
+
+
+@pytest.mark.usefixtures("report")
+def test_what_links_lead_to_outside_is_no_part_of_a_report(sweep, tmp_path) -> None:
+    before = report_content(sweep)
+    (tmp_path / "secret").write_text("not to be sent")
+    (sweep.report / "link.md").symlink_to(tmp_path / "secret")
+    assert report_content(sweep) == before
+    (sweep.report / "details" / "comparison.md").write_text("more")
+    assert report_content(sweep) != before
+    (sweep.report / "report.html").unlink()
+    assert report_content(sweep) is None

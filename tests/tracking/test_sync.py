@@ -15,6 +15,7 @@ from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.status import Status
+from batchscape.tracking.labels import Label
 from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import MirrorState, content_of, id_of, standing_of
 
@@ -268,6 +269,8 @@ def test_an_upload_that_cannot_begin_leaves_the_run_waiting(
             WandbTracker(name="wandb"),
             mode=mode,
             status=training.status,
+            label=Label("2x8x2 s3", "2x8x2 (sweep)"),
+            sweep_id="sweep",
             patience_s=1.0,
         )
     assert waiting(sweep) == ["run-a", "run-b"]

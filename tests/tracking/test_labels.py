@@ -1,0 +1,148 @@
+"""What runs are called in W&B, and when W&B says that their rows came to be."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from batchscape.config import WandbTracker
+from batchscape.record.columns import COLUMNS, RESIDENT
+from batchscape.record.files import read_json, write_json
+from batchscape.record.status import Attempt, Status
+from batchscape.tracking.labels import Labels, told_settings
+from batchscape.tracking.mirror import Mirror
+from batchscape.tracking.times import row_times, run_time_s
+
+OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry")
+
+
+@pytest.fixture
+def cell(fake_training):
+    """Makes a run whose settings differ from those of the others, begun at a time of its own."""
+
+    def make(run_id: str, *, seed: int = 3, **settings):
+        training = fake_training(run_id)
+        content = read_json(training.folder.config)
+        content["config"]["seed"] = seed
+        content["resolved"] |= {"init_seed": seed, "data_seed": seed}
+        for key, value in settings.items():
+            group, _, name = key.partition("__")
+            if name:
+                content["config"][group][name] = value
+            else:
+                content["config"][group] = value
+        write_json(training.folder.config, content)
+        training.status.attempts = [Attempt(float(len(run_id)), 0)]
+        training.status.write(training.folder.status)
+        return training.folder
+
+    return make
+
+
+def test_names_tell_what_was_swept_and_groups_are_cells(sweep, cell) -> None:
+    folders = [
+        cell("a"),
+        cell("aa", seed=4),
+        cell("aaa", timing_repeat=1),
+        cell("aaaa", engine__name="fsdp", optimizer__learning_rate=0.01),
+        cell("aaaaa", engine__name="fsdp", optimizer__learning_rate=0.01, tracker__tags=["x"]),
+    ]
+    labels = Labels(sweep)
+    labels.refresh(None)
+    found = [labels.of(folder) for folder in folders]
+    assert [label.name for label in found] == [
+        "2x8x2 learning_rate=0.001 ddp s3",
+        "2x8x2 learning_rate=0.001 ddp s4",
+        "2x8x2 learning_rate=0.001 ddp s3 repeat 1",
+        "2x8x2 learning_rate=0.01 fsdp s3",
+        "2x8x2 learning_rate=0.01 fsdp s3",
+    ]
+    # Tags decide nothing of a run, seeds and repeats are pooled.
+    one, other = found[0].group, found[3].group
+    assert [label.group for label in found] == [one, one, one, other, other]
+    assert one == f"2x8x2 learning_rate=0.001 ddp ({labels.sweep_id})"
+    # More cells keep the name of the sweep; theirs follow what is swept now.
+    cell("aaaaaa", model__d_model=64)
+    labels.refresh(None)
+    assert labels.of(folders[0]).group == (
+        f"2x8x2 d_model=32 learning_rate=0.001 ddp ({labels.sweep_id})"
+    )
+    again = Labels(sweep)
+    again.refresh(None)
+    assert again.sweep_id == labels.sweep_id
+    assert again.of(folders[0]) == labels.of(folders[0])
+
+
+def test_cells_that_would_be_called_alike_are_told_apart(sweep, cell) -> None:
+    """Of a long value the name has the beginning only."""
+    words = "x" * 50
+    folders = [cell(n * "a", schedule__name=f"{words}{n}", seed=n % 2) for n in (1, 2)]
+    labels = Labels(sweep)
+    labels.refresh(None)
+    first, second = (labels.of(folder) for folder in folders)
+    assert first is not None
+    assert second is not None
+    assert first.group != second.group
+    assert max(map(len, (first.name, first.group, second.name))) <= 128
+
+
+def test_what_a_program_was_never_told_is_no_setting_of_its_run(fake_training) -> None:
+    content = read_json(fake_training("a").folder.config)
+    assert told_settings(content) == content["config"]
+    content["resolved"]["not_passed"] = ["seed", "optimizer.learning_rate", "loader"]
+    told = told_settings(content)
+    assert {"seed", "loader"} & told.keys() == set()
+    assert "learning_rate" not in told["optimizer"]
+    assert told["model"] == content["config"]["model"]
+
+
+def test_rows_have_the_times_of_the_training() -> None:
+    """Two attempts: what came before the first step, steps and gaps, evaluations; never too late."""
+
+    def table(name, **columns):
+        return pd.DataFrame(columns).reindex(columns=list(COLUMNS[name]))
+
+    steps = table(
+        "steps",
+        optimizer_step=[1, 2, 3],
+        attempt=[0, 0, 1],
+        step_time_s=[1.0, 2.0, 400.0],
+        gap_s=[None, 0.5, None],
+    )
+    evals = table("evals", optimizer_step=[0, 2], attempt=[0, 0], evaluation_s=[10.0, 20.0])
+    ranks = table("ranks", rank=[0, 1], attempt=[0, 0], startup_s=[3.0, 4.0], compile_s=[6.0, 5.0])
+    attempts = [Attempt(1000.0, 0, ended_at=1100.0), Attempt(2000.0, 2, ended_at=2050.0)]
+    first = 1000.0 + 4.0 + 6.0
+    assert row_times(steps, evals, ranks, attempts) == {
+        1: first + 10,
+        2: first + 11,
+        4: first + 13.5,
+        5: first + 33.5,
+        6: 2050.0,
+    }
+    assert run_time_s([*attempts, Attempt(3000.0, 3)]) == 150.0
+    assert row_times(steps, evals, ranks, attempts[:1]).keys() == {1, 2, 4, 5}
+
+
+def test_resident_memory_does_not_pass_for_allocated(
+    sweep, fake_training, offline_segments
+) -> None:
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 5))
+    training.folder.lines("ranks").write_text(
+        json.dumps({"rank": 0, "attempt": 0, "memory_method": RESIDENT, "uss_gib": 0.2}) + "\n"
+    )
+    training.end(Status.COMPLETED)
+    assert training.status.summary["peak_allocated_gib"] == 0.5
+    assert Mirror(OFFLINE, sweep, live=False).finish(10, interrupted=False) is None
+    (segment,) = offline_segments(training.folder)
+    assert "memory/peak_allocated_gib" not in segment.summary
+    assert not [row for row in segment.history if "memory/peak_allocated_gib" in row]
+    assert segment.summary["memory/uss_gib"] == 0.2
+    # When the training wrote them, not when they were mirrored.
+    (attempt,) = training.status.attempts
+    for row in segment.history:
+        assert attempt.started_at <= row["_timestamp"] <= attempt.ended_at

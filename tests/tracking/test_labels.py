@@ -7,6 +7,7 @@ import json
 import pandas as pd
 import pytest
 
+from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.record.columns import COLUMNS, RESIDENT
 from batchscape.record.files import read_json, write_json
@@ -99,7 +100,7 @@ def test_what_a_program_was_never_told_is_no_setting_of_its_run(fake_training) -
 
 
 def test_rows_have_the_times_of_the_training() -> None:
-    """Two attempts: what came before the first step, steps and gaps, evaluations; never too late."""
+    """Two attempts: what came before the first step, steps, gaps, evaluations; never too late."""
 
     def table(name, **columns):
         return pd.DataFrame(columns).reindex(columns=list(COLUMNS[name]))
@@ -126,6 +127,7 @@ def test_rows_have_the_times_of_the_training() -> None:
     assert row_times(steps, evals, ranks, attempts[:1]).keys() == {1, 2, 4, 5}
 
 
+@pytest.mark.slow
 def test_resident_memory_does_not_pass_for_allocated(
     sweep, fake_training, offline_segments
 ) -> None:
@@ -146,3 +148,29 @@ def test_resident_memory_does_not_pass_for_allocated(
     (attempt,) = training.status.attempts
     for row in segment.history:
         assert attempt.started_at <= row["_timestamp"] <= attempt.ended_at
+
+
+@pytest.mark.slow
+def test_names_and_groups_follow_when_cells_are_added(sweep, server, fake_training, capsys) -> None:
+    """By the same W&B runs, and without their rows."""
+    first = fake_training("run-a")
+    first.begin()
+    first.train(range(1, 3))
+    first.end(Status.COMPLETED)
+    assert main(["sync", str(sweep.path)]) == 0
+    run = server.run_of("run-a")
+    assert run.settings["displayName"] == "2x8x2 s3"
+    other = fake_training("run-b")
+    content = read_json(other.folder.config)
+    content["config"]["optimizer"]["learning_rate"] = 0.01
+    write_json(other.folder.config, content)
+    other.begin()
+    other.train(range(1, 3))
+    other.end(Status.COMPLETED)
+    assert main(["sync", str(sweep.path)]) == 0
+    assert "uploaded 1 run; 1 had been uploaded before" in capsys.readouterr().out
+    assert run.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
+    assert run.settings["groupName"].startswith("2x8x2 learning_rate=0.001 (")
+    assert run.lines_received == len(run.history)
+    assert run.state == "finished"
+    assert len(server.runs) == 2

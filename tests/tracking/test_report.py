@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
@@ -69,10 +70,11 @@ def check(server, sweep, rows: int = 1) -> None:
     assert run.summary["report_sha256"] == report_content(sweep)
 
 
+@pytest.mark.slow
 def test_the_report_is_sent_once_and_anew_when_it_changed(
     sweep, server, report, tmp_path, capsys
 ) -> None:
-    assert "uploaded 1 run and the report" in sync(sweep, capsys)
+    assert "uploaded 1 run, 1 report" in sync(sweep, capsys)
     check(server, sweep)
     run, (trained,) = sweep_run(server), (r for n, r in server.runs.items() if "run-a" in n)
     assert run.settings["groupName"] in trained.settings["groupName"]
@@ -85,12 +87,12 @@ def test_the_report_is_sent_once_and_anew_when_it_changed(
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
 
     (report / "report.html").write_text("<p>another cut</p>")
-    assert "uploaded the report; 1 had" in sync(sweep, capsys)
+    assert "uploaded 1 report; 1 had" in sync(sweep, capsys)
     check(server, sweep, rows=2)
     assert len(server.runs) == 2
     # A lost note is asked of the server.
     sweep.mirror.unlink()
-    assert "uploaded the report" in sync(sweep, capsys)
+    assert "uploaded 1 report" in sync(sweep, capsys)
     check(server, sweep, rows=2)
 
 
@@ -117,7 +119,7 @@ def test_killed_on_the_way_and_called_again(sweep, server, moment, capsys) -> No
     assert process.returncode < 0
     assert server.on_operation is server.on_complete is None
     assert not sweep.mirror.exists()
-    assert "uploaded the report" in sync(sweep, capsys)
+    assert "uploaded 1 report" in sync(sweep, capsys)
     check(server, sweep)
 
 
@@ -131,3 +133,45 @@ def test_what_links_lead_to_outside_is_no_part_of_a_report(sweep, tmp_path) -> N
     assert report_content(sweep) != before
     (sweep.report / "report.html").unlink()
     assert report_content(sweep) is None
+
+
+@pytest.mark.slow
+def test_a_workspace_is_saved_once(sweep, server, fake_training, monkeypatch, capsys) -> None:
+    """Of the cells of this sweep, by names that its runs have."""
+    pytest.importorskip("wandb_workspaces")
+    monkeypatch.setattr("batchscape.tracking.state._can_save_workspaces", lambda: True)
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 6))
+    training.end(Status.COMPLETED)
+    assert "uploaded 1 run, 1 workspace" in (said := sync(sweep, capsys))
+    assert f"Workspace: {server.url}/me/geometry?nw=" in said
+    assert "nothing to upload" in sync(sweep, capsys)
+    (view,) = server.views
+    run = server.run_of("run-a")
+    sweep_id = json.loads(run.settings["config"])["sweep_id"]["value"]
+    assert (view["entityName"], view["displayName"]) == ("me", sweep_id)
+    section = json.loads(view["spec"])["section"]
+    (runs,) = section["runSets"]
+    assert {f["key"]["name"]: f["value"] for f in runs["filters"]["filters"]} == {
+        "sweep_id": sweep_id,
+        "jobType": run.settings["jobType"],
+    }
+    assert runs["grouping"] == [{"section": "run", "name": "group"}]
+    panels = [panel for part in section["panelBankConfig"]["sections"] for panel in part["panels"]]
+    assert {panel["viewType"] for panel in panels} == {
+        *("Run History Line Plot", "Scatter Plot", "Parallel Coordinates Plot"),
+    }
+    curves = [panel["config"] for panel in panels if "Line" in panel["viewType"]]
+    assert {curve["xAxis"] for curve in curves} == {"samples", "tokens", "train_time_s"}
+    assert {(c["groupBy"], c["groupAgg"], c["groupArea"]) for c in curves} == {
+        ("group", "mean", "minmax")
+    }
+    config, summary = json.loads(run.settings["config"]), run.summary
+    drawn = {name for curve in curves for name in (curve["xAxis"], *curve["metrics"])}
+    assert drawn <= {name for line in run.history for name in json.loads(line)}
+    others = [str(panel["config"]) for panel in panels if "Line" not in panel["viewType"]]
+    named = {name for text in others for name in re.findall(r"'((?:config|summary):[^']+)'", text)}
+    assert {n.removeprefix("summary:") for n in named if n.startswith("s")} <= summary.keys()
+    assert {n[len("config:") : -len(".value")] for n in named if n.startswith("c")} <= config.keys()
+    assert len(named) == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shlex
 import shutil
@@ -58,6 +59,8 @@ class MirrorState:
     """What it was called there."""
     group: str | None = None
     """The group that it was put into there; of a report, the id of its W&B run."""
+    workspace: str | None = None
+    """Of a sweep: address of the workspace that was saved for it."""
 
     @property
     def is_cut_short_online(self) -> bool:
@@ -148,6 +151,8 @@ class Uploads:
     projects: set[str] = field(default_factory=set)
     lacks_report: bool = False
     """Whether there is a report that the server does not have as it is."""
+    lacks_workspace: bool = False
+    """Whether a workspace can be saved for it, and was not."""
 
     def missing(self, because: str, *, offline_too: bool) -> str | None:
         """Say what was not mirrored, why, and how to get it later; None where all was.
@@ -189,11 +194,12 @@ def standing_of(sweep_dir: Path) -> Uploads:
     """Find out what W&B has of a sweep, by the notes in its folder and its run folders."""
     found = Uploads(sweep_dir)
     sweep = SweepFolder(sweep_dir)
-    if (content := report_content(sweep)) is not None:
-        noted = None
-        with suppress(RecordError):  # told by whoever sends it
-            noted = MirrorState.read(sweep)
-        found.lacks_report = noted is None or noted.content != content
+    noted = None
+    with suppress(RecordError):  # told by whoever sends it
+        noted = MirrorState.read(sweep)
+    content = report_content(sweep)
+    found.lacks_report = content is not None and (noted is None or noted.content != content)
+    found.lacks_workspace = _can_save_workspaces() and (noted is None or noted.workspace is None)
     for folder in SweepFolder(sweep_dir).run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -262,3 +268,7 @@ def sync_command(sweep_dir: Path) -> str:
 
 def _is_marked(segment: Path) -> bool:
     return any(segment.glob("*.wandb.synced"))
+
+
+def _can_save_workspaces() -> bool:
+    return importlib.util.find_spec("wandb_workspaces") is not None

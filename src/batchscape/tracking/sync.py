@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -13,11 +14,12 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
-from batchscape.tracking.state import Uploads, standing_of
-from batchscape.tracking.watch import REPORT, Event, Order, Worker
+from batchscape.tracking.state import MirrorState, Uploads, standing_of
+from batchscape.tracking.watch import REPORT, WORKSPACE, Event, Order, Worker
 
 __all__ = ["sync"]
 
+_KINDS = {REPORT: "report", WORKSPACE: "workspace"}
 _AT_ONCE = 8
 """Runs that are uploaded at a time: nearly all of it is waiting for the server."""
 
@@ -61,7 +63,8 @@ def sync(
     """
     # One folder, one name: the lock and the log of its mirror lie in it.
     found = [_standing(path) for path in dict.fromkeys(path.resolve() for path in sweep_dirs)]
-    failed = uploaded = reports = 0
+    failed = 0
+    done: Counter[str] = Counter()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(
         *columns,
@@ -78,12 +81,14 @@ def sync(
                     continue
                 progress.advance(task)
                 if event.kind == "done":
-                    reports += event.run == REPORT
-                    uploaded += event.run != REPORT
-                if event.kind != "done":
+                    done[_KINDS.get(str(event.run), "run")] += 1
+                else:
                     failed += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
-    console.print(_summary(found, uploaded, reports, failed))
+    for sweep in found:
+        if (address := _workspace(sweep)) is not None:
+            console.print(f"Workspace: {address}", soft_wrap=True)
+    console.print(_summary(found, done, failed))
     return failed == 0
 
 
@@ -95,9 +100,20 @@ def _standing(sweep_dir: Path) -> Uploads:
     return standing_of(sweep_dir)
 
 
+def _workspace(sweep: Uploads) -> str | None:
+    with suppress(RecordError):
+        noted = MirrorState.read(SweepFolder(sweep.sweep_dir))
+        return None if noted is None else noted.workspace
+    return None
+
+
 def _waiting(sweep: Uploads) -> set[str]:
-    report = {REPORT} if sweep.lacks_report else set()
-    return {*sweep.offline, *sweep.lacking, *report} - sweep.damaged.keys()
+    found = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
+    if sweep.lacks_report:
+        found.add(REPORT)
+    if sweep.lacks_workspace and (found or sweep.uploaded):
+        found.add(WORKSPACE)
+    return found
 
 
 def _events(
@@ -113,7 +129,7 @@ def _events(
             str(sweep.sweep_dir),
             "online",
             at_once=at_once,
-            report=True,
+            beside=sorted(left & _KINDS.keys()),
             without=tuple(failed),
             project=project,
             entity=entity,
@@ -156,11 +172,9 @@ def _worked(
     return begun, None if worker.has_finished else f"{worker.problem}; details: {worker.log}"
 
 
-def _summary(found: Sequence[Uploads], uploaded: int, reports: int, failed: int) -> str:
-    sent = [f"{uploaded} {'run' if uploaded == 1 else 'runs'}"] if uploaded else []
-    if reports:
-        sent.append("the report" if reports == 1 else f"{reports} reports")
-    parts = [f"uploaded {' and '.join(sent)}"] if sent else []
+def _summary(found: Sequence[Uploads], done: Mapping[str, int], failed: int) -> str:
+    sent = [f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in done.items()]
+    parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")
     if not parts:

@@ -23,10 +23,20 @@ import psutil
 
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["REPORT", "Event", "Order", "Worker", "kill_tree", "patience_s", "silence_s"]
+__all__ = [
+    "REPORT",
+    "WORKSPACE",
+    "Event",
+    "Order",
+    "Worker",
+    "kill_tree",
+    "patience_s",
+    "silence_s",
+]
 
 REPORT = "report"
-"""What events call the report of the sweep; the others name a run."""
+WORKSPACE = "workspace"
+"""What events call what there is beside the runs; the others name a run."""
 
 _PATIENCE_S = 20.0
 _MOST_PATIENCE_S = 600.0
@@ -49,10 +59,10 @@ class Order:
     """Whether it waits for another process that mirrors the same sweep."""
     at_once: int = 1
     """Runs that have ended are mirrored so many at a time."""
-    report: bool = False
-    """Whether the report is sent too, if there is one; online only."""
+    beside: Sequence[str] = ()
+    """What of the sweep itself is sent too: `REPORT`, `WORKSPACE`."""
     without: Sequence[str] = ()
-    """Runs that are left alone, or `REPORT`."""
+    """Runs that are left alone."""
     project: str | None = None
     """Where runs go that W&B has not seen yet; by default as their own settings say."""
     entity: str | None = None

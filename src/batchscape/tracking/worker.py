@@ -35,7 +35,14 @@ from batchscape.tracking.labels import Labels
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState, report_content
-from batchscape.tracking.watch import REPORT, Event, Order, kill_tree, patience_s
+from batchscape.tracking.watch import (
+    REPORT,
+    WORKSPACE,
+    Event,
+    Order,
+    kill_tree,
+    patience_s,
+)
 
 __all__ = ["main"]
 
@@ -68,8 +75,7 @@ def main(text: str) -> None:
             while True:
                 is_last = asked.is_set() or not order.live
                 mirror.look()
-                if order.report:
-                    mirror.send_report()
+                mirror.look_beside()
                 if is_last:
                     break
                 asked.wait(_POLL_S)
@@ -114,25 +120,28 @@ class _Mirror:
             if look.done() and not look.cancelled():
                 look.result()
 
-    def send_report(self) -> None:
-        """Send the report of the sweep, if W&B lacks it."""
-        sweep, state = self._sweep, MirrorState.read(self._sweep)
-        content = report_content(sweep)
-        if content is None or REPORT in self._order.without:
-            return
-        if state is not None and state.content == content:
-            return
+    def look_beside(self) -> None:
+        """Send what is asked for of the sweep itself, if W&B lacks it."""
+        wanted, state = self._order.beside, MirrorState.read(self._sweep)
+        if not wanted or not self._labels.sweep_id:
+            return  # or no run of it has begun
         if state is None:
-            if not self._labels.sweep_id:
-                return  # no run of it has begun
-            place = self._place()
-            state = MirrorState(place.project, place.entity, group=self._labels.sweep_id)
-            state.name = f"report of {self._labels.sweep_id}"
-        _tell(Event("begin", REPORT))
-        if not send_report(sweep, state, patience_s()):
-            msg = "the server does not show the end of the report"
-            raise TimeoutError(msg)
-        _tell(Event("done", REPORT))
+            place, sweep_id = self._place(), self._labels.sweep_id
+            state = MirrorState(place.project, place.entity, name=f"report of {sweep_id}")
+            state.group = sweep_id
+        if REPORT in wanted and report_content(self._sweep) not in {None, state.content}:
+            _tell(Event("begin", REPORT))
+            if not send_report(self._sweep, state, patience_s()):
+                msg = "the server does not show the end of the report"
+                raise TimeoutError(msg)
+            _tell(Event("done", REPORT))
+        if WORKSPACE in wanted and state.workspace is None:
+            from batchscape.tracking.workspace import save_workspace
+
+            _tell(Event("begin", WORKSPACE))
+            state.workspace = save_workspace(state)
+            state.write(self._sweep)
+            _tell(Event("done", WORKSPACE))
 
     def _place(self) -> WandbTracker:
         """Return where the report belongs: to the runs that W&B has, else where they would go."""

@@ -183,6 +183,7 @@ NOT_RUN = {
     "cd": "is the shell's own",
     "eval": "is the shell's own; tests/test_completion.py loads what it is given",
     "source": "is the shell's own",
+    "wandb leet": "fills a terminal; tests/tracking reads what it shows by `wandb leet inspect`",
 }
 """Why a command is run nowhere."""
 

@@ -67,9 +67,10 @@ class Labels:
             As noted; None: follows from the run that began first.
         """
         folders = [f for f in self._sweep.run_folders() if f.config.exists()]
-        self.sweep_id = self.sweep_id or sweep_id or _sweep_id(folders)
+        before = self.sweep_id
+        self.sweep_id = before or sweep_id or _sweep_id(folders)
         new = [folder for folder in folders if folder.path.name not in self._cells]
-        if not new:
+        if not new and self.sweep_id == before:
             return
         for folder in new:
             self._cells[folder.path.name] = _settings(folder)

@@ -188,7 +188,8 @@ class _Mirror:
         if state is None or not state.covers(status):
             return True
         label = self._labels.of(folder)
-        if label is not None and (state.name, state.group) != (label.name, label.group):
+        called = label is None or (state.name, state.group) == (label.name, label.group)
+        if not called and state.mode == self._mode:
             return True
         return self._mode == "online" and not state.is_at_server(self._sweep.path)
 

@@ -34,7 +34,6 @@ from batchscape.tracking.names import (
     AXES,
     CURVES,
     FIGURES,
-    TIMES_OF_STEPS,
     axis_of,
     curve_points,
     figure_points,
@@ -46,6 +45,7 @@ from batchscape.tracking.sync import sync
 OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry", tags=["paper"])
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
 KEY = "0123456789abcdef0123456789abcdef01234567"
+CURVE_NAMES = set(mirrored_names()) - set(FIGURES.values())
 NOT_MIRRORED = {"attempt", "warmup", "eval_labels"}  # they mean nothing as a curve
 SUMMARY_ONLY = {  # words, constants, and the ends of curves and axes
     *("optimizer_steps", "samples", "tokens", "train_time_s", "measured_optimizer_steps"),
@@ -137,7 +137,7 @@ def _check_figures(segment, status: RunStatus) -> None:
     summary = segment.summary
     assert {name: summary[FIGURES.get(name, name)] for name in status.summary} == status.summary
     # Each once: not by another name too, nor as the end of a curve.
-    assert not set(summary) & (set(FIGURES) | set(mirrored_names()) - set(FIGURES.values()))
+    assert not set(summary) & (set(FIGURES) | CURVE_NAMES)
     assert segment.summary["status"] == str(status.status)
     last = segment.history[-1]
     known = {FIGURES[name]: v for name, v in status.summary.items() if name in FIGURES}
@@ -212,7 +212,7 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
     panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
     for training, reason in ((waited, BUSY), (spoiled, OTHER_LAUNCHER)):
         (segment,) = checked_segments(training.folder)
-        assert not set(segment.summary) & (TIMES | panels | TIMES_OF_STEPS)
+        assert not set(segment.summary) & (TIMES | panels | CURVE_NAMES)
         assert not any(set(row) & panels for row in segment.history)
         assert segment.summary["timing_valid"] is False
         assert segment.summary["timing_invalid_reason"] == reason
@@ -254,7 +254,7 @@ def test_a_run_that_goes_on_disturbed_takes_its_times_back(
     console = Console(file=io.StringIO())
     assert sync([sweep.path], console)
     panels = {FIGURES[name] for name in TIMES & set(FIGURES)}
-    assert not set(found.summary) & (TIMES | panels | TIMES_OF_STEPS)
+    assert not set(found.summary) & (TIMES | panels | CURVE_NAMES)
     assert found.summary["timing_invalid_reason"] == BUSY
     # Those of the tracker are of the run's own settings, which have none.
     assert found.settings["tags"] == ["completed", "timing_invalid"]

@@ -28,7 +28,6 @@ __all__ = [
     "CURVES",
     "FIGURES",
     "RANK_MEMORY",
-    "TIMES_OF_STEPS",
     "Row",
     "axis_of",
     "curve_points",
@@ -75,14 +74,6 @@ CURVES: dict[str, dict[str, str]] = {
 
 DERIVED = ("data/labels", "throughput/tokens_per_s", "throughput/samples_per_s")
 """Curves that are computed from more than one number of the rows."""
-
-TIMES_OF_STEPS = frozenset(
-    name
-    for table in CURVES.values()
-    for name in (*table.values(), *DERIVED)
-    if name.partition("/")[0] in {"time", "throughput"}
-)
-"""Curves of times: raw, one point a step, whether or not the times of their run count."""
 
 FIGURES: dict[str, str] = {
     "final_loss": "loss/final_train",

@@ -91,7 +91,8 @@ def _has(state: MirrorState, content: str, patience_s: float) -> bool:
     with suppress(Exception):  # W&B raises errors of many families; there may be no such run
         api = wandb.Api(timeout=math.ceil(patience_s))
         run = api.run(f"{state.entity or api.default_entity}/{state.project}/{state.group}")
-        return bool(run.state == "finished" and run.summary.get(_DIGEST) == content)
+        shown = dict(run.summary_metrics)
+        return bool(run.state == "finished" and shown.get(_DIGEST) == content)
     return False
 
 

@@ -170,7 +170,7 @@ class WandbRun:
         verify_seal(self._folder, status)
         untimed = why_run_untimed(self._folder, status)
         tables = {name: read_table(self._folder, name) for name in (*CURVES, "ranks")}
-        times = row_times(*tables.values(), status.attempts)
+        times = row_times(tables["steps"], tables["evals"], tables["ranks"], status.attempts)
         self._log(
             (row for table in CURVES for row in _keyed(table, self._new_rows(table, tables))), times
         )

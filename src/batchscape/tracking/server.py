@@ -58,7 +58,7 @@ def shows(
             run = wandb.Api(timeout=math.ceil(patience_s)).run(path)
             if run.state == state:
                 if figures:
-                    run.summary.update(figures)
+                    run.summary.update(figures)  # type: ignore[no-untyped-call]  # wandb's
                 return True
         wait_s = min(2 * wait_s, patience_s / 20)
         time.sleep(wait_s)

@@ -134,19 +134,20 @@ def _events(
             project=project,
             entity=entity,
         )
-        begun, problem = yield from _worked(order, left, failed, timeout_s)
-        if problem is None:
+        begun, why = yield from _worked(order, left, failed, timeout_s)
+        if why is None:
             return
         if not begun:
-            msg = f"Weights & Biases: {problem}"
+            msg = f"Weights & Biases: {why}"
             raise LaunchError(msg)
         if len(begun) > 1:
             at_once = 1  # which of them it was shows when they go one by one
             continue
         # Whatever W&B did: another worker goes on with the other runs.
-        left -= begun
-        failed += begun
-        yield Event("failed", *begun, problem)
+        (current,) = begun
+        left.discard(current)
+        failed.append(current)
+        yield Event("failed", current, why)
 
 
 def _worked(

@@ -54,21 +54,21 @@ def test_names_tell_what_was_swept_and_groups_are_cells(sweep, cell) -> None:
     labels.refresh(None)
     found = [labels.of(folder) for folder in folders]
     assert [label.name for label in found] == [
-        "2x8x2 learning_rate=0.001 ddp s3",
-        "2x8x2 learning_rate=0.001 ddp s4",
-        "2x8x2 learning_rate=0.001 ddp s3 repeat 1",
-        "2x8x2 learning_rate=0.01 fsdp s3",
-        "2x8x2 learning_rate=0.01 fsdp s3",
+        "2x8x2 ddp learning_rate=0.001 s3",
+        "2x8x2 ddp learning_rate=0.001 s4",
+        "2x8x2 ddp learning_rate=0.001 s3 repeat 1",
+        "2x8x2 fsdp learning_rate=0.01 s3",
+        "2x8x2 fsdp learning_rate=0.01 s3",
     ]
     # Tags decide nothing of a run, seeds and repeats are pooled.
     one, other = found[0].group, found[3].group
     assert [label.group for label in found] == [one, one, one, other, other]
-    assert one == f"2x8x2 learning_rate=0.001 ddp ({labels.sweep_id})"
+    assert one == f"2x8x2 ddp learning_rate=0.001 ({labels.sweep_id})"
     # More cells keep the name of the sweep; theirs follow what is swept now.
     cell("aaaaaa", model__d_model=64)
     labels.refresh(None)
     assert labels.of(folders[0]).group == (
-        f"2x8x2 d_model=32 learning_rate=0.001 ddp ({labels.sweep_id})"
+        f"2x8x2 ddp d_model=32 learning_rate=0.001 ({labels.sweep_id})"
     )
     again = Labels(sweep)
     again.refresh(None)
@@ -128,10 +128,15 @@ def test_rows_have_the_times_of_the_training() -> None:
 
 
 @pytest.mark.slow
-def test_resident_memory_does_not_pass_for_allocated(
+def test_what_is_not_known_of_a_program_is_not_in_wandb(
     sweep, fake_training, offline_segments
 ) -> None:
+    """Resident memory does not pass for allocated memory, nor a setting for one that it had."""
     training = fake_training("run-a")
+    content = read_json(training.folder.config)
+    lacking = ["seed", "init_seed", "data_seed", "optimizer.learning_rate"]
+    content["resolved"]["not_passed"] = lacking
+    write_json(training.folder.config, content)
     training.begin()
     training.train(range(1, 5))
     training.folder.lines("ranks").write_text(
@@ -144,6 +149,14 @@ def test_resident_memory_does_not_pass_for_allocated(
     assert "memory/peak_allocated_gib" not in segment.summary
     assert not [row for row in segment.history if "memory/peak_allocated_gib" in row]
     assert segment.summary["memory/uss_gib"] == 0.2
+    run = segment.of("run")[0]
+    assert run["display_name"] == "2x8x2"
+    config = run["config"]["update"]
+    assert not {"not_passed", "seed", "init_seed", "data_seed"} & config.keys()
+    (stage,) = config["stages"]
+    for optimizer in (config["optimizer"], stage["optimizer"]):
+        assert optimizer["name"] == "adamw"
+        assert "learning_rate" not in optimizer
     # When the training wrote them, not when they were mirrored.
     (attempt,) = training.status.attempts
     for row in segment.history:

@@ -194,7 +194,7 @@ def _swept(cells: Sequence[Settings]) -> list[str]:
         if not group or len(set(given)) < len(set(zip(given, texts[key], strict=True))):
             group.append(key)
     swept = {key for group in kept.values() for key in group}
-    return [key for key in keys if key in swept]
+    return sorted((key for key in keys if key in swept), key=lambda key: not key.endswith(".name"))
 
 
 def _said(cell: Settings, shown: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
     return tuple("?" if pd.isna(part) else f"{part:g}" for part in parts)
 
 
-def _setting(value: object) -> str:
+def _setting(value: Any) -> str:  # noqa: ANN401  (of a table)
     return MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 

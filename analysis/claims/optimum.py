@@ -141,7 +141,7 @@ def _step_to_step(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
     Second differences of independent values have 6 times their variance, and a steady drift has
     none.
     """
-    rows = context.rows("steps", runs, ["gradient_norm"])
+    rows = context.evidence.rows("steps", runs, ["gradient_norm"])
     norms = rows["gradient_norm"].groupby(rows["run"])
     bends = norms.diff() - norms.diff().groupby(rows["run"]).shift()
     variance: pd.Series[float] = (bends**2 / 6).groupby(rows["run"]).mean().reindex(runs.index)

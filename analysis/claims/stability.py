@@ -210,7 +210,7 @@ def _rises(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
     its own share would make every ripple large.
     """
     missing = pd.Series(np.nan, index=runs.index)
-    rows = context.rows("steps", runs, ["samples", "loss"]).dropna()
+    rows = context.evidence.rows("steps", runs, ["samples", "loss"]).dropna()
     seen = rows.groupby("run")["samples"].max()
     horizon = seen[seen.index.isin(runs.index[runs["status"].eq("completed")])].min()
     windows = 0 if np.isnan(horizon) else min(_WINDOWS, int(horizon // runs[_BATCH].max()))
@@ -286,8 +286,8 @@ _Path = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 def _rows(context: Context, runs: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
     """Return steps and evaluations of every run, in the order of the runs."""
-    steps = context.rows("steps", runs, ["samples", "loss"]).dropna()
-    evals = context.rows("evals", runs, ["samples", "eval_loss"]).dropna()
+    steps = context.evidence.rows("steps", runs, ["samples", "loss"]).dropna()
+    evals = context.evidence.rows("evals", runs, ["samples", "eval_loss"]).dropna()
     by_step, by_eval = dict(list(steps.groupby("run"))), dict(list(evals.groupby("run")))
     return [(by_step.get(n, steps.iloc[:0]), by_eval.get(n, evals.iloc[:0])) for n in runs.index]
 

@@ -97,7 +97,9 @@ def too_large_generalises_worse(context: Context) -> ClaimResult | None:
         return None
     runs = ends.runs[ends.runs["status"].eq("completed")]
     definition = "difference of held-out loss at an equal training loss"
-    epochs = _epochs(runs)
+    # How often the least of the runs went over its training data.
+    counts = runs.reindex(columns=["samples", "train_samples"]).apply(pd.to_numeric).astype(float)
+    epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
     ids = runs["run_id"]
     if not epochs >= _EPOCHS:
         shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
@@ -272,13 +274,6 @@ def _spreads(context: Context, runs: pd.DataFrame, ends: _Ends) -> str:
         f"Spread of the log final loss between seeds: {sd[ends.end]:.2g} at {ends.end}, "
         f"{sd[ends.middle]:.2g} at {ends.middle}."
     )
-
-
-def _epochs(runs: pd.DataFrame) -> float:
-    """How often the least of the runs went over its training data."""
-    size = pd.to_numeric(runs.get("train_samples", pd.Series(np.nan, runs.index)))
-    seen = pd.to_numeric(runs.get("samples", pd.Series(np.nan, runs.index)))
-    return float((seen.astype(float) / size.astype(float)).min(skipna=False))
 
 
 _Path = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -128,9 +128,10 @@ def missing_evidence(evidence: Basis) -> list[str]:
             found.append(_settle("what the exchange between devices costs", "device_scaling"))
     if evidence.critical is None or not evidence.critical.is_identified:
         found.append(_settle("the critical batch", "vary_global_batch"))
-    if not _is_tuned(evidence):
+    reaches = evidence.reaches
+    if reaches is None or not reaches.get("tuned", pd.Series([False])).all():
         found.append(_settle("the best learning rate of each global batch", "learning_rate"))
-    if evidence.reaches is not None and evidence.reaches["seed"].nunique() < 3:
+    if reaches is not None and reaches["seed"].nunique() < 3:
         command = for_more_seeds(evidence.runs, _SEEDS)
         what = "how steps vary between seeds"
         found.append(
@@ -161,11 +162,6 @@ def measured_again(evidence: Basis) -> str:
 def _settle(what: str, sweep: str) -> str:
     command = f"batchscape sweep sweeps={sweep}"
     return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: {command}"
-
-
-def _is_tuned(evidence: Basis) -> bool:
-    reaches = evidence.reaches
-    return reaches is not None and bool(reaches.get("tuned", pd.Series([False])).all())
 
 
 def _micro_batch(

@@ -55,7 +55,9 @@ def learning_rate_grows_with_batch(context: Context) -> ClaimResult | None:
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > _LEAST else CONTRADICTED if high < _LEAST else OPEN
     linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
-    notes = _notes(used)
+    # What weakens the optima behind it, each thing once.
+    batches = used[_BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
+    notes = "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
     explanation = (
         f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
         f"learning rates; growth means more than {_LEAST:g}. The linear rule (1) is {linear}within "
@@ -119,12 +121,6 @@ def _of_one_group(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame, str]:
         return laws, optima.table, ""
     rest = f" Of {len(counts)} groups of runs that are not pooled, the one with most optima."
     return laws, optima.table[optima.table["group"] == group], rest
-
-
-def _notes(used: pd.DataFrame) -> str | None:
-    """Say what weakens the optima behind an exponent, each thing once."""
-    batches = used[_BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
-    return "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
 
 
 def _slopes(wide: pd.DataFrame) -> NDArray[np.float64]:

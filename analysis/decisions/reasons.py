@@ -174,10 +174,11 @@ def _micro_batch(
         ran = (evidence.table[names] == list(chosen[names])).all(axis=1).any()
         how = "it ran" if ran else "THIS CUT WAS NOT RUN"
         return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
-    text += (
-        f": it takes {_memory(chosen['memory_gib'])} ({_memory_source(evidence, chosen)}, and "
-        f"{MEMORY_MARGIN:.0%} margin)"
-    )
+    source = str(chosen["memory_source"])
+    if source == "predicted" and evidence.memory is not None:
+        found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
+        source += " without an interval" if math.isnan(found.high) else ", upper end"
+    text += f": it takes {_memory(chosen['memory_gib'])} ({source}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
     if memory_given:
@@ -220,13 +221,6 @@ def _memory_grows(model: MemoryModel) -> bool:
     slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
     # Without an interval, which is NaN, the value alone tells.
     return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
-
-
-def _memory_source(evidence: Basis, chosen: pd.Series[Any]) -> str:
-    if chosen["memory_source"] != "predicted" or evidence.memory is None:
-        return str(chosen["memory_source"])
-    found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
-    return "predicted without an interval" if math.isnan(found.high) else "predicted, upper end"
 
 
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:

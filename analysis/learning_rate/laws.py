@@ -125,15 +125,11 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     known = is_bounded(best)
     used = best[known].sort_values("global_batch_size")
     table = _fit_laws(batch, rate, "log")
-    scales = table["law"].isin(["saturating", "surge"])
+    held = table["law"].isin(["saturating", "surge"])
     if len(batch):
-        seen = table["second"].between(
-            batch.min() - _NEAR, batch.max() + _NEAR, inclusive="neither"
-        )
-        scales &= seen
-    table.insert(
-        table.columns.get_loc("second"), "noise_scale", np.exp(table["second"].where(scales))
-    )
+        ends = batch.min() - _NEAR, batch.max() + _NEAR
+        held &= table["second"].between(*ends, inclusive="neither")
+    table["noise_scale"] = np.exp(table["second"].where(held))
     exponent = exponent_of(best)
     table["delta_aicc"] = _deltas(table, exponent)
     likelihood = np.exp(-table["delta_aicc"] / 2)
@@ -279,7 +275,7 @@ def _fit_laws(batch: _Array, rate: _Array, scale: _Scale) -> pd.DataFrame:
     for law, shape_of in LAWS.items():
         parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
         row: dict[str, object] = {"law": law, "parameters": parameters}
-        names = ("coefficient", "exponent", "second", "slope", "rms", "aicc")
+        names = ("coefficient", "exponent", "noise_scale", "second", "slope", "rms", "aicc")
         rows.append(row | dict.fromkeys(names, math.nan))
         if len(batch) <= parameters:
             continue

@@ -41,8 +41,10 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     launched = _column(runs, "launch.world_size").notna()
     ended = ~runs["status"].isin(["rejected", "pending"])
     asked = _column(runs, "engine.precision")
+    columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
+    devices = zip(*(_column(runs, name) for name in columns), strict=True)
     where = {
-        "hardware": _hardware(runs),
+        "hardware": pd.Series([_device(*row) for row in devices], runs.index, dtype=object),
         "device_type": _column(runs, "device_type"),
         "precision": _column(runs, "precision").fillna(asked.where(asked != "auto")),
     }
@@ -66,14 +68,8 @@ def _known(runs: pd.DataFrame, names: Sequence[str], drop: str = "") -> Iterator
         yield {name.removeprefix(drop): value for name, value in named if pd.notna(value)}
 
 
-def _hardware(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Name the devices that a run was given; a processor with the cores that it could use."""
-    columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
-    rows = zip(*(_column(runs, name) for name in columns), strict=True)
-    return pd.Series([_device(*row) for row in rows], index=runs.index, dtype=object)
-
-
 def _device(device_type: object, model: object, cores: object) -> str | None:
+    """Name the device that a run was given; a processor with the cores that it could use."""
     if not isinstance(model, str):
         return None
     # The same processor lent in parts is not the same machine.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from batchscape.compose import compose
-from batchscape.plan.expand import Cell, Grid
+from batchscape.plan.expand import Cell, SweepCells
 
 __all__ = ["Bases", "mutated", "random_line"]
 
@@ -83,10 +83,10 @@ class Bases:
             ("engine=command", "engine.argv=[echo,'{micro_batch_size}','{global_batch_size}',"
              "'{optimizer_steps}']", "tracker=none"),
         ]  # fmt: skip
-        self._composed: list[Grid] = []
+        self._composed: list[SweepCells] = []
 
     @property
-    def grids(self) -> list[Grid]:
+    def grids(self) -> list[SweepCells]:
         """One grid of one cell for each base."""
         if not self._composed:
             for lines in self.lines:
@@ -96,7 +96,7 @@ class Bases:
         return self._composed
 
 
-def mutated(bases: Bases, rng: random.Random) -> tuple[Grid, list[str]]:
+def mutated(bases: Bases, rng: random.Random) -> tuple[SweepCells, list[str]]:
     """Return a grid of up to three cells, each changed at random, and what was changed."""
     base = rng.choice(bases.grids)
     told: list[str] = []
@@ -106,7 +106,7 @@ def mutated(bases: Bases, rng: random.Random) -> tuple[Grid, list[str]]:
         changes = range(rng.choice([1, 1, 1, 2, 3, 4]))
         told.extend(_mutate(settings, bases, rng) for _ in changes)
         cells.append(Cell(settings, {}))
-    return Grid(cells, base.axis_keys, base.fixed, base.sweep_file), told
+    return SweepCells(cells, base.axis_keys, base.fixed, base.sweep_file), told
 
 
 def _mutate(settings: dict[str, Any], bases: Bases, rng: random.Random) -> str:

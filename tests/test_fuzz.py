@@ -22,7 +22,7 @@ from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
 from batchscape.plan.build import make_plan
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_table
 from fuzzing import Bases, mutated, random_line
@@ -57,7 +57,7 @@ def check_message(message: str) -> None:
     assert len(message) < 20_000, f"{len(message)} characters: {message[:300]}"
 
 
-def plan_or_message(grid: Grid, machine: Machine) -> bool:
+def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
     """Do all that `batchscape plan` does with a grid; return whether there is a plan."""
     try:
         plan = make_plan(grid, machine, prepare)

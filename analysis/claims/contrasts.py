@@ -39,6 +39,7 @@ __all__ = [
     "any_all_above",
     "both",
     "effect",
+    "of_each_cut",
     "pair",
     "run_ids_of",
     "said",
@@ -154,6 +155,23 @@ def pair(
     return contrasts
 
 
+def of_each_cut(rows: pd.DataFrame, value: str) -> list[Contrast]:
+    """Return the mean of a column in every block, for each geometry.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        The geometry, `block`, `run_id` and the column.
+    """
+    names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]
+    contrasts = []
+    for (devices, micro, steps), own in rows.groupby(names):
+        values = own.groupby("block")[value].mean().to_numpy(dtype=np.float64)
+        label = f"devices {devices}, micro {micro}, accumulation {steps}"
+        contrasts.append(Contrast(label, values, tuple(sorted(own["run_id"]))))
+    return contrasts
+
+
 def all_above(
     contrasts: Sequence[Contrast], threshold: float, *, ways: int = 1, places: int = 1
 ) -> Decision | None:
@@ -254,8 +272,7 @@ def effect(
     note : str, optional
         What weakens it.
     """
-    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
-    value, low, high = (float(x) for x in (np.exp(numbers) if ratio else numbers))
+    value, low, high = _numbers(contrast, ratio=ratio)
     n = len(contrast.values)
     method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
     return Estimate(value, low, high, n, unit, method, f"{definition}: {contrast.name}", note)
@@ -268,10 +285,16 @@ def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
 
 def said(contrast: Contrast, kind: Literal["ratio", "difference", "exponent", "share"]) -> str:
     """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
-    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
-    mean, low, high = map(float, np.exp(numbers) if kind == "ratio" else numbers)
-    text = interval_text(mean, low, high, len(contrast.values), digits=4)
+    numbers = _numbers(contrast, ratio=kind == "ratio")
+    text = interval_text(*numbers, len(contrast.values), digits=4)
     return f"{kind} {text} for {contrast.name}"
+
+
+def _numbers(contrast: Contrast, *, ratio: bool) -> tuple[float, float, float]:
+    """Return the mean and its 95 % interval; of logarithms the ratios."""
+    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
+    mean, low, high = map(float, np.exp(numbers) if ratio else numbers)
+    return mean, low, high
 
 
 def _usable(contrasts: Sequence[Contrast]) -> list[Contrast]:

@@ -64,25 +64,6 @@ class Context:
     evidence: Evidence
     """What the context is a part of."""
 
-    def rows(
-        self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
-    ) -> pd.DataFrame:
-        """Return rows of some runs.
-
-        Parameters
-        ----------
-        runs : DataFrame
-            Runs of this context.
-        columns : sequence of str
-            Numeric columns, without those that the table lacks.
-
-        Returns
-        -------
-        DataFrame
-            `run`, the index of the run in `runs`, and the columns as floats, in order of time.
-        """
-        return self.evidence.rows(table, runs, columns)
-
     @property
     def launched(self) -> pd.DataFrame:
         """The runs of this context with all their columns."""
@@ -158,7 +139,20 @@ class Evidence:
     def rows(
         self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
     ) -> pd.DataFrame:
-        """Return rows of some runs; as `Context.rows`."""
+        """Return rows of some runs.
+
+        Parameters
+        ----------
+        runs : DataFrame
+            Runs of one context.
+        columns : sequence of str
+            Numeric columns, without those that the table lacks.
+
+        Returns
+        -------
+        DataFrame
+            `run`, the index of the run in `runs`, and the columns as floats, in order of time.
+        """
         rows: pd.DataFrame = getattr(self, table)
         if rows.empty:
             return pd.DataFrame({"run": pd.Series(dtype="int64")}).reindex(
@@ -231,7 +225,5 @@ class Evidence:
 
 def _margins(runs: pd.DataFrame) -> tuple[float, ...]:
     """Return the margins that the runs were launched with."""
-    if _MARGIN not in runs:
-        return (MARGINS[_MARGIN],)
     margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
     return tuple(sorted(set(map(float, margins)))) or (MARGINS[_MARGIN],)

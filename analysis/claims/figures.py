@@ -52,7 +52,8 @@ def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
     axes.axvline(1, color="black", linewidth=0.6)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 1 / 1.1), max(high, 1.1))
-    axes.set_yticks(range(len(ratios)), [_label(verdict, several) for verdict in ratios])
+    names = [f"{v.claim.id}\n({v.context})" if several else v.claim.id for v in ratios]
+    axes.set_yticks(range(len(ratios)), names)
     axes.set_ylim(len(ratios) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio, as the claim's rule defines it (log scale)")
@@ -67,7 +68,3 @@ def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
     ]
     figure.legend(handles=handles, loc="outside upper right", ncols=2)
     return figure
-
-
-def _label(verdict: Verdict, several: bool) -> str:
-    return f"{verdict.claim.id}\n({verdict.context})" if several else verdict.claim.id

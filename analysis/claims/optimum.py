@@ -55,7 +55,9 @@ def learning_rate_grows_with_batch(context: Context) -> ClaimResult | None:
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > _LEAST else CONTRADICTED if high < _LEAST else OPEN
     linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
-    notes = _notes(used)
+    # What weakens the optima behind it, each thing once.
+    batches = used[_BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
+    notes = "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
     explanation = (
         f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
         f"learning rates; growth means more than {_LEAST:g}. The linear rule (1) is {linear}within "
@@ -121,12 +123,6 @@ def _of_one_group(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame, str]:
     return laws, optima.table[optima.table["group"] == group], rest
 
 
-def _notes(used: pd.DataFrame) -> str | None:
-    """Say what weakens the optima behind an exponent, each thing once."""
-    batches = used[_BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
-    return "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
-
-
 def _slopes(wide: pd.DataFrame) -> NDArray[np.float64]:
     """Least-squares slope against the logarithm of the global batch, one for each row."""
     x = np.log(wide.columns.to_numpy(dtype=float))
@@ -141,7 +137,7 @@ def _step_to_step(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
     Second differences of independent values have 6 times their variance, and a steady drift has
     none.
     """
-    rows = context.rows("steps", runs, ["gradient_norm"])
+    rows = context.evidence.rows("steps", runs, ["gradient_norm"])
     norms = rows["gradient_norm"].groupby(rows["run"])
     bends = norms.diff() - norms.diff().groupby(rows["run"]).shift()
     variance: pd.Series[float] = (bends**2 / 6).groupby(rows["run"]).mean().reindex(runs.index)

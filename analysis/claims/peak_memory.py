@@ -10,6 +10,7 @@ from batchscape.analysis.claims.contrasts import (
     OPEN,
     Contrast,
     all_above,
+    of_each_cut,
     pair,
     said,
 )
@@ -118,12 +119,7 @@ def _rank0(context: Context, name: str) -> list[Contrast]:
     means = rows.groupby([*keys, _DEVICES, _MICRO, _STEPS, "block", "first"])["memory"].mean()
     wide = means.unstack("first").reindex(columns=[True, False]).dropna().reset_index()
     wide["value"] = np.log(wide[True] / wide[False])
-    contrasts = []
-    for (devices, micro, steps), own in wide.groupby([_DEVICES, _MICRO, _STEPS]):
-        values = own.groupby("block")["value"].mean().to_numpy(dtype=np.float64)
-        label = f"devices {devices}, micro {micro}, accumulation {steps}"
-        contrasts.append(Contrast(label, values, tuple(sorted(own["run_id"]))))
-    return contrasts
+    return of_each_cut(wide, "value")
 
 
 def _phases(context: Context) -> str:

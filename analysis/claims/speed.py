@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from batchscape.analysis.claims.claim import ClaimResult, found, undecided
 from batchscape.analysis.claims.contrasts import (
-    Contrast,
     all_above,
     all_within,
+    of_each_cut,
     pair,
     said,
 )
@@ -101,7 +100,8 @@ def devices_scale_batch_linearly(context: Context) -> ClaimResult | None:
     figures = figures.join(scaled.rename("scaled"), on=[_MICRO, _STEPS])
     figures = figures[figures["scaled"]]
     figures = figures.assign(share=figures["exchange_s"] / figures["step_time_s"])
-    shares = _shares(figures)
+    known = figures[(figures[_DEVICES] > 1) & np.isfinite(figures["share"])]
+    shares = of_each_cut(known, "share")
     definition = "share of the step time in exchange that backward did not hide"
     decision = all_above(shares, _EXPOSED)
     if decision is None:
@@ -117,14 +117,3 @@ def devices_scale_batch_linearly(context: Context) -> ClaimResult | None:
         f"1 % of the step time.{weak}"
     )
     return found(decision.answer, decision.deciding, shares, explanation, definition, ratio=False)
-
-
-def _shares(figures: pd.DataFrame) -> list[Contrast]:
-    """Return the exposed share of the exchange for every geometry on several devices."""
-    known = figures[(figures[_DEVICES] > 1) & np.isfinite(figures["share"])]
-    contrasts = []
-    for (devices, micro, steps), own in known.groupby([_DEVICES, _MICRO, _STEPS]):
-        values = own.groupby("block")["share"].mean().to_numpy(dtype=np.float64)
-        label = f"devices {devices}, micro {micro}, accumulation {steps}"
-        contrasts.append(Contrast(label, values, tuple(sorted(own["run_id"]))))
-    return contrasts

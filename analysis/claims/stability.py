@@ -97,7 +97,9 @@ def too_large_generalises_worse(context: Context) -> ClaimResult | None:
         return None
     runs = ends.runs[ends.runs["status"].eq("completed")]
     definition = "difference of held-out loss at an equal training loss"
-    epochs = _epochs(runs)
+    # How often the least of the runs went over its training data.
+    counts = runs.reindex(columns=["samples", "train_samples"]).apply(pd.to_numeric).astype(float)
+    epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
     ids = runs["run_id"]
     if not epochs >= _EPOCHS:
         shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
@@ -210,7 +212,7 @@ def _rises(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
     its own share would make every ripple large.
     """
     missing = pd.Series(np.nan, index=runs.index)
-    rows = context.rows("steps", runs, ["samples", "loss"]).dropna()
+    rows = context.evidence.rows("steps", runs, ["samples", "loss"]).dropna()
     seen = rows.groupby("run")["samples"].max()
     horizon = seen[seen.index.isin(runs.index[runs["status"].eq("completed")])].min()
     windows = 0 if np.isnan(horizon) else min(_WINDOWS, int(horizon // runs[_BATCH].max()))
@@ -274,20 +276,13 @@ def _spreads(context: Context, runs: pd.DataFrame, ends: _Ends) -> str:
     )
 
 
-def _epochs(runs: pd.DataFrame) -> float:
-    """How often the least of the runs went over its training data."""
-    size = pd.to_numeric(runs.get("train_samples", pd.Series(np.nan, runs.index)))
-    seen = pd.to_numeric(runs.get("samples", pd.Series(np.nan, runs.index)))
-    return float((seen.astype(float) / size.astype(float)).min(skipna=False))
-
-
 _Path = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _rows(context: Context, runs: pd.DataFrame) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
     """Return steps and evaluations of every run, in the order of the runs."""
-    steps = context.rows("steps", runs, ["samples", "loss"]).dropna()
-    evals = context.rows("evals", runs, ["samples", "eval_loss"]).dropna()
+    steps = context.evidence.rows("steps", runs, ["samples", "loss"]).dropna()
+    evals = context.evidence.rows("evals", runs, ["samples", "eval_loss"]).dropna()
     by_step, by_eval = dict(list(steps.groupby("run"))), dict(list(evals.groupby("run")))
     return [(by_step.get(n, steps.iloc[:0]), by_eval.get(n, evals.iloc[:0])) for n in runs.index]
 

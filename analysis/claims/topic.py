@@ -50,7 +50,10 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
         pictures.append(Picture("claims", caption, figure))
     return Section(
         title="What practitioners claim, and what these runs say",
-        answer=[*_answer(shown, verdicts), *(_sentence(verdict) for verdict in settled)],
+        answer=[
+            *_answer(shown, verdicts),
+            *(f"{v.claim.id}: {v.verdict} ({v.context}). {v.explanation}" for v in settled),
+        ],
         settle=[*_settle(shown)],
         tables=[view],
         pictures=pictures,
@@ -146,10 +149,6 @@ def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
             f"Not identified: {', '.join(names)}. The notes under the table give what would settle "
             "each."
         )
-
-
-def _sentence(verdict: Verdict) -> str:
-    return f"{verdict.claim.id}: {verdict.verdict} ({verdict.context}). {verdict.explanation}"
 
 
 def _conflicts(settled: Sequence[Verdict]) -> Iterator[str]:

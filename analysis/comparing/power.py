@@ -13,6 +13,7 @@ from scipy import optimize, special, stats
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.errors import AnalysisError
 
 __all__ = ["ALPHA", "POWER", "detectable_effects", "smallest_detectable_effect"]
@@ -132,23 +133,11 @@ def _figures(cells: Cells, reaches: pd.DataFrame | None) -> pd.DataFrame:
     first = figures.groupby("trajectory_id")["cell"].transform("min")
     own = first.isna() | figures["cell"].map(cells.of_programs()).astype(bool)
     figures["training"] = figures["cell"].where(own, first)
-    figures["steps_to_target"] = _steps(figures, reaches)
-    return figures
-
-
-def _steps(figures: pd.DataFrame, reaches: pd.DataFrame | None) -> pd.Series[float]:
-    """Return steps to the lowest target that all of the runs reached, NaN where there is none."""
-    empty = pd.Series(np.nan, index=figures.index)
     if reaches is None or reaches.empty:
-        return empty
-    keys = ["sweep_dir", "run_id"]
-    own = reaches.merge(figures[keys].reset_index(names="row"), on=keys)
-    reached = own["outcome"].eq("reached").groupby(own["target_loss"]).agg(["all", "size"])
-    common = reached.index[reached["all"] & reached["size"].eq(len(figures))]
-    if not len(common):
-        return empty
-    at = own[own["target_loss"].eq(common.min())].set_index("row")["steps_to_target"]
-    return at.astype(float).reindex(figures.index)
+        return figures.assign(steps_to_target=np.nan)
+    steps = at_common_target(reaches, head).set_index(["sweep_dir", "run_id"])["steps_to_target"]
+    places = pd.MultiIndex.from_frame(figures[["sweep_dir", "run_id"]])
+    return figures.assign(steps_to_target=steps.astype(float).reindex(places).to_numpy())
 
 
 def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, object] | None:

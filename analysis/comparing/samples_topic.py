@@ -65,8 +65,13 @@ def samples_section(
         *_said(spread, rate, unit),
         *_groups_said(compared, value),
         *where,
-        *_tests_said(tested, below),
     ]
+    if len(tested):
+        shown = tested["verdict"].eq("shown").sum()
+        answer.append(
+            f"A mean final loss below {below:g} is shown in {shown} of {len(tested)} cells, each "
+            f"tested one-sided at {1 - LEVEL:.0%} by itself."
+        )
     tables = []
     if value == _LOSS:
         tables.append(TableView("final_losses", "Final losses", cells, _cells_grid(cells, names)))
@@ -208,15 +213,6 @@ def _groups_said(compared: list[tuple[dict[str, Any], TwoSamples]], value: str) 
     yield text
 
 
-def _tests_said(tested: pd.DataFrame, below: float | None) -> Iterator[str]:
-    if len(tested):
-        shown = tested["verdict"].eq("shown").sum()
-        yield (
-            f"A mean final loss below {below:g} is shown in {shown} of {len(tested)} cells, each "
-            f"tested one-sided at {1 - LEVEL:.0%} by itself."
-        )
-
-
 def _row(place: dict[str, Any], found: TwoSamples) -> dict[str, Any]:
     equal = found.equivalence
     return {
@@ -249,13 +245,17 @@ def _place(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> list[
 
 
 def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
+    diverged = []
+    for row in cells.to_dict("records"):
+        ends = f" [{row['rate_low']:.0%}, {row['rate_high']:.0%}]" if row["n"] >= FEWEST else ""
+        diverged.append(f"{row['diverged']}{ends}")
     return columns_grid(
         _place(cells, names),
         [
             ("runs", cells["n"].astype(str)),
             ("mean", map(significant, cells["mean"])),
             ("sd", [significant(sd, 2) for sd in cells["sd"]]),
-            ("diverged", [f"{row['diverged']}{_ends(row)}" for row in cells.to_dict("records")]),
+            ("diverged", diverged),
         ],
         notes=[
             "Mean and standard deviation of the runs that did not diverge; of those that did the "
@@ -263,10 +263,6 @@ def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
             "and Pearson).",
         ],
     )
-
-
-def _ends(row: Mapping[Any, Any]) -> str:
-    return f" [{row['rate_low']:.0%}, {row['rate_high']:.0%}]" if row["n"] >= FEWEST else ""
 
 
 def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:

@@ -14,6 +14,7 @@ from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm,
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.targets.tidy import at_common_target
 
 __all__ = ["COMPARED", "Sides", "compare_sweeps", "find_axis"]
 
@@ -123,27 +124,11 @@ _COLUMNS = (
 
 def _with_steps(table: pd.DataFrame, reaches: pd.DataFrame | None) -> pd.DataFrame:
     """Add steps to the lowest target that all runs of a setting reached, on every side."""
-    missing = table.assign(steps_to_target=np.nan)
     if reaches is None or reaches.empty:
-        return missing
+        return table.assign(steps_to_target=np.nan)
     keys = ["sweep_dir", "run_id"]
-    own = reaches[[*keys, "target_loss", "outcome", "steps_to_target"]].merge(
-        table[[*keys, *GEOMETRY, "settings"]], on=keys
-    )
-    place = [*GEOMETRY, "settings"]
-    own["all"] = (
-        own["outcome"]
-        .eq("reached")
-        .groupby([own[name] for name in (*place, "target_loss")])
-        .transform("all")
-    )
-    sizes = table.groupby(place, dropna=False).size().rename("runs").reset_index()
-    counts = own.groupby([*place, "target_loss"], dropna=False).size().rename("here")
-    own = own.merge(counts.reset_index(), on=[*place, "target_loss"]).merge(sizes, on=place)
-    usable = own[own["all"] & own["here"].eq(own["runs"])]
-    lowest = usable.groupby(place, dropna=False)["target_loss"].transform("min")
-    usable = usable[usable["target_loss"].eq(lowest)]
-    return table.merge(usable[[*keys, "steps_to_target"]], on=keys, how="left")
+    common = at_common_target(reaches, table, [*GEOMETRY, "settings"])
+    return table.merge(common[[*keys, "steps_to_target"]], on=keys, how="left")
 
 
 def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:

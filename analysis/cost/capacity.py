@@ -98,15 +98,13 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
     return runs.reindex(columns=[name])[name]
 
 
-def _memory(device_type: object, devices: object, *figures: object) -> float:
-    ranks, limit_gib, host_gib, device_gib = map(_number, figures)
+def _memory(device_type: object, devices: object, *figures: Any) -> float:  # noqa: ANN401
+    ranks, limit_gib, host_gib, device_gib = (
+        math.nan if figure is None or pd.isna(figure) else float(figure) for figure in figures
+    )
     if device_type == "cpu":
         # A device of a CPU is one rank, so a limit is already a rank's.
         return limit_gib if math.isfinite(limit_gib) else host_gib / ranks
     used = len(devices) if isinstance(devices, Sized) and not isinstance(devices, str) else 0
     sharing = math.ceil(ranks / used) if used else 1
     return (limit_gib if math.isfinite(limit_gib) else device_gib) / sharing
-
-
-def _number(value: Any) -> float:  # noqa: ANN401  (a cell of a table)
-    return math.nan if value is None or pd.isna(value) else float(value)

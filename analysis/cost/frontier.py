@@ -97,6 +97,7 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
     at_first = out[out[_MICRO].eq(first_out)] if first_out is not None else out
     memory = float((at_last if len(at_last) else at_first)["memory_gib"].min())
     peak = float(at_last["peak_gib"].max())
+    figures = at_last["peak_figure"].dropna().unique()
     margin = memory - peak if peak <= memory else math.nan
     contradictions = _contradictions(fit, out)
     return {
@@ -108,7 +109,7 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         "n_skipped": len(skipped),
         "memory_gib": memory,
         "peak_gib": peak,
-        "peak_figure": _only(at_last["peak_figure"]),
+        "peak_figure": figures[0] if len(figures) == 1 else None,
         "margin_gib": margin,
         "margin_pct": 100 * margin / memory if memory else math.nan,
         "is_monotone": not contradictions,
@@ -191,8 +192,3 @@ def _sizes(rows: pd.DataFrame) -> str:
 def _listed(sizes: Iterable[int]) -> str:
     distinct: Sequence[int] = sorted(set(sizes))
     return ", ".join(map(str, distinct))
-
-
-def _only(values: pd.Series[Any]) -> str | None:
-    found = values.dropna().unique()
-    return str(found[0]) if len(found) == 1 else None

@@ -186,22 +186,18 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
     list of str
         As in `micro-batch 64 (measured: 1 to 32)`.
     """
-    given = zip(FACTORS, (devices, micro, accumulation), strict=True)
-    return [
-        f"{_NAMES[name]} {value} (measured: {_range(cells[name])})"
-        for name, value in given
-        if not cells[name].min() <= value <= cells[name].max()
-    ]
+    found = []
+    for name, value in zip(FACTORS, (devices, micro, accumulation), strict=True):
+        low, high = int(cells[name].min()), int(cells[name].max())
+        if not low <= value <= high:
+            span = f"{low}" if low == high else f"{low} to {high}"
+            found.append(f"{_NAMES[name]} {value} (measured: {span})")
+    return found
 
 
 def runs_of(group: pd.DataFrame) -> str:
     """Join the ids of the runs behind a row, where the table has them."""
     return ";".join(sorted(map(str, group["run_id"]))) if "run_id" in group else ""
-
-
-def _range(values: pd.Series[int]) -> str:
-    low, high = int(values.min()), int(values.max())
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _why_not(term: Term, cells: pd.DataFrame) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import WARMUP, Cells
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.targets.columns import numbers_of
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
 
@@ -133,7 +133,7 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
         )
         raise AnalysisError(msg)
     numbers = pd.DataFrame(
-        {name: _floats(table[name]) for name in [*FACTORS, *present]}, index=table.index
+        {name: numbers_of(table, name) for name in [*FACTORS, *present]}, index=table.index
     )
     factors = numbers[list(FACTORS)].to_numpy()
     if not (np.isfinite(factors) & (factors >= 1) & (factors % 1 == 0)).all():
@@ -146,14 +146,6 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
         raise AnalysisError(msg)
     kept = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
     return kept[numbers[present].notna().any(axis=1)]
-
-
-def _floats(column: pd.Series[Any]) -> pd.Series[float]:
-    try:
-        return pd.to_numeric(column).astype("Float64").astype(float)
-    except (ValueError, TypeError) as error:
-        msg = f"column {column.name} must hold numbers: {error}"
-        raise AnalysisError(msg) from None
 
 
 def _has_cost(name: str) -> bool:

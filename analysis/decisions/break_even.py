@@ -83,7 +83,7 @@ def break_even_batch(
         # What a step without accumulation takes anyway, and what a sample on each device adds.
         fixed, added = _line(model, (devices, 0, 1), (devices, 1, 1))
         samples = devices
-    per_sample = _scaled(added, 1 / samples)
+    per_sample = Combination(added.value / samples, added.variance / samples**2, added.degrees)
     if not (fixed.value > 0 and per_sample.value > 0):
         return unknown("the cells do not tell what of a step's time grows with the batch")
     ratio = math.log(fixed.value / per_sample.value)
@@ -149,7 +149,3 @@ def _line(
             degrees.append(found.degrees)
         values.append(Combination(total, variance, min(degrees, default=0.0)))
     return values[0], values[1]
-
-
-def _scaled(found: Combination, factor: float) -> Combination:
-    return Combination(found.value * factor, found.variance * factor**2, found.degrees)

@@ -37,7 +37,6 @@ class Basis:
     reaches: pd.DataFrame | None
     """One row a run, of one target and one learning rate a batch; None: nothing was reached. With
     the geometry of each run where `is_program`."""
-    hardware: str = "unknown hardware"
     optimizer: str | None = None
     host_memory_gib: float = math.nan
     """Memory that all devices share, of a processor; NaN where devices have their own."""
@@ -223,12 +222,10 @@ def _evidence(
     on_cpu = runs["device_type"].eq("cpu").all()
     memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
     names = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
-    hardware = runs["hardware"].dropna().unique()
     return Basis(
         label=label,
         table=table,
         reaches=reaches if reaches is not None and len(reaches) else None,
-        hardware=str(hardware[0]) if len(hardware) == 1 else "unknown hardware",
         optimizer=str(names[0]) if len(names) == 1 else None,
         host_memory_gib=float(memory.min()) if on_cpu else np.nan,
         device_memory_gib=memory_gib,

@@ -128,9 +128,10 @@ def missing_evidence(evidence: Basis) -> list[str]:
             found.append(_settle("what the exchange between devices costs", "device_scaling"))
     if evidence.critical is None or not evidence.critical.is_identified:
         found.append(_settle("the critical batch", "vary_global_batch"))
-    if not _is_tuned(evidence):
+    reaches = evidence.reaches
+    if reaches is None or not reaches.get("tuned", pd.Series([False])).all():
         found.append(_settle("the best learning rate of each global batch", "learning_rate"))
-    if evidence.reaches is not None and evidence.reaches["seed"].nunique() < 3:
+    if reaches is not None and reaches["seed"].nunique() < 3:
         command = for_more_seeds(evidence.runs, _SEEDS)
         what = "how steps vary between seeds"
         found.append(
@@ -163,11 +164,6 @@ def _settle(what: str, sweep: str) -> str:
     return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: {command}"
 
 
-def _is_tuned(evidence: Basis) -> bool:
-    reaches = evidence.reaches
-    return reaches is not None and bool(reaches.get("tuned", pd.Series([False])).all())
-
-
 def _micro_batch(
     evidence: Basis, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
 ) -> str:
@@ -178,10 +174,11 @@ def _micro_batch(
         ran = (evidence.table[names] == list(chosen[names])).all(axis=1).any()
         how = "it ran" if ran else "THIS CUT WAS NOT RUN"
         return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
-    text += (
-        f": it takes {_memory(chosen['memory_gib'])} ({_memory_source(evidence, chosen)}, and "
-        f"{MEMORY_MARGIN:.0%} margin)"
-    )
+    source = str(chosen["memory_source"])
+    if source == "predicted" and evidence.memory is not None:
+        found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
+        source += " without an interval" if math.isnan(found.high) else ", upper end"
+    text += f": it takes {_memory(chosen['memory_gib'])} ({source}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
     if memory_given:
@@ -224,13 +221,6 @@ def _memory_grows(model: MemoryModel) -> bool:
     slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
     # Without an interval, which is NaN, the value alone tells.
     return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
-
-
-def _memory_source(evidence: Basis, chosen: pd.Series[Any]) -> str:
-    if chosen["memory_source"] != "predicted" or evidence.memory is None:
-        return str(chosen["memory_source"])
-    found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
-    return "predicted without an interval" if math.isnan(found.high) else "predicted, upper end"
 
 
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:

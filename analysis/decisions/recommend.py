@@ -95,14 +95,14 @@ class Recommendation:
     @property
     def headline(self) -> str:
         """Which geometry to use, and which of those measured are not told from it."""
-        if self.geometry is None:
+        if self.chosen is None or self.geometry is None:
             return f"Which geometry to use is {self.why_not}"
         devices, micro, accumulation = self.geometry
         text = (
             f"Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
             "(devices x micro-batch x accumulation = global batch)"
         )
-        doubt = _doubt(self.candidates, self.geometry)
+        doubt = _doubt(self.candidates, self.chosen)
         return f"{text}{doubt}."
 
     def as_mapping(self) -> dict[str, Any]:
@@ -317,17 +317,16 @@ def _by_recipe(
 
 def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     """Say how much faster another geometry might be, at the worst end of its interval."""
-    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    measured = (compared["source"] == "measured") & compared["fits"] & ~same
-    others = _rivals(compared, chosen)
-    if others.empty:
+    measured = _others(compared, chosen)
+    has_interval = measured["times_slower_low"].notna()
+    known, unknown = measured[has_interval], measured[~has_interval]
+    if known.empty:
         interval = "no other geometry that fits has a time with an interval"
-        without = interval if measured.any() else _no_rival(compared, same)
+        without = interval if len(measured) else _no_rival(compared, chosen)
         lines = [f"Not identified: {without}."]
     else:
-        lines = [_best_rival(others), *_costliest(compared, chosen)]
-    unknown = compared[measured & compared["times_slower_low"].isna()]
-    if len(others) and len(unknown):
+        lines = [_best_rival(known), *_costliest(compared, chosen)]
+    if len(known) and len(unknown):
         cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
         lines.append(
             f"Without an interval, and so not among those that may be faster: {cuts}"
@@ -344,22 +343,14 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     return lines
 
 
-def _rivals(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
-    """Choose the other measured geometries that fit and whose time has an interval."""
-    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    measured = (compared["source"] == "measured") & compared["fits"] & ~same
-    return compared[measured & compared["times_slower_low"].notna()]
-
-
-def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
+def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     """Say which measured geometries are, for all that was measured, as fast as the chosen one."""
-    same = (compared[list(FACTORS)] == list(geometry)).all(axis=1)
-    if compared.loc[same, "source"].ne("measured").any():
+    if chosen["source"] != "measured":
         return ", of which no time was measured"
-    rivals = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
+    rivals = _others(compared, chosen)
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
-        return f"; {_no_rival(compared, same)}"
+        return f"; {_no_rival(compared, chosen)}"
     told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
     alike = rivals[~told].sort_values("times_slower")
     if alike.empty:
@@ -372,12 +363,18 @@ def _doubt(compared: pd.DataFrame, geometry: tuple[int, int, int]) -> str:
     return f"; these runs do not tell its time from that of {_joined(cuts)}"
 
 
-def _no_rival(compared: pd.DataFrame, chosen: pd.Series[bool]) -> str:
+def _others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
+    """Choose the measured geometries that fit, but for the chosen one."""
+    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    return compared[compared["source"].eq("measured") & compared["fits"] & ~same]
+
+
+def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     """Say why no other geometry has a time to the target that was measured."""
-    others = compared[compared["fits"] & ~chosen]
-    timed = others["source"].eq("measured")
-    if timed.any():
+    if len(_others(compared, chosen)):
         return "no other geometry that fits and has a valid time reached the target"
+    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    others = compared[compared["fits"] & ~same]
     cuts = [cut_text(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
     if not cuts:
         return "no other geometry that fits was measured"
@@ -406,8 +403,7 @@ def _best_rival(others: pd.DataFrame) -> str:
 
 def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     """Name the slowest of all other measured geometries that fit, with or without an interval."""
-    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    others = compared[(compared["source"] == "measured") & compared["fits"] & ~same]
+    others = _others(compared, chosen)
     timed = others[others["times_slower"].map(math.isfinite)]
     if timed.empty:
         return []

@@ -42,44 +42,32 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     """Print one recommendation: geometry, reasons, regret, warnings, values for config files."""
     if found.label:
         console.print(f"For {found.label}:")
-    if found.geometry is None:
-        _show_what_is_known(console, found)
-        return
-    console.print(found.headline)
+    named = found.geometry is not None
+    headline = found.headline if named else f"Which geometry: {found.why_not}"
+    console.print(headline, soft_wrap=not named)
     for warning in found.warnings:
         console.print(f"Warning: {warning}")
-    console.print("\nWhy")
-    for number, reason in enumerate(found.reasons, start=1):
-        console.print(f"  {number}. {reason}")
-    console.print("\nWhat it would cost to be wrong")
-    for line in found.regret:
-        console.print(f"  {line}")
-    if found.missing:
-        console.print("\nWhat these runs do not tell")
-        for line in found.missing:
-            console.print(f"  {line}", soft_wrap=True)
-    console.print("\nWhat every config file must say")
-    for system, values in found.config.items():
-        shown = ", ".join(f"{name}={value}" for name, value in values.items())
-        console.print(f"  {system}: {shown}")
-    grid = candidates_grid(found.candidates, _MAX_ROWS)
-    if grid.rows:
-        console.print()
-        show(console, grid, "The geometries, measured ones first, and the fastest of those")
-
-
-def _show_what_is_known(console: Console, found: Recommendation) -> None:
-    console.print(f"Which geometry: {found.why_not}", soft_wrap=True)
-    for warning in found.warnings:
-        console.print(f"Warning: {warning}")
+    numbered = [f"{number}. {reason}" for number, reason in enumerate(found.reasons, start=1)]
+    values = {
+        system: ", ".join(f"{name}={value}" for name, value in keys.items())
+        for system, keys in found.config.items()
+    }
     for title, lines in (
-        ("What is known", found.reasons),
+        ("Why" if named else "What is known", numbered if named else found.reasons),
+        ("What it would cost to be wrong", found.regret),
         ("What these runs do not tell", found.missing),
+        ("What every config file must say", [f"{name}: {said}" for name, said in values.items()]),
     ):
         if lines:
             console.print(f"\n{title}")
         for line in lines:
             console.print(f"  {line}", soft_wrap=COMMAND in line)
+    if not named:
+        return
+    grid = candidates_grid(found.candidates, _MAX_ROWS)
+    if grid.rows:
+        console.print()
+        show(console, grid, "The geometries, measured ones first, and the fastest of those")
 
 
 def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
@@ -121,9 +109,17 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
             ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
         ],
         [
-            *([("seeds", map(_seeds, records))] if to_target else []),
+            *(
+                [("seeds", [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records])]
+                if to_target
+                else []
+            ),
             ("time to target" if to_target else "time of a step", map(_time, records)),
-            *([("device-hours", map(_hours, records))] if to_target else []),
+            *(
+                [("device-hours", [significant(row["device_hours"], 3) for row in records])]
+                if to_target
+                else []
+            ),
             ("times slower", map(_ratio, records)),
             ("P(faster)", [significant(p, 2) for p in order["probability_faster"]]),
             ("front", order["on_front"].map({True: "yes", False: ""})),
@@ -141,14 +137,6 @@ _TO_TARGET = (
     "trained; geometric mean over seeds) times the time of a step. seeds: those that reached the "
     "target."
 )
-
-
-def _seeds(row: Mapping[Hashable, Any]) -> str:
-    return f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}"
-
-
-def _hours(row: Mapping[Hashable, Any]) -> str:
-    return significant(row["device_hours"], 3)
 
 
 def geometry_text(row: Mapping[Hashable, Any]) -> str:

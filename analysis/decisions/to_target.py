@@ -65,7 +65,7 @@ def steps_by_batch(
         found[key] = {
             "n_seeds": n,
             "n_reached": int(reached.sum()),
-            "steps": math.exp(logs.mean()) if all_reached else _median(steps),
+            "steps": math.exp(logs.mean()) if all_reached else float(np.median(steps)),
             "least_steps": float(runs["least"].min()),
             "steps_log": logs.mean() if all_reached else math.nan,
             "steps_log_variance": logs.var(ddof=1) / n if has_variance else math.nan,
@@ -245,12 +245,6 @@ def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame,
         run_id=("run_id", lambda ids: ";".join(sorted(map(str, ids.dropna()))) or None),
     )
     return runs.assign(steps=np.exp(runs["steps"])).reset_index(), key
-
-
-def _median(values: _Floats) -> float:
-    ordered = np.sort(values)
-    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return float(low if low == high else (low + high) / 2)
 
 
 def _step_time(

@@ -11,7 +11,7 @@ from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
 from batchscape.analysis.estimates import half_widths
 
-__all__ = ["FIGURES", "engine_costs", "exchanges"]
+__all__ = ["FIGURES", "engine_costs"]
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
@@ -53,7 +53,7 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     runs = cells.runs.loc[figures.index]
     moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])
     columns["exchanged_bytes"] = moved.astype(float).groupby(runs["cell"]).median()
-    columns["exchanges_every_micro_step"] = exchanges(cells, ranks).reindex(columns["n"].index)
+    columns["exchanges_every_micro_step"] = _exchanges(cells, ranks).reindex(columns["n"].index)
     columns["step_time_s_note"] = _why_no_time(runs, columns["step_time_s_n"])
     columns["run_ids"] = runs.groupby("cell")["run_id"].agg(";".join)
     head = cells.table[[*GEOMETRY, *shared_settings(cells)]].assign(engine=engine)
@@ -71,19 +71,8 @@ def _why_no_time(runs: pd.DataFrame, n: pd.Series[Any]) -> pd.Series[Any]:
     return reasons.reindex(n.index).astype(object).fillna(_NOT_MEASURED).where(n.eq(0))
 
 
-def exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:
-    """Tell of each cell whether its engine exchanges gradients in every micro-step.
-
-    Parameters
-    ----------
-    cells, ranks
-        As for `engine_costs`.
-
-    Returns
-    -------
-    Series
-        Nullable booleans, indexed by `cell`.
-    """
+def _exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:
+    """Tell of each cell whether its engine exchanges gradients in every micro-step."""
     name = "exchanges_every_micro_step"
     known = ranks.reindex(columns=["sweep_dir", "run_id", name]).dropna(subset=[name])
     keys = ["sweep_dir", "run_id"]

@@ -10,7 +10,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.estimates import half_widths
-from batchscape.errors import AnalysisError
 
 __all__ = ["growth_of_differences"]
 
@@ -38,19 +37,7 @@ def growth_of_differences(pairs: pd.DataFrame, beyond: float) -> pd.DataFrame:
         (trajectories in which there is one), `growth_rate` (slope of log |difference| over the
         optimizer step, mean over trajectories; what is equal to the last bit is left out),
         `growth_low`, `growth_high` (95 % t-interval over trajectories), `n_trajectories`.
-
-    Raises
-    ------
-    AnalysisError
-        If a column is missing, or `beyond` is not positive.
     """
-    needed = {"cell", "trajectory_id", "optimizer_step", "difference"}
-    if missing := needed - set(pairs.columns):
-        msg = f"paired losses lack columns: {', '.join(sorted(missing))}"
-        raise AnalysisError(msg)
-    if not 0 < beyond < math.inf:
-        msg = f"a difference to look for must be above 0 and finite, got {beyond=}"
-        raise AnalysisError(msg)
     pairs = pairs.dropna(subset=["difference"])
     step = pairs["optimizer_step"].to_numpy(dtype=float)
     size = pairs["difference"].abs().to_numpy(dtype=float)

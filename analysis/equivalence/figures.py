@@ -54,7 +54,9 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
-    floor = _floor(pairs["difference"].abs(), table)
+    sizes = [*pairs["difference"].abs(), *table["margin"].dropna(), *table["seed_sd"].dropna()]
+    # Where the axis begins, at which differences of exactly zero are drawn.
+    floor = float(min(size for size in sizes if size > 0)) / 3
     for y, row in enumerate(table.to_dict("records")):
         own = pairs.loc[pairs["cell"] == row["cell"], "difference"].abs()
         colour = _COLOURS[row["verdict"]]
@@ -74,7 +76,11 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
         Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="margin"),
         Line2D([], [], color=_GREY, marker="D", linestyle="", markerfacecolor="none",
                markersize=3.5, label="sd between seeds"),
-        *_verdict_handles(table["verdict"]),
+        *(
+            Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1.0, label=verdict)
+            for verdict, colour in _COLOURS.items()
+            if table["verdict"].eq(verdict).any()
+        ),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
@@ -171,17 +177,3 @@ def _names(
         said = value if name == "precision" else setting_label(name) + " " + value
         texts = texts + ", " + said
     return texts.tolist()
-
-
-def _floor(sizes: pd.Series[float], table: pd.DataFrame) -> float:
-    """Return where the axis begins, at which differences of exactly zero are drawn."""
-    seen = [*sizes, *table["margin"].dropna(), *table["seed_sd"].dropna()]
-    return float(min(size for size in seen if size > 0)) / 3
-
-
-def _verdict_handles(verdicts: pd.Series[str]) -> list[Line2D]:
-    return [
-        Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1.0, label=verdict)
-        for verdict, colour in _COLOURS.items()
-        if verdicts.eq(verdict).any()
-    ]

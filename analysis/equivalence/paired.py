@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -242,7 +242,9 @@ def _judged(
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
     row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
     if given is None and len(distinct) > 1:
-        row |= {"verdict": "not identified", "margin": math.nan, "reason": _conflict(distinct)}
+        shown = ", ".join(f"{margin:g}" for margin in distinct)
+        why = f"the runs state several margins ({shown}); one is fixed before the first run"
+        row |= {"verdict": "not identified", "margin": math.nan, "reason": why}
     references = own["value_reference"][kept]
     finite = references[np.isfinite(references)]
     return row | {
@@ -263,8 +265,3 @@ def _default_margin(quantity: str) -> float:
         msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
         raise AnalysisError(msg)
     return MARGINS[MARGIN_SETTINGS[quantity]]
-
-
-def _conflict(margins: Sequence[float]) -> str:
-    shown = ", ".join(f"{margin:g}" for margin in margins)
-    return f"the runs state several margins ({shown}); one is fixed before the first run"

@@ -10,7 +10,13 @@ import pandas as pd
 from scipy.stats import t
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.equivalence.decompositions import members_of
+from batchscape.analysis.equivalence.decompositions import (
+    compared,
+    loss_differences,
+    members_of,
+    seed_spread,
+)
+from batchscape.analysis.equivalence.divergence import growth_of_differences
 from batchscape.analysis.equivalence.figures import (
     MOST_PANELS,
     MOST_ROWS,
@@ -22,7 +28,6 @@ from batchscape.analysis.equivalence.gradients import (
     gradient_errors,
     sketch_spread,
 )
-from batchscape.analysis.equivalence.losses import ComparedLosses, compare_losses
 from batchscape.analysis.equivalence.paired import (
     MARGINS,
     family_verdicts,
@@ -41,19 +46,16 @@ from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.tables import decomposition_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 
-__all__ = ["equivalence_section", "hardest_common_target"]
+__all__ = ["equivalence_section"]
 
 _LEVEL = 1 - 2 * ALPHA
 
 
 def equivalence_section(
-    cells: Cells,
-    tables: Tables,
-    reaches: pd.DataFrame | None = None,
-    *,
-    figures: bool = True,
+    cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
 ) -> Section | None:
     """Say whether decompositions of one global batch train alike.
 
@@ -63,8 +65,6 @@ def equivalence_section(
         What the cells were found in.
     reaches : DataFrame, optional
         Steps to one or more targets, a row a run and target; see `paired_differences`.
-    figures : bool
-        Draw figures too.
 
     Returns
     -------
@@ -72,7 +72,10 @@ def equivalence_section(
         None where no trajectory was trained by two decompositions, and no gradient can be held
         against one in float64.
     """
-    reaches = None if reaches is None else hardest_common_target(cells, reaches)
+    if reaches is not None:
+        members = members_of(cells, ("completed", "diverged"))
+        family = members.groupby("reference")["cell"].transform("nunique") > 1
+        reaches = at_common_target(reaches, members[family], ["reference"])
     pairs = paired_differences(cells, reaches)
     judged = judge_equivalence(pairs, generator=np.random.default_rng(0))
     errors = gradient_errors(cells)
@@ -80,10 +83,11 @@ def equivalence_section(
         return None
     views, pictures = [], []
     if len(judged):
-        losses = compare_losses(cells, tables.steps, _margin_of(judged))
-        views += _loss_views(cells, judged, losses)
-        if figures:
-            pictures = _pictures(cells, judged, pairs, losses)
+        by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
+        table = compared(cells, by_step, spread)
+        growth = growth_of_differences(by_step, _margin_of(judged))
+        views += _loss_views(cells, judged, table, growth)
+        pictures = _pictures(cells, judged, pairs, by_step, spread)
     gradients = gradient_error_table(errors)
     if len(gradients):
         shown = with_cells(gradients, cells)
@@ -99,32 +103,9 @@ def equivalence_section(
     )
 
 
-def hardest_common_target(cells: Cells, reaches: pd.DataFrame) -> pd.DataFrame:
-    """Keep, for each family of decompositions, the lowest target that all its runs reached.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else there is.
-
-    Returns
-    -------
-    DataFrame
-        Rows of `reaches`; none of a family without such a target.
-    """
-    members = members_of(cells, ("completed", "diverged"))
-    family = members.groupby("reference")["cell"].transform("nunique") > 1
-    keys = ["sweep_dir", "run_id"]
-    rows = reaches.merge(members.loc[family, [*keys, "reference"]], on=keys)
-    if rows.empty:
-        return rows.drop(columns="reference")
-    reached = rows["outcome"].eq("reached").groupby([rows["reference"], rows["target_loss"]]).all()
-    common = reached[reached].reset_index().groupby("reference")["target_loss"].min()
-    kept = rows["target_loss"] == rows["reference"].map(common)
-    return rows[kept].drop(columns="reference").reset_index(drop=True)
-
-
-def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> list[TableView]:
+def _loss_views(
+    cells: Cells, judged: pd.DataFrame, table: pd.DataFrame, growth: pd.DataFrame
+) -> list[TableView]:
     everything = with_cells(judged, cells)
     quantities = [_primary(judged), "log_steps_to_target"]
     is_shown = judged["quantity"].isin(quantities)
@@ -134,11 +115,11 @@ def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> l
     views = [
         TableView("equivalence", title, everything, grid, is_shown.to_numpy().nonzero()[0].tolist())
     ]
-    if len(losses.table):
-        grid = decomposition_grid(losses.table, cells)
+    if len(table):
+        grid = decomposition_grid(table, cells)
         title = "Differences of the training loss over all optimizer steps"
-        views.append(TableView("decompositions", title, losses.table, grid))
-        shown = with_cells(losses.growth, cells)
+        views.append(TableView("decompositions", title, table, grid))
+        shown = with_cells(growth, cells)
         grid = divergence_grid(shown, cells)
         title = "How differences of the training loss grow"
         views.append(TableView("divergence", title, shown, grid))
@@ -146,7 +127,11 @@ def _loss_views(cells: Cells, judged: pd.DataFrame, losses: ComparedLosses) -> l
 
 
 def _pictures(
-    cells: Cells, judged: pd.DataFrame, pairs: pd.DataFrame, losses: ComparedLosses
+    cells: Cells,
+    judged: pd.DataFrame,
+    pairs: pd.DataFrame,
+    by_step: pd.DataFrame,
+    spread: pd.DataFrame,
 ) -> list[Picture]:
     quantity = _primary(judged)
     what = "held-out" if quantity == "final_eval_loss" else "training"
@@ -154,9 +139,7 @@ def _pictures(
         forest = draw_equivalence(
             cells, judged[judged["quantity"] == quantity], pairs[pairs["quantity"] == quantity]
         )
-        over_steps = draw_divergence(
-            cells, losses.pairs, losses.spread, _margin_of(judged), looks(cells)
-        )
+        over_steps = draw_divergence(cells, by_step, spread, _margin_of(judged), looks(cells))
     pictures = []
     if forest is not None:
         caption = (
@@ -174,7 +157,7 @@ def _pictures(
             "decomposition and the first one of its trajectory, at the same optimizer step; "
             "differences of exactly 0 are left out."
         )
-        if losses.pairs["reference"].nunique() > MOST_PANELS:
+        if by_step["reference"].nunique() > MOST_PANELS:
             caption += f" The first {MOST_PANELS} groups of decompositions are drawn."
         pictures.append(Picture("divergence", caption, over_steps))
     return pictures

@@ -61,7 +61,9 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
         hardest = lowest == lowest.groupby(best["group"]).transform("min")
         if hardest.any():
             best = best[hardest]
-            return Optima(_at_targets(rows, best), STEPS, best)
+            keys = [name for name in ("group", "target_loss") if name in rows]
+            chosen = rows.merge(best[keys].drop_duplicates(), on=keys) if keys else rows
+            return Optima(chosen, STEPS, best)
     if finals is not None and is_varied(finals):
         rows = _known(finals)
         return Optima(rows, LOSS, best_learning_rates(rows, LOSS))
@@ -92,14 +94,6 @@ def is_varied(table: pd.DataFrame) -> bool:
         return False
     keys = [name for name in ("group", "global_batch_size") if name in table]
     return bool(table.groupby(keys)["learning_rate"].nunique().gt(1).any())
-
-
-def _at_targets(reaches: pd.DataFrame, best: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows of the groups and targets of some optima."""
-    keys = [name for name in ("group", "target_loss") if name in reaches]
-    if not keys:
-        return reaches
-    return reaches.merge(best[keys].drop_duplicates(), on=keys)
 
 
 def _known(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,6 @@ import pandas as pd
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
 from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, told
 from batchscape.analysis.numbers import significant
-from batchscape.errors import AnalysisError
 
 __all__ = ["at_best_learning_rate", "tied_warning", "tuning_warning", "with_cuts_of_programs"]
 
@@ -116,7 +115,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     single = best["edge"] == "single"
     endless = best["tuned"] & ((best["low"] == 0) | np.isposinf(best["high"]))
     if single.all():
-        rates = sorted(set(_rates(reaches)))
+        rates = sorted(set(reaches["learning_rate"].dropna().astype(float)))
         what = (
             f"one and the same learning rate, {significant(rates[0], 3)}"
             if len(rates) == 1
@@ -131,7 +130,9 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
     ]
     said = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
-    return f"NOT TUNED EVERYWHERE{_target(best)}: {'; '.join(said)}. {remedy}" if said else None
+    losses = best["target_loss"].dropna().unique()
+    aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
+    return f"NOT TUNED EVERYWHERE{aim}: {'; '.join(said)}. {remedy}" if said else None
 
 
 def tied_warning(table: pd.DataFrame, value: str) -> str | None:
@@ -189,23 +190,9 @@ def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     return rates
 
 
-def _rates(reaches: pd.DataFrame) -> list[float]:
-    try:
-        return [float(rate) for rate in reaches["learning_rate"].dropna()]
-    except (TypeError, ValueError) as error:
-        msg = f"learning_rate must be a number: {error}"
-        raise AnalysisError(msg) from error
-
-
 def _batches(best: pd.DataFrame, where: pd.Series[bool]) -> str:
     own = best[where]
     names = [f"B = {batch:g}" for batch in sorted(own["global_batch_size"].unique())]
     several = best["target_loss"].nunique() > 1
     losses = ", ".join(f"{loss:g}" for loss in sorted(own["target_loss"].dropna().unique()))
     return ", ".join(names) + (f" (of losses {losses})" if several and losses else "")
-
-
-def _target(best: pd.DataFrame) -> str:
-    """Name the only target."""
-    losses = best["target_loss"].dropna().unique()
-    return f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""

@@ -28,7 +28,6 @@ without it. Most of them give none: with 2 or 3 seeds and the flattest curves ha
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from scipy import stats
 
 from batchscape.analysis.estimates import LEVEL, Estimate
 
-__all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason", "power_law"]
+__all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason"]
 
 _Array = NDArray[np.float64]
 _FEWEST = 3
@@ -61,10 +60,25 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     rate = np.log(used["learning_rate"].to_numpy(dtype=float))
     ends = used.reindex(columns=["low", "high"]).to_numpy(dtype=float)
     reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
-    exponent = power_law(batch, rate, None if known.all() else reach)
-    if exponent.is_identified and lacks_ends(used):
-        return replace(exponent, low=math.nan, high=math.nan, method="none", note=UNBOUNDED)
-    return exponent
+    n = len(batch)
+    if n < _FEWEST:
+        batches = "global batch has" if n == 1 else "global batches have"
+        why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
+        return Estimate.unknown(why, n, _DEFINITION)
+    centred = batch - batch.mean()
+    slope = float(centred @ rate / (centred @ centred))
+    residuals = rate - rate.mean() - slope * centred
+    error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2)) * error
+    method = f"t with {n - 2} degrees of freedom over {n} global batches"
+    # Which batches stay depends on the grid, and so does their scatter.
+    if not known.all():
+        least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
+        method += ", not below what their own intervals say" if least > half else ""
+        half = max(half, least)
+    if lacks_ends(used):
+        return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, UNBOUNDED)
+    return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
 def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
@@ -75,36 +89,6 @@ def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
 def lacks_ends(used: pd.DataFrame) -> bool:
     """Tell whether any of the optima that count is of too few seeds to have ends."""
     return "low" in used and bool(used[["low", "high"]].isna().any(axis=None))
-
-
-def power_law(log_batch: _Array, log_rate: _Array, reach: _Array | None = None) -> Estimate:
-    """Estimate the exponent of the best learning rate in the global batch.
-
-    Parameters
-    ----------
-    log_batch, log_rate : array, shape (n,)
-        One optimum a global batch.
-    reach : array, shape (n,), optional
-        Longer side of each optimum's own interval, as a logarithm: the exponent's is no narrower
-        than follows from them, independent as they are. NaN where it has none: nor has the
-        exponent's then.
-    """
-    n = len(log_batch)
-    if n < _FEWEST:
-        batches = "global batch has" if n == 1 else "global batches have"
-        why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
-        return Estimate.unknown(why, n, _DEFINITION)
-    centred = log_batch - log_batch.mean()
-    slope = float(centred @ log_rate / (centred @ centred))
-    residuals = log_rate - log_rate.mean() - slope * centred
-    error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2)) * error
-    method = f"t with {n - 2} degrees of freedom over {n} global batches"
-    if reach is not None:
-        least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
-        method += ", not below what their own intervals say" if least > half else ""
-        half = max(half, least)
-    return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:

@@ -70,7 +70,9 @@ def _draw_costs(axes: Axes, costs: pd.DataFrame, best: pd.DataFrame, value: str)
         row = best[best["global_batch_size"] == batch].iloc[0]
         rate = float(row["learning_rate"])
         if np.isfinite(rate):
-            height = _between(heights.dropna(), rate)
+            drawn = np.log(heights.dropna())
+            rates = np.log(drawn.index.to_numpy(dtype=float))
+            height = float(np.exp(np.interp(np.log(rate), rates, drawn.to_numpy(dtype=float))))
             axes.plot(
                 rate,
                 height,
@@ -86,12 +88,6 @@ def _draw_costs(axes: Axes, costs: pd.DataFrame, best: pd.DataFrame, value: str)
     axes.margins(y=0.2)
     axes.set_xlabel("learning rate")
     axes.set_ylabel(_LABELS.get(value, value.replace("_", " ")))
-
-
-def _between(heights: pd.Series[float], rate: float) -> float:
-    """Return the height of the drawn line at a learning rate."""
-    rates = np.log(heights.index.to_numpy(dtype=float))
-    return float(np.exp(np.interp(np.log(rate), rates, np.log(heights.to_numpy(dtype=float)))))
 
 
 def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:

@@ -14,7 +14,15 @@ exponent's interval, and none where there is no interval. Compared without that 
 sweeps of four and five batches (exponents of 0.28 and 0.75, scatter of 5 to 20 %) a law outside the
 interval was preferred in up to 47 % of 60 a case; with seven batches in none.
 
-Source: AICc for small samples: Hurvich and Tsai 1989, Biometrika 76, p. 297.
+Published fits often take the learning rates themselves, so that the largest count most:
+`linear_laws`. Each scale has an AICc of its own, which says nothing of the other's.
+
+The noise batch of a saturating or surge law, B_noise, has the interval of its profile: all values
+at which the sum of squares exceeds the least one by no more than the F quantile with 1 and n - 2
+degrees of freedom allows. Where the batches do not reach to one side of it, it has no end there.
+
+Sources: AICc for small samples: Hurvich and Tsai 1989, Biometrika 76, p. 297; profiles: Bates and
+Watts 1988, Nonlinear Regression Analysis and Its Applications, section 6.1.
 """
 
 from __future__ import annotations
@@ -22,29 +30,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import optimize, stats
 
-from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.exponent import (
+    UNBOUNDED,
     exponent_of,
     is_bounded,
+    lacks_ends,
     left_out_reason,
 )
 from batchscape.analysis.numbers import significant
+from batchscape.analysis.tradeoff.forms import aicc
 from batchscape.errors import AnalysisError
 
-__all__ = ["LAWS", "LearningRateLaws", "deltas", "learning_rate_laws", "predict"]
+__all__ = [
+    "LAWS",
+    "LearningRateLaws",
+    "learning_rate_laws",
+    "linear_laws",
+    "noise_batch",
+    "predict",
+]
+
+_Scale = Literal["log", "linear"]
+"""What is squared: differences of log learning rates, or of learning rates."""
 
 _Array = NDArray[np.float64]
 _SAME = 2.0
 """Difference in AICc below which two laws are not told apart (Burnham and Anderson 2002, p. 70)."""
 _FAR = math.log(1e4)
 """How far outside the batches a noise scale is looked for, as a logarithm."""
+_NEAR = math.log(10)
+"""How far outside the batches it still counts as found: beyond, a law is a power law, whatever it
+is."""
+_EXPONENTS = (-3.0, 3.0)
+_POINTS = 801
 
 LAWS: dict[str, Callable[[_Array, float], _Array]] = {
     "fixed": lambda log_batch, _: 0.0 * log_batch,
@@ -95,19 +121,122 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     AnalysisError
         If columns are missing, a batch stands in two rows, or a number is not above 0.
     """
-    _check(best)
+    batch, rate = _optima(best)
     known = is_bounded(best)
     used = best[known].sort_values("global_batch_size")
-    batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
-    rate = np.log(used["learning_rate"].to_numpy(dtype=float))
-    fits = [_fit(law, batch, rate) for law in LAWS]
-    table = pd.DataFrame(fits)
+    table = _fit_laws(batch, rate, "log")
+    held = table["law"].isin(["saturating", "surge"])
+    if len(batch):
+        ends = batch.min() - _NEAR, batch.max() + _NEAR
+        held &= table["second"].between(*ends, inclusive="neither")
+    table["noise_scale"] = np.exp(table["second"].where(held))
     exponent = exponent_of(best)
-    table["delta_aicc"] = deltas(table, exponent)
+    table["delta_aicc"] = _deltas(table, exponent)
     likelihood = np.exp(-table["delta_aicc"] / 2)
     table["weight"] = likelihood / likelihood.sum() if likelihood.notna().any() else np.nan
     left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
     return LearningRateLaws(exponent, table, used, left_out, _verdict(table, exponent))
+
+
+def linear_laws(best: pd.DataFrame) -> pd.DataFrame:
+    """Fit the laws of `learning_rate_laws` by least squares of the learning rates themselves.
+
+    Parameters
+    ----------
+    best : DataFrame
+        One row a global batch: `global_batch_size` and `learning_rate`; where there are any, `low`
+        and `high`. As for `learning_rate_laws`, and the same optima count.
+
+    Returns
+    -------
+    DataFrame
+        One row a law: `law`, `parameters`, `coefficient`, `exponent` (of the power law),
+        `noise_scale`, `noise_scale_low`, `noise_scale_high` (samples; of saturating and surge),
+        `slope` (of the logarithms over these batches), `rms` (of residuals, in learning rate),
+        `aicc` and `delta_aicc` (of the laws whose slope lies inside the exponent's interval); NaN
+        where there are too few batches.
+
+    Raises
+    ------
+    AnalysisError
+        If columns are missing, or a number is not above 0.
+    """
+    table = _fit_laws(*_optima(best), "linear").drop(columns="second").set_index("law")
+    names = ["noise_scale", "noise_scale_low", "noise_scale_high"]
+    table = table.assign(**dict.fromkeys(names, math.nan))
+    for law in ("saturating", "surge"):
+        found = noise_batch(best, law, scale="linear")
+        table.loc[law, names] = found.value, found.low, found.high
+    table = table.reset_index()
+    return table.assign(delta_aicc=_deltas(table, exponent_of(best)))
+
+
+def noise_batch(best: pd.DataFrame, law: str = "saturating", *, scale: _Scale = "log") -> Estimate:
+    """Estimate the noise batch of a law of the learning rate, with its interval.
+
+    Parameters
+    ----------
+    best : DataFrame
+        As for `linear_laws`.
+    law : {"saturating", "surge"}
+        eps_max / (1 + B_noise/B), or 2 eps_max / (sqrt(B_noise/B) + sqrt(B/B_noise)).
+    scale : {"log", "linear"}
+        What is fitted: log learning rates, or learning rates.
+
+    Returns
+    -------
+    Estimate
+        In samples; not identified where the interval lacks an end (is 0 or infinite; the other is
+        a bound), it lies more than a factor of 10 outside the batches, or there are fewer than 3.
+        Without an interval where an optimum has none, as for the exponent.
+
+    Raises
+    ------
+    AnalysisError
+        If the law has no noise batch, columns are missing, or a number is not above 0.
+    """
+    if law not in {"saturating", "surge"} or scale not in {"log", "linear"}:
+        msg = (
+            "the laws with a noise batch are saturating and surge, fitted on the scale 'log' or "
+            f"'linear'; got {law=}, {scale=}"
+        )
+        raise AnalysisError(msg)
+    batch, rate = _optima(best)
+    n, missing = len(batch), math.nan
+    definition = f"B_noise of the {law} law, by least squares on the {scale} scale"
+    if n < 3:
+        why = f"{n} global batches have a bounded optimum, 3 needed"
+        return Estimate.unknown(why, n, definition, unit="samples")
+    squares, grid = _squares_of(law, batch, rate, scale), _grid_of(batch)
+    value = _least(squares, grid)
+    lowest = float(squares(np.array([value]))[0])
+    limit = lowest * (1 + float(stats.f.ppf(LEVEL, 1, n - 2)) / (n - 2))
+
+    def excess(point: float) -> float:
+        return float(squares(np.array([point]))[0]) - limit
+
+    inside = np.append(grid[squares(grid) <= limit], value)
+    ends = []
+    for end, edge, none in ((inside.min(), grid[0], 0.0), (inside.max(), grid[-1], math.inf)):
+        step = math.copysign(grid[1] - grid[0], edge - end)
+        beyond = float(end + step)
+        if end == edge or excess(beyond) <= 0:
+            ends.append(none)
+        else:
+            ends.append(math.exp(optimize.brentq(excess, float(end), beyond)))
+    low, high = ends
+    near = batch.min() - _NEAR < value < batch.max() + _NEAR
+    held = near and low > 0 and high < math.inf
+    method, note = f"profile of the sum of squares, F with 1 and {n - 2} degrees of freedom", None
+    if lacks_ends(best[is_bounded(best)]):
+        low, high, method, note = missing, missing, "none", UNBOUNDED
+    if not held:
+        said = ["the batches leave it open" if near else "the batches do not reach it"]
+        said += [f"at least {significant(low, 2)}"] if low > 0 else []
+        said += [f"at most {significant(high, 2)}"] if high < math.inf else []
+        note = f"{NOT_IDENTIFIED}: {', '.join(said)}"
+    number = math.exp(value) if held else missing
+    return Estimate(number, low, high, n, "samples", method, definition, note)
 
 
 def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Array:
@@ -129,55 +258,86 @@ def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Arra
     return rates
 
 
-def _fit(law: str, batch: _Array, rate: _Array) -> dict[str, object]:
-    """Fit one law; one that has no value is all NaN."""
-    scales = law in {"saturating", "surge"}
-    parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
-    row: dict[str, object] = {"law": law, "parameters": parameters}
-    nothing = ("coefficient", "exponent", "noise_scale", "second", "slope", "rms", "aicc")
-    row |= dict.fromkeys(nothing, math.nan)
-    if len(batch) <= parameters:
-        return row
-
-    def squares(second: float) -> float:
-        return len(batch) * float(np.var(rate - LAWS[law](batch, second)))
-
-    second, held = 0.0, False
-    if law == "power":
-        second = float(np.polyfit(batch, rate, 1)[0])
-        row["exponent"] = second
-    elif scales:
-        second, held = _noise_scale(squares, batch)
-        row["noise_scale"] = math.exp(second) if held else math.nan
-    shape = LAWS[law](batch, second)
-    centred = batch - batch.mean()
-    row |= {"coefficient": math.exp(float(np.mean(rate - shape))), "second": second}
-    row["slope"] = float(centred @ shape / (centred @ centred))
-    # Optima that follow a law exactly have no scatter, whose logarithm would have no value.
-    variance = max(squares(second) / len(batch), 1e-20)
-    return row | {"rms": math.sqrt(variance), "aicc": _aicc(variance, len(batch), parameters + 1)}
+def _optima(best: pd.DataFrame) -> tuple[_Array, _Array]:
+    """Return the logarithms of batches and learning rates of the optima that count."""
+    _check(best)
+    used = best[is_bounded(best)].sort_values("global_batch_size")
+    batch, rate = np.log(used[["global_batch_size", "learning_rate"]].to_numpy(dtype=float)).T
+    return batch, rate
 
 
-def _noise_scale(squares: Callable[[float], float], batch: _Array) -> tuple[float, bool]:
-    """Search a noise scale; tell whether it lies where the batches can see it."""
-    grid = np.linspace(batch.min() - _FAR, batch.max() + _FAR, 400)
-    index = int(np.argmin([squares(point) for point in grid]))
-    around = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
-    found = optimize.minimize_scalar(squares, bounds=around, method="bounded")
-    # Far outside the batches the law is a power law, whatever its noise scale.
-    held = batch.min() - math.log(10) < found.x < batch.max() + math.log(10)
-    return float(found.x), bool(held)
+def _fit_laws(batch: _Array, rate: _Array, scale: _Scale) -> pd.DataFrame:
+    """Fit every law by least squares.
+
+    `second` is the parameter that `LAWS` take; NaN where there are too few batches.
+    """
+    rows = []
+    for law, shape_of in LAWS.items():
+        parameters = 1 if law in {"fixed", "sqrt", "linear"} else 2
+        row: dict[str, object] = {"law": law, "parameters": parameters}
+        names = ("coefficient", "exponent", "noise_scale", "second", "slope", "rms", "aicc")
+        rows.append(row | dict.fromkeys(names, math.nan))
+        if len(batch) <= parameters:
+            continue
+        squares, second = _squares_of(law, batch, rate, scale), 0.0
+        if law == "power" and scale == "log":
+            second = float(np.polyfit(batch, rate, 1)[0])
+        elif parameters > 1:
+            grid = np.linspace(*_EXPONENTS, _POINTS) if law == "power" else _grid_of(batch)
+            second = _least(squares, grid)
+        shape, centred = shape_of(batch, second), batch - batch.mean()
+        misfit = float(squares(np.array([second]))[0])
+        # AICc takes what is below rounding for nothing, relative to the size of a rate.
+        size, curve = 1.0, np.exp(shape)
+        coefficient = math.exp(float(np.mean(rate - shape)))
+        if scale == "linear":
+            size = float(np.exp(2 * rate).mean())
+            coefficient = float(curve @ np.exp(rate) / (curve @ curve))
+        criterion = aicc(misfit / size, len(batch), parameters)
+        rows[-1] |= {
+            "coefficient": coefficient,
+            "exponent": second if law == "power" else math.nan,
+            "second": second,
+            "slope": float(centred @ shape / (centred @ centred)),
+            "rms": math.sqrt(misfit / len(batch)),
+            "aicc": criterion if math.isfinite(criterion) else math.nan,
+        }
+    return pd.DataFrame(rows)
 
 
-def _aicc(variance: float, n: int, parameters: int) -> float:
-    spare = n - parameters - 1
-    if spare <= 0:
-        return math.nan
-    correction = 2 * parameters * (parameters + 1) / spare
-    return n * math.log(variance) + 2 * parameters + correction
+def _squares_of(law: str, batch: _Array, rate: _Array, scale: _Scale) -> Callable[[_Array], _Array]:
+    """Return the least sum of squares over the coefficient, at second parameters of shape (m,)."""
+
+    def squares(second: _Array) -> _Array:
+        shape = np.stack([LAWS[law](batch, float(point)) for point in second])
+        if scale == "log":
+            away = rate - shape
+            return np.asarray(((away - away.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))
+        curve, wanted = np.exp(shape), np.exp(rate)
+        coefficient = curve @ wanted / (curve**2).sum(axis=1)
+        return np.asarray(((wanted - coefficient[:, None] * curve) ** 2).sum(axis=1))
+
+    return squares
 
 
-def deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
+def _grid_of(batch: _Array) -> _Array:
+    """Return where a noise scale is looked for, as logarithms."""
+    return np.linspace(batch.min() - _FAR, batch.max() + _FAR, _POINTS)
+
+
+def _least(squares: Callable[[_Array], _Array], grid: _Array) -> float:
+    """Find the lowest point on a grid, and between its neighbours."""
+    at = int(np.argmin(squares(grid)))
+    found = optimize.minimize_scalar(
+        lambda point: float(squares(np.array([point]))[0]),
+        bounds=(float(grid[max(at - 1, 0)]), float(grid[min(at + 1, len(grid) - 1)])),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return float(found.x)
+
+
+def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
     """Return how far each law that the exponent's interval holds lies above the lowest AICc."""
     # Optima that lie on a law exactly have an interval without width.
     rounding = 1e-9

@@ -133,8 +133,9 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
         found = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
     else:
         found = optimum_of(np.log(rates), whole.to_numpy(dtype=float))
-    edge = _edge(found.best, len(rates))
     worked = found.best >= 0
+    edge = {0: "lowest", len(rates) - 1: "highest"}.get(found.best, "") if worked else ""
+    edge = "single" if worked and len(rates) == 1 else edge
     return {
         "learning_rate": math.exp(found.value),
         "low": math.exp(found.low),
@@ -148,14 +149,6 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
         "edge": edge,
         "value_at_best": whole.iloc[:, found.best].mean() if worked else math.inf,
     }
-
-
-def _edge(best: int, points: int) -> str:
-    if best < 0:
-        return ""
-    if points == 1:
-        return "single"
-    return {0: "lowest", points - 1: "highest"}.get(best, "")
 
 
 def _and(first: object, second: object) -> str | None:

@@ -13,8 +13,12 @@ from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, Optima, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figures import draw_learning_rates
-from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
-from batchscape.analysis.learning_rate.linear_laws import linear_laws, noise_batch
+from batchscape.analysis.learning_rate.laws import (
+    LearningRateLaws,
+    learning_rate_laws,
+    linear_laws,
+    noise_batch,
+)
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant

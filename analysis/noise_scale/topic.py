@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
 
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate, interval_text
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.curves import with_room
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import noise_scale_curves
 from batchscape.analysis.noise_scale.figures import draw_noise_scale
-from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import Grid, columns_grid
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -68,15 +69,17 @@ def noise_scale_section(
 
 def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     """Choose what goes on a page of cells with their geometry, settings and noise scale."""
+    rows = table.to_dict("records")
     sampled = table["tokens_per_sample"].notna()
     in_tokens = [
-        t if s else MISSING for t, s in zip(_texts(table, "_tokens"), sampled, strict=True)
+        MISSING if pd.isna(row["tokens_per_sample"]) else _estimate(row, "tokens").text()
+        for row in rows
     ]
     units = table["method"].str.rpartition(" ")[2]
     return columns_grid(
         [geometry_column(table), *setting_columns(table, cells.shown)],
         [
-            ("noise scale (samples)", _texts(table, "")),
+            ("noise scale (samples)", [_estimate(row, "samples").text() for row in rows]),
             *([("noise scale (tokens)", in_tokens)] if sampled.any() else []),
             ("small batch", table["b_small"].astype(str)),
             ("large batch", table["b_big"].astype(str)),
@@ -93,15 +96,6 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
             "so the interval has no upper end.",
         ],
     )
-
-
-def _texts(table: pd.DataFrame, unit: str) -> Iterator[str]:
-    parts = (table[f"{name}{unit}"] for name in ("estimate", "low", "high"))
-    for found, low, high, n in zip(*parts, table["n"], strict=True):
-        if math.isinf(high) or math.isnan(found):
-            yield NOT_IDENTIFIED + (f" (≥ {significant(low, 3)})" if low > 0 else "")
-        else:
-            yield interval_text(found, low, high, int(n))
 
 
 def _answer(table: pd.DataFrame) -> str:
@@ -125,18 +119,18 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     order = table.assign(width=width).sort_values(
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
-    found = {}
-    for batch, row in (
-        order.drop_duplicates("global_batch_size").set_index("global_batch_size").iterrows()
-    ):
-        found[f"gradient_noise_scale_{batch}"] = Estimate(
-            float(row["estimate"]) if pd.isna(row["note"]) else float("nan"),
-            float(row["low"]),
-            float(row["high"]),
-            int(row["n"]),
-            "samples",
-            str(row["method"]),
-            _DEFINITION,
-            None if pd.isna(row["note"]) else str(row["note"]),
-        )
-    return dict(sorted(found.items(), key=lambda item: int(item[0].rpartition("_")[2])))
+    first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
+    return {
+        f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row, "samples")
+        for row in first.to_dict("records")
+    }
+
+
+def _estimate(row: Mapping[Hashable, Any], unit: Literal["samples", "tokens"]) -> Estimate:
+    """Turn a row of `cell_noise_scales` into an estimate."""
+    end = "" if unit == "samples" else "_tokens"
+    value, low, high = (float(row[f"{name}{end}"]) for name in ("estimate", "low", "high"))
+    # One sampled step has a value without an interval; what has no upper end has none.
+    value = math.nan if math.isinf(high) else value
+    note = NOT_IDENTIFIED if math.isnan(value) else None
+    return Estimate(value, low, high, int(row["n"]), unit, str(row["method"]), _DEFINITION, note)

@@ -139,18 +139,15 @@ def _spaced(losses: _Range, n: int) -> tuple[float, ...]:
     hardest = losses.stop if losses.stop >= losses.hardest else losses.hardest
     easiest = max(losses.easiest, hardest)
     step = (easiest - hardest) / max(n, 2)
-    decimals = _decimals(step if step > 0 else max(abs(hardest), 1e-6) / 500)
+    # Digits that tell targets apart at this spacing, with one to spare.
+    spacing = step if step > 0 else max(abs(hardest), 1e-6) / 500
+    decimals = min(math.ceil(-math.log10(spacing / 5)), _MOST_DECIMALS)
     rounded = [
         hardest if i == 0 and hardest == losses.stop else _ceil(hardest + i * step, decimals)
         for i in range(n)
     ]
     below = [t for t in dict.fromkeys(rounded) if t < easiest]
     return tuple(sorted(below or rounded[:1], reverse=True))
-
-
-def _decimals(spacing: float) -> int:
-    """Decimal places that tell targets apart at this spacing, with one digit to spare."""
-    return min(math.ceil(-math.log10(spacing / 5)), _MOST_DECIMALS)
 
 
 def _ceil(value: float, decimals: int) -> float:

@@ -15,7 +15,7 @@ and Parquet that it wrote has a null for both. There a loss without a number is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,7 @@ EARLY = (
 """Statuses, ours and of W&B, of runs whose last loss is not that of a whole training."""
 _LARGEST_BATCH = 2**53
 _SAME_UNIT = 0.01
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,7 @@ def as_table(
             msg = f"--group {name}: the table has no such column; it has: {have}"
             raise AnalysisError(msg)
     given, (table, notes) = table, recognise(table, columns)
-    group = _group_columns(given, table, group)
-    labels, numbers = _groups(given, group)
+    group, labels, numbers = _groups(given, table, group)
     has_loss = _has_loss(table, minimise)
     if has_loss:
         refuse_missing(table, ["global_batch_size"], "a table of losses")
@@ -171,7 +171,6 @@ def as_table(
     found = _numbers(table, ("global_batch_size", "learning_rate", *known)).assign(group=numbers)
     names = ("status", "outcome", "trajectory_id")
     found = found.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    _refuse_batches(found["global_batch_size"])
     found["global_batch_size"] = found["global_batch_size"].astype("int64")
     found["seed"], said = _seeds(table)
     notes += said
@@ -182,7 +181,9 @@ def as_table(
         found["run_id"] = table["run"].reset_index(drop=True).astype(str)
     _refuse_mixed_units(found, "curves" if has_loss else "reaches")
     if len(labels) > 1:
-        notes.append(f"{len(labels)} groups, never pooled: {_some(labels.values())}")
+        shown = list(labels.values())
+        rest = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        notes.append(f"{len(labels)} groups, never pooled: {', '.join(shown[:_NAMED])}{rest}")
     notes += _unused(table, found, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
@@ -310,17 +311,15 @@ def _refuse_separator(path: Path, kind: str) -> None:
     raise AnalysisError(msg)
 
 
-def _group_columns(given: pd.DataFrame, named: pd.DataFrame, asked: Sequence[str]) -> Sequence[str]:
-    """Add the table's own column of groups to those asked for."""
-    if "group" not in named:
-        return asked
-    own = str(given.columns[named.columns.get_loc("group")])
-    return [own, *(name for name in asked if name != own)]
-
-
-def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], NDArray[np.int64]]:
+def _groups(
+    table: pd.DataFrame, named: pd.DataFrame, names: Sequence[str]
+) -> tuple[Sequence[str], dict[int, str], NDArray[np.int64]]:
+    """Number the groups by the columns asked for and the table's own column of them."""
+    if "group" in named:
+        own = str(table.columns[named.columns.get_loc("group")])
+        names = [own, *(name for name in names if name != own)]
     if not names:
-        return {0: ""}, np.zeros(len(table), dtype=np.int64)
+        return names, {0: ""}, np.zeros(len(table), dtype=np.int64)
     missing = table[list(names)].isna().any(axis=1)
     if missing.any():
         msg = f"each row says its group; {missing.sum()} rows lack {' or '.join(names)}"
@@ -328,13 +327,8 @@ def _groups(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[int, str], 
     texts = table[list(names)].astype(str)
     joined = [", ".join(row) for row in texts.itertuples(index=False)]
     codes, found = pd.factorize(np.array(joined, dtype=object))
-    return {number: str(label) for number, label in enumerate(found)}, codes.astype(np.int64)
-
-
-def _some(texts: Iterable[str], most: int = 6) -> str:
-    shown = list(texts)
-    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + rest
+    labels = {number: str(label) for number, label in enumerate(found)}
+    return names, labels, codes.astype(np.int64)
 
 
 def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -355,6 +349,10 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             refuse_rows(numbers < 0, name, column, "is not negative")
         if name in {*TO_TARGET, "learning_rate"}:
             refuse_rows(numbers == 0, name, column, "is above 0")
+        if name == "global_batch_size":
+            wrong = (numbers < 1) | (numbers != np.floor(numbers)) | (numbers > _LARGEST_BATCH)
+            rule = "is a positive whole number of samples (for tokens, divide by those of a sample)"
+            refuse_rows(wrong, name, numbers.astype(str), rule)
         found[name] = numbers.reset_index(drop=True)
     return pd.DataFrame(found)
 
@@ -416,12 +414,6 @@ def _words(losses: pd.Series[Any]) -> pd.Series[str]:
         return "nan" if told and _is_nan(value) else "?"
 
     return losses.astype(object).map(word).reset_index(drop=True).astype(object)
-
-
-def _refuse_batches(batch: pd.Series[float]) -> None:
-    wrong = (batch < 1) | (batch != np.floor(batch)) | (batch > _LARGEST_BATCH)
-    rule = "is a positive whole number of samples (for tokens, divide by those of a sample)"
-    refuse_rows(wrong, "global_batch_size", batch.astype(str), rule)
 
 
 def _seeds(table: pd.DataFrame) -> tuple[pd.Series[float], list[str]]:

@@ -94,7 +94,8 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
             row["crossing"] = cell["crossing"].iloc[0]
         if "interpolation_error" in cell:
             row["interpolation_error"] = cell["interpolation_error"].median()
-        row["run_ids"] = _names(cell)
+        runs = cell.get("run_id", cell.get("run", pd.Series(dtype=object)))
+        row["run_ids"] = " ".join(sorted(map(str, runs.dropna().unique())))
         rows.append(row)
     table = pd.DataFrame(rows)
     falling = [name != "target_loss" for name in dict.fromkeys(order)]
@@ -125,10 +126,3 @@ def _bounds(
     low = cell["steps_low"].astype(float).where(bounded, 0.0) * known.get(name, 0.0)
     low = low.mask(cell["outcome"].eq("diverged"), np.inf)
     return values.fillna(low), values.fillna(np.inf)
-
-
-def _names(cell: pd.DataFrame) -> str:
-    name = "run_id" if "run_id" in cell else "run"
-    if name not in cell:
-        return ""
-    return " ".join(sorted(map(str, cell[name].dropna().unique())))

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["distinct_trajectories", "refuse_missing", "tidy_curves"]
+__all__ = [
+    "at_common_target",
+    "distinct_trajectories",
+    "refuse_missing",
+    "tidy_curves",
+]
 
 _NEEDED = ("run", "global_batch_size", "loss")
 _IDENTIFYING = ("group", "global_batch_size", "seed", "learning_rate")
@@ -90,6 +95,40 @@ def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
     ranked = reaches.assign(_later=later).sort_values("_later", kind="stable")
     again = ranked.duplicated(keys) & ~unknown.reindex(ranked.index)
     return reaches[~again.reindex(reaches.index)]
+
+
+def at_common_target(
+    reaches: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Keep the rows at the lowest target that all of some runs reached.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else
+        there is.
+    runs : DataFrame
+        One row a run, with `sweep_dir`, `run_id` and the columns of `by`.
+    by : sequence of str
+        Runs that agree in these have a target of their own.
+
+    Returns
+    -------
+    DataFrame
+        Rows of `reaches`; none of runs without such a target.
+    """
+    keys = ["sweep_dir", "run_id"]
+    place = runs.groupby(list(by), dropna=False).ngroup() if by else 0
+    head = runs[keys].assign(place=place)
+    own = reaches.merge(head, on=keys)
+    found = own["outcome"].eq("reached").groupby([own["place"], own["target_loss"]])
+    reached = found.agg(["all", "size"]).reset_index()
+    everywhere = reached["all"] & reached["size"].eq(
+        reached["place"].map(head["place"].value_counts())
+    )
+    lowest = reached[everywhere].groupby("place")["target_loss"].min()
+    kept = own["target_loss"].eq(own["place"].map(lowest))
+    return own[kept].drop(columns="place").reset_index(drop=True)
 
 
 def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:

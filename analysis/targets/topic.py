@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,11 +116,16 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
         known = table[name].notna() | (table[f"{name}_low"] > 0)
         if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
             right.append((header, [_median_text(row, name) for _, row in table.iterrows()]))
+    # What became of the runs that did not reach, row by row.
+    lost = [
+        ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
+        for row in table.to_dict("records")
+    ]
     crossings = table.reindex(columns=["crossing"])["crossing"].unique()
     return columns_grid(
         left,
         right,
-        footnoted=lettered([[_lost(row)] for row in table.to_dict("records")]),
+        footnoted=lettered([[f"{said}, of the runs in this row"] if said else [] for said in lost]),
         notes=[
             "Median over runs, a run that diverged counting as infinite; in brackets its "
             f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
@@ -135,13 +140,6 @@ def _median_text(row: pd.Series[Any], name: str) -> str:
         return f"≥ {significant(low)}" if low > 0 else MISSING
     ends = f" [{significant(low)}, {significant(high)}]" if low > 0 else ""
     return significant(value) + ends
-
-
-def _lost(row: Mapping[Hashable, Any]) -> str | None:
-    """Say what became of the runs that did not reach; None where all did."""
-    counts = {outcome: row[f"n_{outcome}"] for outcome in OUTCOMES[1:]}
-    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return f"{said}, of the runs in this row" if said else None
 
 
 def _answers(

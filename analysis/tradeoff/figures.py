@@ -221,14 +221,10 @@ def _plain_ticks(axis: Axis) -> None:
     decades = math.log10(high / low)
     subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(_one_digit))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
     axis.set_minor_locator(NullLocator())
 
 
 def _spread(n: int, most: int) -> list[int]:
     """Choose at most so many of n places, at equal distances from the first."""
     return list(range(0, n, math.ceil(n / most)))
-
-
-def _one_digit(value: float, _: int) -> str:
-    return significant(value, 1)

@@ -53,9 +53,8 @@ def tradeoff_section(
     form, overhead, reference_batch_size
         As for `fit_tradeoff`.
     noise_scales : DataFrame, optional
-        Gradient noise scales to compare with, of the same runs: `estimate`, `low`, `high` in
-        samples, a row a batch size or cell, optionally with `group` and `global_batch_size`; with
-        `cell` those of the runs of the fit count.
+        Gradient noise scales to compare with, of the same runs: `estimate` and `high` in samples,
+        `group`, `cell` and `global_batch_size`, a row a cell; those of the runs of the fit count.
     warnings : sequence of str
         What else weakens the answer.
     tuning : callable, optional
@@ -69,8 +68,9 @@ def tradeoff_section(
     if reaches.empty or "global_batch_size" not in reaches.columns:
         return None
     table = reaches if "group" in reaches.columns else reaches.assign(group=0)
-    if "target_loss" not in table.columns:
-        table = table.assign(target_loss=math.nan)
+    # A foreign table may have one target that it does not name.
+    targets = table.get("target_loss", pd.Series(math.inf, table.index))
+    table = table.assign(target_loss=targets.fillna(math.inf))
     found: list[GroupFits] = []
     loud = list(warnings)
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
@@ -78,7 +78,9 @@ def tradeoff_section(
         group = int(str(number))
         label = (groups or {}).get(group, f"group {group}") if len(parts) > 1 else ""
         try:
-            fits = _fits(own, form, overhead, reference_batch_size)
+            fits = fit_targets(
+                own, form=form, overhead=overhead, reference_batch_size=reference_batch_size
+            )
         except AnalysisError as error:
             loud.append(f"{label}: {error}" if label else str(error))
             continue
@@ -89,6 +91,8 @@ def tradeoff_section(
         return None
     if not found:
         return Section(_TITLE, answer=["Not identified: nothing can be fitted."], warnings=loud)
+    several = len(found) > 1
+    curves = fitted_curves(found)
     return Section(
         _TITLE,
         [sentence for group in found for sentence in _answer(group, noise_scales)],
@@ -96,26 +100,34 @@ def tradeoff_section(
         _pictures(found, noise_scales),
         [
             *loud,
-            *_untuned(found, tuning),
+            *(
+                f"{group.prefix}{said}"
+                for group in found
+                if tuning is not None and (said := tuning(group.number, group.target))
+            ),
             *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
         ],
-        _headlines(found),
+        {
+            f"{name}_group_{group.number}" if several else name: estimate
+            for group in found
+            for name, estimate in _estimates(group.fit).items()
+        },
         short=_short(found),
-        curves=_curves(found),
+        curves={} if curves.empty else {"tradeoff_curve": curves},
     )
 
 
 def noise_scale_sentence(
-    critical: Estimate, noise_scales: pd.DataFrame, batches: int | None = None
+    critical: Estimate, noise_scales: pd.DataFrame, batches: int
 ) -> str | None:
     """Compare a critical batch size with gradient noise scales.
 
     Parameters
     ----------
     noise_scales : DataFrame
-        `estimate` in samples; a row a batch size, or a cell with `global_batch_size`, over the
-        cells of which the mean is taken first.
-    batches : int, optional
+        `estimate` and `high` in samples, and `global_batch_size`: the mean is taken over the cells
+        of each first.
+    batches : int
         Batch sizes of the fit, of which some may have no scale.
 
     Returns
@@ -127,20 +139,11 @@ def noise_scale_sentence(
     if not (critical.is_identified and math.isfinite(scale)):
         return None
     ratio = significant(scale / critical.value, 2)
-    sizes = f"{known} batch sizes" if batches is None else f"{known} of {batches} batch sizes"
     return (
-        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {sizes}), "
-        f"is {ratio} times that. It tells the order of magnitude only: over the eight tasks of "
-        "McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {known} "
+        f"of {batches} batch sizes), is {ratio} times that. It tells the order of magnitude only: "
+        "over the eight tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
     )
-
-
-def _fits(
-    own: pd.DataFrame, form: Form | None, overhead: float, reference: float | None
-) -> dict[float, TradeoffFit]:
-    # A foreign table may have one target that it does not name.
-    named = own.assign(target_loss=own["target_loss"].fillna(math.inf))
-    return fit_targets(named, form=form, overhead=overhead, reference_batch_size=reference)
 
 
 def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
@@ -150,11 +153,14 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     sizes = fit.batches["global_batch_size"]
     if critical.is_identified:
         doubt = "" if fit.misfit is None else f", but {fit.misfit}"
+        saves = f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
+        if fit.form == "two_term":
+            saves = "nearly halves the updates at no cost in samples"
         first = (
             f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
             f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit)}): there the target takes "
             "twice the fewest optimizer steps. Far below it, a batch twice as large "
-            f"{_saves(fit)}; far above it, it saves hardly any."
+            f"{saves}; far above it, it saves hardly any."
         )
     else:
         bound = (
@@ -225,12 +231,6 @@ def _left_out(fit: TradeoffFit) -> str:
     return f" ({'; '.join(texts)}.)" if texts else ""
 
 
-def _saves(fit: TradeoffFit) -> str:
-    if fit.form == "two_term":
-        return "nearly halves the updates at no cost in samples"
-    return f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
-
-
 def _by_form(fit: TradeoffFit) -> list[str]:
     """Set both forms side by side, and say which is trusted."""
     free, two = fit.of_form("free_exponent"), fit.of_form("two_term")
@@ -253,15 +253,6 @@ def _chosen(fit: TradeoffFit) -> str | None:
         f"Each batch size stands at the best of up to {most:g} learning rates: the lowest of "
         "several noisy means is a little too low, and intervals take the chosen rates as known."
     )
-
-
-def _untuned(
-    found: list[GroupFits], tuning: Callable[[int, float], str | None] | None
-) -> list[str]:
-    if tuning is None:
-        return []
-    said = [(group.prefix, tuning(group.number, group.target)) for group in found]
-    return [f"{prefix}{text}" for prefix, text in said if text]
 
 
 def _behind(fit: TradeoffFit) -> str:
@@ -300,20 +291,6 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
     return pictures
 
 
-def _curves(found: list[GroupFits]) -> dict[str, pd.DataFrame]:
-    table = fitted_curves(found)
-    return {} if table.empty else {"tradeoff_curve": table}
-
-
-def _headlines(found: list[GroupFits]) -> dict[str, Estimate]:
-    several = len(found) > 1
-    return {
-        f"{name}_group_{group.number}" if several else name: estimate
-        for group in found
-        for name, estimate in _estimates(group.fit).items()
-    }
-
-
 def _estimates(fit: TradeoffFit) -> dict[str, Estimate]:
     """Return what is trusted, and beside it the critical batch size if the exponent is 1."""
     estimates = {name: getattr(fit, name) for name in _HEADLINES}
@@ -327,24 +304,15 @@ def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFra
     """Select the scales of the runs behind a fit, as far as they can be told apart."""
     if noise_scales is None or noise_scales.empty:
         return None
-    if "group" not in noise_scales.columns:
-        # Without groups a scale cannot be told to belong to one of several.
-        own = None if group.label else noise_scales
-    else:
-        own = noise_scales[noise_scales["group"] == group.number]
-    if own is not None and "cell" in own.columns and "cell" in group.fit.runs.columns:
-        own = own[own["cell"].isin(group.fit.runs["cell"])]
-    return own
+    own = noise_scales[noise_scales["group"] == group.number]
+    return own[own["cell"].isin(group.fit.runs["cell"])]
 
 
 def _typical(noise_scales: pd.DataFrame) -> tuple[float, int]:
     """Geometric mean over the batch sizes at which it is identified, and their number."""
-    values = noise_scales["estimate"].to_numpy(dtype=np.float64)
-    usable = np.isfinite(values) & (values > 0)
-    if "high" in noise_scales.columns:
-        usable &= ~np.isinf(noise_scales["high"].to_numpy(dtype=np.float64))
-    if not usable.any():
-        return math.nan, 0
-    sizes = noise_scales.get("global_batch_size", pd.Series(np.arange(len(values)))).to_numpy()
-    means = pd.Series(np.log(values[usable])).groupby(sizes[usable]).mean()
+    # A scale without an interval counts; one without an upper end is not identified.
+    known = noise_scales["estimate"].gt(0) & ~np.isinf(noise_scales["high"])
+    usable = noise_scales[known]
+    logs = np.log(usable["estimate"].astype(float))
+    means = logs.groupby(usable["global_batch_size"]).mean()
     return math.exp(means.mean()), len(means)

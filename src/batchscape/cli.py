@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchscape.plan.build import Plan
-    from batchscape.plan.expand import Grid
+    from batchscape.plan.expand import SweepCells
     from batchscape.plan.machine import Machine
 
 __all__ = ["main"]
@@ -618,13 +618,13 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _compose(arguments: list[str], verb: str) -> Grid | None:
+def _compose(arguments: list[str], verb: str) -> SweepCells | None:
     from batchscape.compose import compose
 
     return compose(arguments, f"batchscape {verb}")
 
 
-def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
+def _make_plan(grid: SweepCells) -> tuple[Plan, Machine]:
     from batchscape.data.corpus import prepare
     from batchscape.plan.build import make_plan
     from batchscape.plan.machine import Machine
@@ -633,7 +633,7 @@ def _make_plan(grid: Grid) -> tuple[Plan, Machine]:
     return make_plan(grid, machine, prepare), machine
 
 
-def _launch(grid: Grid, arguments: Sequence[str]) -> int:
+def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.launch import run_sweep
     from batchscape.plan.disk_use import describe_disk_use, disk_use
     from batchscape.plan.table import plan_summary, write_plan

@@ -21,7 +21,7 @@ from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.record.commands import hydra_text
 
 __all__ = ["MULTIRUN_FLAGS", "compose"]
@@ -41,7 +41,7 @@ _OURS = {
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 
 
-def compose(arguments: Sequence[str], program: str) -> Grid | None:
+def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     """Compose every cell that a command line asks for.
 
     Parameters
@@ -53,7 +53,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
 
     Returns
     -------
-    Grid or None
+    SweepCells or None
         None where the flags asked Hydra to show something instead.
 
     Raises
@@ -92,7 +92,7 @@ def compose(arguments: Sequence[str], program: str) -> Grid | None:
     if shows:
         sys.stdout.write(outgoing(told.getvalue()))
         return None
-    if len(received) != 1 or not isinstance(received[0], Grid):
+    if len(received) != 1 or not isinstance(received[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
         raise ConfigError(msg)
     return received[0]

@@ -14,7 +14,7 @@ from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
 from batchscape.launch import SweepResult, run_sweep
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.identity import name_sweep
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
@@ -103,7 +103,7 @@ def test_what_runs_is_finished(sweep: Sweep) -> None:
     assert result.stopped == "1 run has failed, and launcher.max_failures is 1"
 
 
-def cells(*arguments: str) -> Grid:
+def cells(*arguments: str) -> SweepCells:
     grid = compose(["data=stdlib", *arguments], "batchscape sweep")
     assert grid is not None
     return grid

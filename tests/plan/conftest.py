@@ -9,7 +9,7 @@ import pytest
 from batchscape.compose import compose
 from batchscape.config import Data
 from batchscape.plan.build import Plan, make_plan
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 
@@ -28,7 +28,7 @@ def named_data(config: Data) -> DataIdentity:
     )
 
 
-def grid_of(*arguments: str) -> Grid:
+def grid_of(*arguments: str) -> SweepCells:
     """Compose a command line of the verb `sweep`."""
     grid = compose(arguments, "batchscape sweep")
     assert grid is not None
@@ -47,7 +47,7 @@ def two_cores() -> Machine:
 
 
 @pytest.fixture
-def grid() -> Callable[..., Grid]:
+def grid() -> Callable[..., SweepCells]:
     """`grid_of`."""
     return grid_of
 

@@ -13,7 +13,7 @@ from batchscape.config import Data, RunConfig
 from batchscape.errors import ConfigError
 from batchscape.plan import resolve as resolve_module
 from batchscape.plan.build import Plan, make_plan
-from batchscape.plan.expand import Cell, Grid
+from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.plan.resolve import check_multiples
 from batchscape.record.spec import DataIdentity
@@ -267,7 +267,7 @@ def test_one_mistake_is_told_once(plan: MakePlan) -> None:
 
 
 def test_data_is_prepared_once_and_only_where_needed(
-    grid: Callable[..., Grid], two_cores: Machine
+    grid: Callable[..., SweepCells], two_cores: Machine
 ) -> None:
     asked: list[Data] = []
 
@@ -291,6 +291,6 @@ def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
 
 
 def test_an_empty_grid_of_cells_is_one_run(two_cores: Machine) -> None:
-    grid = Grid([Cell(CONFIG.to_mapping(), {})], frozenset(), {}, None)
+    grid = SweepCells([Cell(CONFIG.to_mapping(), {})], frozenset(), {}, None)
     with pytest.raises(ConfigError, match="too few values"):
         make_plan(grid, two_cores, lambda _: DataIdentity("x", "y", 1, 1, 1, task="class"))

@@ -22,11 +22,11 @@ from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.plan.build import make_plan
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 
-MakeGrid = Callable[..., Grid]
+MakeGrid = Callable[..., SweepCells]
 
 
 def canonical(settings_of_cells: list[dict[str, Any]]) -> list[str]:

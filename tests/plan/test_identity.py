@@ -16,7 +16,7 @@ from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import Plan
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.identity import content_hash, name_sweep, rejected_id, run_id, trajectory_id
 from batchscape.record.spec import DataIdentity, Stage
 
@@ -222,7 +222,7 @@ def test_names_that_are_no_folder(name: str) -> None:
         name_sweep(config, sweep_file=None, swept_keys=(), fixed={})
 
 
-def test_axes_do_not_enter_the_hash(grid: Callable[..., Grid]) -> None:
+def test_axes_do_not_enter_the_hash(grid: Callable[..., SweepCells]) -> None:
     found = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
     assert "seed" in found.axis_keys
     assert found.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}

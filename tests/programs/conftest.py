@@ -15,7 +15,7 @@ from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.plan.build import Plan, make_plan
-from batchscape.plan.expand import Cell, Grid
+from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.record.folder import SweepFolder
 
@@ -53,7 +53,7 @@ def plan_cells(
     *cells: dict[str, Any], swept: tuple[str, ...] = (), fixed: tuple[str, ...] = ()
 ) -> Plan:
     """Plan cells that differ in `swept`, on two cores."""
-    grid = Grid(
+    grid = SweepCells(
         cells=[Cell(settings, {}) for settings in cells],
         axis_keys=frozenset(swept),
         fixed=dict.fromkeys(fixed, 0),

@@ -9,7 +9,7 @@ import pytest
 from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import Grid
+from batchscape.plan.expand import SweepCells
 from batchscape.record.placeholders import PLACEHOLDERS, not_passed, placeholder_values
 from batchscape.record.spec import RunSpec
 
@@ -25,11 +25,11 @@ def argv(*arguments: str) -> dict[str, list[str]]:
 
 def test_choosing_the_engine_chooses_model_and_data():
     grid = compose(["engine=command", "engine.argv=[python]"], "batchscape run")
-    assert isinstance(grid, Grid)
+    assert isinstance(grid, SweepCells)
     config = RunConfig.from_mapping(grid.cells[0].settings)
     assert (config.model.name, config.data.name) == ("external", "external")
     grid = compose(["engine=command", "engine.argv=[python]", "model=gpt_nano"], "batchscape run")
-    assert isinstance(grid, Grid)
+    assert isinstance(grid, SweepCells)
     with pytest.raises(ConfigError, match="add model=external, or choose none"):
         RunConfig.from_mapping(grid.cells[0].settings)
 

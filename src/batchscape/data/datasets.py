@@ -34,7 +34,7 @@ NO_TOKEN = -1
 """Input behind the end of a text with a class."""
 
 Part = Literal["train", "held_out"]
-Kind = Literal["bytes", "tokens"]
+Unit = Literal["bytes", "tokens"]
 Indices = NDArray[np.int64]
 
 
@@ -59,7 +59,7 @@ class TextDataset:
     """
 
     def __init__(
-        self, folder: Path, part: Part, sequence_length: int, kind: Kind = "bytes"
+        self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
     ) -> None:
         self._stream = load_array(folder, f"{part}_{kind}")
         self._offsets: Indices = load_array(folder, f"{part}_offsets")
@@ -94,7 +94,7 @@ class LabelledDataset:
     """
 
     def __init__(
-        self, folder: Path, part: Part, sequence_length: int, kind: Kind = "bytes"
+        self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
     ) -> None:
         self._stream = load_array(folder, f"{part}_{kind}")
         self._offsets: Indices = load_array(folder, f"{part}_offsets")
@@ -187,7 +187,7 @@ def open_dataset(config: RunConfig, identity: DataIdentity, part: Part) -> Datas
     if isinstance(data, ExternalData):
         msg = "data=external are read by a program, not by our own loop"
         raise AssertionError(msg)
-    kind: Kind = "bytes" if data.tokenizer is None else "tokens"
+    kind: Unit = "bytes" if data.tokenizer is None else "tokens"
     if isinstance(data, Documents) and data.label_field is not None:
         return LabelledDataset(folder, part, data.sequence_length, kind)
     return TextDataset(folder, part, data.sequence_length, kind)

@@ -8,15 +8,13 @@ from typing import Literal
 
 __all__ = ["Finding", "Probe", "findings_of"]
 
-Standing = Literal["ok", "missing", "broken", "not needed", "not probed"]
-
 
 @dataclass(frozen=True)
 class Finding:
     """What was found of one thing."""
 
     what: str
-    status: Standing
+    status: Literal["ok", "missing", "broken", "not needed", "not probed"]
     """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here;
     `not probed`: only where it is asked for."""
     detail: str

@@ -13,7 +13,7 @@ from batchscape.credentials import refuse_secrets
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
-from batchscape.plan.expand import Cell, Grid
+from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.identity import name_sweep, rejected_id
 from batchscape.plan.machine import Machine
 from batchscape.plan.resolve import check_multiples, placement_problem, resolve
@@ -80,12 +80,12 @@ class Plan:
         return [cell for cell in self.cells if cell.spec is None]
 
 
-def make_plan(grid: Grid, machine: Machine, prepare: Prepare) -> Plan:
+def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
     """Validate a grid, solve its geometries, and settle every run.
 
     Parameters
     ----------
-    grid : Grid
+    grid : SweepCells
     machine : Machine
         Where the runs would execute.
     prepare : callable

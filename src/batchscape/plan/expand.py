@@ -15,7 +15,7 @@ from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = ["MOST_CELLS", "Axis", "Cell", "Compose", "Grid", "expand", "set_values"]
+__all__ = ["MOST_CELLS", "Axis", "Cell", "Compose", "SweepCells", "expand", "set_values"]
 
 MOST_CELLS = 100_000
 """Cells of a grid at most: each is validated, and has a folder of its own."""
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SweepCells:
     """All cells of a sweep, and what tells it from another sweep."""
 
     cells: list[Cell]

@@ -2,7 +2,7 @@
 
 Hydra's own sweeper composes every job from scratch (33 ms each) and runs it. This one parses the
 same override grammar, composes once per combination of group choices, sets the other values on
-plain dictionaries, and gives the task function one `Grid` with all cells.
+plain dictionaries, and gives the task function one `SweepCells` with all cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import MOST_CELLS, Axis, Grid, expand, set_values
+from batchscape.plan.expand import MOST_CELLS, Axis, SweepCells, expand, set_values
 from batchscape.record.commands import hydra_text
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class GridSweeper(Sweeper):
         """Expand the axes of the sweep file and of the command line, and hand the grid over."""
         return self._task_function(self.expand(arguments))
 
-    def expand(self, arguments: Sequence[str]) -> Grid:
+    def expand(self, arguments: Sequence[str]) -> SweepCells:
         """Return the grid that the sweep file and the arguments describe.
 
         Parameters
@@ -122,7 +122,7 @@ class GridSweeper(Sweeper):
 
         Returns
         -------
-        Grid
+        SweepCells
 
         Raises
         ------
@@ -145,7 +145,7 @@ class GridSweeper(Sweeper):
         fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
         # Of lines with the same key the last one counts.
         last_lines = {_key(override): override for override in from_line}.items()
-        return Grid(
+        return SweepCells(
             cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen], arguments)),
             axis_keys=frozenset(axis_keys),
             fixed={o.get_key_element(): o.value() for k, o in last_lines if k not in axis_keys},

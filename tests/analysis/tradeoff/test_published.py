@@ -97,5 +97,6 @@ def test_noise_scale_is_compared_by_its_ratio():
     assert (noise / critical).min() == 0.05
     assert (noise / critical).max() == 8
     fit = fits()[85]
-    sentence = noise_scale_sentence(fit.critical_batch_size, pd.DataFrame({"estimate": [219.06]}))
+    scales = pd.DataFrame({"estimate": [219.06], "high": [300.0], "global_batch_size": [64]})
+    sentence = noise_scale_sentence(fit.critical_batch_size, scales, len(BATCHES))
     assert "0.10 times" in sentence

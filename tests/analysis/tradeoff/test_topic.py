@@ -37,8 +37,16 @@ def reaches():
 def section(reaches):
     with paper_style():
         return tradeoff_section(
-            reaches,
-            noise_scales=pd.DataFrame({"estimate": [90.0, 40.0], "high": [200.0, math.inf]}),
+            reaches.assign(cell=0),
+            noise_scales=pd.DataFrame(
+                {
+                    "estimate": [90.0, 40.0],
+                    "high": [200.0, math.inf],
+                    "group": 0,
+                    "cell": 0,
+                    "global_batch_size": [8, 16],
+                }
+            ),
             warnings=["The learning rate was not tuned."],
         )
 
@@ -149,6 +157,8 @@ def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches)
     scales = pd.DataFrame(
         {
             "estimate": [10.0, 30.0, 120.0, 1e6],
+            "high": [1e3, 1e3, math.nan, 1e9],  # unknown, it counts
+            "group": 0,
             "cell": [0, 1, 2, 3],
             "global_batch_size": [8, 16, 16, 16],
         }

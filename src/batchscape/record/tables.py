@@ -196,9 +196,7 @@ def verify_seal(folder: RunFolder, status: RunStatus) -> None:
         read_sealed(folder.path / name, sealed)
 
 
-def load(
-    *sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = None
-) -> Tables:
+def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:
     """Read every run of one or more sweeps.
 
     Parameters

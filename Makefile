@@ -30,8 +30,10 @@ GPU_RUN = wheels=; $(GPU_PYTHON) -c 'import hydra, pydantic' 2>/dev/null || \
 	export PYTHONPATH="$(CURDIR)/src$$wheels$${PYTHONPATH:+:$$PYTHONPATH}"; \
 	$(GPU_PYTHON)
 
-# Bytecode is compiled at the first import of what is used, which spares most of it.
+# Bytecode is compiled at the first import of what is used, which spares most of it; without any,
+# each process would compile all that it imports anew.
 PIP_INSTALL := -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 OLDEST := $(shell sed -n 's/^ *"torch>=\(.*\)",/\1/p' pyproject.toml)
 OLDEST_VENV := .venv-torch-$(OLDEST)
@@ -107,16 +109,20 @@ bench: $(VENV)/.installed-dev
 
 # torch comes first and alone: pip then takes the build that suits this machine, and the
 # constraints keep every later package from replacing it.
-$(VENV)/.installed: pyproject.toml $(PINS)
+$(VENV)/.installed-torch: pyproject.toml $(PINS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) --upgrade pip
 	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) torch
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-torch
 	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# In one go, not after the above: each building of the package takes seconds.
+$(VENV)/.installed-dev: $(VENV)/.installed-torch
 	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable '.[test,check,bench,hf]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 $(VENV)/.installed-systems: $(VENV)/.installed-dev
 	$(BIN)/python $(PIP_INSTALL) --constraint $(PINS) --editable '.[accelerate,deepspeed,fabric]'

@@ -14,11 +14,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
 from hydra._internal.hydra import Hydra
-from hydra.plugins.config_source import ConfigResult
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hypothesis import settings
 
 from batchscape.config import RunConfig
@@ -34,7 +33,7 @@ from batchscape.record.tables import read_table
 # For what several folders of tests share, such as `exact`.
 sys.path.append(str(Path(__file__).parent))
 
-settings.register_profile("batchscape", deadline=None)
+settings.register_profile("batchscape", deadline=None, max_examples=50)
 settings.load_profile("batchscape")
 
 TINY = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
@@ -67,9 +66,11 @@ def _composed_once() -> Iterator[None]:
     It composes everything once only to read `hydra.mode`, which our command lines refuse, and
     parses the same files of our packages each time.
     """
-    load, loaded = ImportlibResourcesConfigSource.load_config, {}
+    Plugins.instance()  # defines the classes of sources anew
+    of_packages = SourcesRegistry.instance().resolve("pkg")
+    load, loaded = of_packages.load_config, {}
 
-    def load_once(source: ImportlibResourcesConfigSource, config_path: str) -> ConfigResult:
+    def load_once(source: ConfigSource, config_path: str) -> ConfigResult:
         key = source.path, config_path
         if key not in loaded:
             loaded[key] = load(source, config_path)
@@ -77,7 +78,7 @@ def _composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
-        patch.setattr(ImportlibResourcesConfigSource, "load_config", load_once)
+        patch.setattr(of_packages, "load_config", load_once)
         yield
 
 

@@ -108,6 +108,7 @@ def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
     assert critical.low < 64 < critical.high
 
 
+@pytest.mark.slow
 def test_the_best_learning_rate_of_each_batch_is_used(tmp_path: Path) -> None:
     simulated((0.03, 0.1, 0.3)).to_csv(tmp_path / "curves.csv", index=False)
     found = analyze(tmp_path / "curves.csv", targets=[3.0])
@@ -147,6 +148,7 @@ def test_another_separator_is_named(tmp_path: Path) -> None:
         analyze(path)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_not_identified_is_not_shown_without_one_batch(tmp_path: Path) -> None:
     """Steps that do not fall with the batch tell nothing of where they stop falling."""
     rows = [
@@ -274,6 +276,7 @@ def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     assert "Of 24 runs 24 diverged: a share of 1" in texts_of(logged)
 
 
+@pytest.mark.slow
 def test_a_column_of_groups_is_never_pooled(tmp_path: Path) -> None:
     rows = [
         {"group": f"at {critical}", "batch": 2**k, "seed": seed + 3 * (critical > 100),

@@ -89,7 +89,7 @@ def after_keys(shell: str, lines: Sequence[str], folder: Path) -> list[list[str]
     return [file.read_text().splitlines() for file in files]
 
 
-@pytest.mark.parametrize("shell", START)
+@pytest.mark.parametrize("shell", ["bash", pytest.param("zsh", marks=pytest.mark.slow)])
 def test_what_is_typed_is_completed(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         reason = f"not installed: {shell}"

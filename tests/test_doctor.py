@@ -167,6 +167,7 @@ def test_a_child_that_fails_says_why(code, message, tmp_path, monkeypatch) -> No
     assert found.is_obstacle
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch) -> None:
     (tmp_path / "torch.py").write_text(
         "import os, pathlib, time\n"

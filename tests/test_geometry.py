@@ -249,7 +249,7 @@ small_requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(small_requests)
 def test_nearest_are_as_near_as_brute_force_finds(request: dict[str, int]) -> None:
     nearest: tuple[BatchGeometry, ...] = ()

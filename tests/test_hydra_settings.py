@@ -51,11 +51,12 @@ def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        "hydra.job.id=7",
         "hydra/env=default",
-        "+hydra.foo=1",
-        "hydra.runtime.cwd=/x",
         "~hydra.sweep.subdir",
+        *(
+            pytest.param(argument, marks=pytest.mark.slow)
+            for argument in ("hydra.job.id=7", "+hydra.foo=1", "hydra.runtime.cwd=/x")
+        ),
     ],
 )
 def test_no_other_setting_of_hydra_is_taken_in_silence(argument: str) -> None:

@@ -137,6 +137,7 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None
     assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
 
 
+@pytest.mark.slow
 def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     """And nobody Polars before it reads sweeps."""
     worker, mirror, everything = modules_after(
@@ -149,6 +150,9 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     assert "wandb" not in mirror
     assert "pandas" in everything
     assert "polars" not in everything
+
+
+def test_only_who_mirrors_names_wandb() -> None:
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
     assert knowing == {"worker", "run", "report", "server", "workspace", "child"}  # of the doctor
 

@@ -51,7 +51,6 @@ SECRETS = {
     "LAB_PASSWORD": "correct9Horse!battery",
 }
 """Drawn anew: none of them can stand in a file by chance."""
-COMMAND = ("engine=command", "engine.argv=[a]")
 OFFLINE = ("tracker=wandb", "tracker.mode=offline")
 RUN = [
     *("model=gpt_micro", "batch.data_parallel_size=2", "batch.micro_batch_size=4"),
@@ -392,38 +391,33 @@ def test_of_a_command_in_one_string_only_the_value_is_replaced(text: str, clean:
 
 
 @pytest.mark.parametrize(
-    ("key", "settings"),
+    "settings",
     [
-        ("tracker.tags[0]", ["tracker.tags=[{HF_TOKEN}]"]),
-        ("tracker.project", ["tracker.project=x-{WANDB_API_KEY}"]),
-        ("sweep_name", ["sweep_name=${{oc.env:HF_TOKEN}}"]),
-        ("sweep_dir", ["sweep_dir=out/{AWS_SECRET_ACCESS_KEY}"]),
-        (
-            "engine.argv[2]",
-            ["engine=command", "engine.argv=['{{python}}',--key,'{LAB_PASSWORD}']"],
-        ),
-        (
-            "engine.environment.ANOTHER_KEY",
-            [
-                *COMMAND,
-                "+engine.environment.ANOTHER_KEY=Zx81kQp9vB2nM4rT",
-            ],
-        ),
-        (
-            "a key of engine.values",
-            [*COMMAND, "+engine.values={{{HF_TOKEN}:1}}"],
-        ),
+        {
+            "tracker.tags[0]": "tracker.tags=[{HF_TOKEN}]",
+            "tracker.project": "tracker.project=x-{WANDB_API_KEY}",
+            "sweep_name": "sweep_name=${{oc.env:HF_TOKEN}}",
+            "sweep_dir": "sweep_dir=out/{AWS_SECRET_ACCESS_KEY}",
+        },
+        {
+            "engine.argv[2]": "engine.argv=['{{python}}',--key,'{LAB_PASSWORD}']",
+            "engine.environment.ANOTHER_KEY": "+engine.environment.ANOTHER_KEY=Zx81kQp9vB2nM4rT",
+            "a key of engine.values": "+engine.values={{{HF_TOKEN}:1}}",
+        },
     ],
+    ids=["ours", "of a program"],
 )
 def test_a_setting_that_holds_a_secret_is_refused(
-    key: str,
-    settings: list[str],
+    settings: dict[str, str],
     in_secret: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["sweep", "tracker=wandb", *[text.format(**SECRETS) for text in settings]]) == 2
+    engine = ["engine=command"] if "engine.argv[2]" in settings else []
+    given = [text.format(**SECRETS) for text in settings.values()]
+    assert main(["sweep", "tracker=wandb", *engine, *given]) == 2
     told = capfd.readouterr()
-    assert f"  {key} holds " in told.err
+    for key in settings:
+        assert f"  {key} holds " in told.err
     assert "pass it by an environment variable" in told.err
     for value in (*SECRETS.values(), "Zx81kQp9vB2nM4rT"):
         assert value not in told.out + told.err
@@ -612,29 +606,38 @@ def test_every_way_of_writing_follows_the_umask(
 # Places
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "sweep_name=../out",
-        "tracker.project=../../x",
-        "tracker.entity=a/b",
-        "tracker.tags=['']",
-        "engine=command engine.argv=[a] engine.metrics={kind:trainer_state,path:../x}",
-        "engine=command engine.argv=[a] engine.metrics={kind:litgpt_csv,path:/x}",
-    ],
-)
 def test_names_lead_nowhere(
-    settings: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    tracker = [] if "engine" in settings else ["tracker=wandb"]
-    assert main(["sweep", *tracker, *settings.split()]) == 2
-    assert capfd.readouterr().err.strip()
+    assert main(["sweep", "tracker=wandb", "sweep_name=../out"]) == 2
+    assert "sweep_name" in capfd.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["work"]
+
+
+OWN_PROGRAM = {"name": "command", "argv": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("named", "settings"),
+    [
+        ("tracker: project", {"tracker": {"name": "wandb", "project": "../../x"}}),
+        ("tracker: entity", {"tracker": {"name": "wandb", "entity": "a/b"}}),
+        ("tracker.tags", {"tracker": {"name": "wandb", "tags": [""]}}),
+        *(
+            ("engine.metrics", {"engine": {**OWN_PROGRAM, "metrics": {"kind": kind, "path": path}}})
+            for kind, path in (("trainer_state", "../x"), ("litgpt_csv", "/x"))
+        ),
+    ],
+)
+def test_a_setting_that_leads_somewhere_else_is_refused(
+    named: str, settings: dict[str, Any], config_of: Callable[..., RunConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        config_of(**settings)
 
 
 READ = {

@@ -71,13 +71,13 @@ def test_the_studies() -> None:
     }
 
 
-LONG = {"engines", "learning_rate_digits", "optimizers", "scaling_rule", "vary_global_batch_digits"}
-"""Studies whose cells are composed several times, or that are another one on other data."""
+DEMO = {"fixed_global_batch_digits", "fewer_updates_digits"}
+"""What each change is tried on; the long tier has the others."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in NAMES],
+    [pytest.param(name, marks=() if name in DEMO else pytest.mark.slow) for name in NAMES],
 )
 def test_first_line_is_true(name: str) -> None:
     header, first, *_ = (SWEEPS / f"{name}.yaml").read_text().splitlines()
@@ -106,6 +106,7 @@ def check_all_end_at_the_same_samples(specs: Sequence[RunSpec]) -> None:
         assert spec.evaluation_every_samples % common == 0
 
 
+@pytest.mark.slow
 def test_sequence_lengths_are_compared_at_equal_tokens() -> None:
     specs = plan_of("sequence_length").specs
     lengths = [spec.config.sequence_length or 0 for spec in specs]
@@ -116,6 +117,7 @@ def test_sequence_lengths_are_compared_at_equal_tokens() -> None:
         assert spec.geometry.micro_batch_size * length == 512
 
 
+@pytest.mark.slow
 def test_ramps_grow_to_one_global_batch() -> None:
     ramps = {
         tuple((stage.samples, stage.geometry.global_batch_size) for stage in spec.stages)
@@ -137,6 +139,7 @@ def test_rules_differ_in_the_settings_of_the_optimizer_alone() -> None:
     assert len({spec.trajectory_id for spec in specs}) == 8
 
 
+@pytest.mark.slow
 def test_recomputed_activations_are_no_trajectory_of_their_own() -> None:
     specs = plan_of("activation_checkpointing").specs
     assert len({spec.trajectory_id for spec in specs}) == len(specs) / 2
@@ -205,6 +208,7 @@ def test_musev_asks_for_every_cut_of_224() -> None:
     assert {r.run_id for r in small.rejections if r.geometry} <= {s.run_id for s in large.specs}
 
 
+@pytest.mark.slow
 def test_musev_trains_eight_optimizer_steps() -> None:
     assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}
 
@@ -222,7 +226,8 @@ def test_the_two_studies_of_the_demo_share_what_they_compare() -> None:
     assert {spec.config.budget.samples for spec in (*cuts, *batches)} == {7680}
 
 
-@pytest.mark.parametrize("data", ["", pytest.param("_digits", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["", "_digits"])
 def test_learning_rates_are_tuned_for_the_global_batches_of_the_other_study(data: str) -> None:
     """Both train alike up to the learning rate, so that a report may join them."""
     tuned, varied = plan_of(f"learning_rate{data}").specs, plan_of(f"vary_global_batch{data}").specs

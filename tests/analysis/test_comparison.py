@@ -105,6 +105,7 @@ def test_one_seed_has_no_spread(build: Any) -> None:
     assert math.isnan(row["final_loss_ci95"])
 
 
+@pytest.mark.slow
 def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> None:
     sweep = build()
     for seed, concurrent in ((0, 1), (1, 2)):
@@ -198,6 +199,7 @@ def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build: Any) -> None:
     assert len(row["run_ids"].split(";")) == 5
 
 
+@pytest.mark.slow
 def test_repeats_of_one_trajectory_count_once_for_losses(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
@@ -238,6 +240,7 @@ def test_throughput_is_compared_run_by_run_with_the_first_cell(build: Any) -> No
     assert row["throughput_ratio_n"] == 3
 
 
+@pytest.mark.slow
 def test_unpaired_seeds_have_no_ratio(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1), seed=0)

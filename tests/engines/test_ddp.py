@@ -301,7 +301,8 @@ def test_config_default_is_one_bucket_of_25_mib():
 OWN = {"name": "custom", "arguments": {}}
 
 
-@pytest.mark.parametrize("name", ["Spare", pytest.param("Routed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Spare", "Routed"])
 def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name):
     """A layer that no sample uses, or few do: all numbers of ranks train alike."""
     tables = []

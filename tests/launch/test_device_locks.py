@@ -303,6 +303,7 @@ def test_devices_may_be_shared_with_other_launchers(tmp_path: Path) -> None:
     assert "Waiting" not in printed
 
 
+@pytest.mark.slow
 def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
     said = tmp_path / "said"
     arguments = [str(tmp_path / "sweep"), "spawn", "completes-d2"]

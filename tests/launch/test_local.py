@@ -409,6 +409,7 @@ def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
         assert json.loads(line)["visible"] == visible
 
 
+@pytest.mark.slow
 def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
     machine = Machine(cpu_cores=4, cpu_name="x", cuda_devices=devices)

@@ -287,6 +287,7 @@ def test_a_sweep_launches_nothing_larger_than_what_ran_out(folder: Folder, launc
     assert statuses(tried) == expected | {"completes-32-later": "completed"}
 
 
+@pytest.mark.slow
 def test_what_is_tried_again_goes_first_and_takes_its_word_back(
     folder: Folder, launch: Launch
 ) -> None:

@@ -52,6 +52,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "sweep")
 
 
+@pytest.mark.slow
 def test_faults_are_repeated_when_they_are_asked_for(sweep: Sweep) -> None:
     names = ("exits7", "runsout", "completes")
     sweep.run(*names)

@@ -106,6 +106,7 @@ def test_what_an_interrupted_launcher_had_is_taken_over(launch: Launch) -> None:
     assert [a.status for a in attempts] == ["interrupted", "completed"]
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None:
     """Nor hidden: both end with it."""
     one = launch("spawn", "gated-1", "exits7-later")

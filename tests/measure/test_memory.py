@@ -161,6 +161,7 @@ def test_linear_in_micro_batch_size() -> None:
     assert large - middle == 3 * (middle - small)
 
 
+@pytest.mark.slow
 def test_accumulation_costs_one_set_of_gradients_once() -> None:
     gradients = bytes_of(Model())
     one, two, three = (in_bytes(measure(16, a)) for a in (1, 2, 3))
@@ -172,7 +173,9 @@ def test_accumulation_costs_one_set_of_gradients_once() -> None:
     assert kept["peak_allocated_steady"] == two["peak_allocated_steady"]
 
 
-@pytest.mark.parametrize(("micro_batch_size", "accumulation"), [(1, 1), (16, 2)])
+@pytest.mark.parametrize(
+    ("micro_batch_size", "accumulation"), [(1, 1), pytest.param(16, 2, marks=pytest.mark.slow)]
+)
 def test_agrees_with_a_tracker_of_tensors(micro_batch_size: int, accumulation: int) -> None:
     """Torch's own tracker sees tensors where Python does; without DDP that is all of them."""
     from torch.distributed._tools.mem_tracker import MemTracker

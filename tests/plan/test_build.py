@@ -164,6 +164,7 @@ def test_many_global_batches_are_judged_with_few_products(monkeypatch: pytest.Mo
     assert multiplied < 10 * 2000
 
 
+@pytest.mark.slow
 def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
     """Of 250 batches, those that share a multiple are as many as a user can be told of."""
     lines = ["batch.global_batch_size=range(8,2008)", "evaluation.every_samples=null"]
@@ -257,13 +258,13 @@ def test_nothing_to_launch_is_an_error(plan: MakePlan) -> None:
 
 def test_one_mistake_is_told_once(plan: MakePlan) -> None:
     with pytest.raises(ConfigError) as caught:
-        plan("+optimizer.lr=1", "seed=range(0,50)")
+        plan("+optimizer.lr=1", "seed=range(0,8)")
     assert str(caught.value).count("optimizer.lr") == 1
-    with pytest.raises(ConfigError, match=r"(?s)learning_rate: .*in 50 of 100 cells") as caught:
-        plan("optimizer.learning_rate=-1,1", "seed=range(0,50)")
+    with pytest.raises(ConfigError, match=r"(?s)learning_rate: .*in 8 of 16 cells") as caught:
+        plan("optimizer.learning_rate=-1,1", "seed=range(0,8)")
     assert str(caught.value).count("-1.0") + str(caught.value).count("got -1") == 1
-    with pytest.raises(ConfigError, match="and 45 further problems"):
-        plan("optimizer.learning_rate=range(-50,0)")
+    with pytest.raises(ConfigError, match="and 7 further problems"):
+        plan("optimizer.learning_rate=range(-12,0)")
 
 
 def test_data_is_prepared_once_and_only_where_needed(

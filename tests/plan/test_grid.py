@@ -55,14 +55,17 @@ def hydra_jobs() -> Iterator[Callable[..., list[dict[str, Any]]]]:
     [
         ["seed=3"],
         ["seed=0,1", "batch.micro_batch_size=4,8"],
-        ["seed=range(0,3)", "optimizer.learning_rate=range(0.1,0.4,0.1)"],
-        ["optimizer=sgd", "optimizer.momentum=0.5,0.9", "schedule=cosine,constant"],
         ["batch.global_batch_size=choice(32,64)", "batch.global_batch_size=96,128"],
-        ["batch={micro_batch_size: 2},{micro_batch_size: 4}", "batch.micro_batch_size=8,16"],
         *(
             pytest.param(lines, marks=pytest.mark.slow)
             for lines in (
                 [],
+                ["seed=range(0,3)", "optimizer.learning_rate=range(0.1,0.3,0.1)"],
+                ["optimizer=sgd", "optimizer.momentum=0.5,0.9", "schedule=cosine,constant"],
+                [
+                    "batch={micro_batch_size: 2},{micro_batch_size: 4}",
+                    "batch.micro_batch_size=8,16",
+                ],
                 ["model=gpt_nano,gpt_micro", "seed=1,2", "model.dropout=0.0,0.1"],
                 ["model=glob(gpt_m*)"],
                 ["tracker.tags=[a,b],[c]", "tracker.project='x y','z'"],

@@ -161,6 +161,7 @@ def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: P
     assert RunSpec.read(tmp_path / "config.json") == spec
 
 
+@pytest.mark.slow
 def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
     found = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
     console = Console(width=200, record=True, file=io.StringIO())

@@ -62,6 +62,7 @@ def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
     assert "Runs: 24. Rejected cells: 12. Folder: outputs/fixed_global_batch" in text
 
 
+@pytest.mark.slow
 def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan: MakePlan) -> None:
     made = plan("sweep_dir=outputs/long", f"seed={','.join(map(str, range(108)))}")
     text = shown(made)

@@ -103,6 +103,7 @@ def test_an_explosion_is_divergence_at_the_same_step_on_every_rank(
         assert said in ended["reason"]
 
 
+@pytest.mark.slow
 def test_a_norm_that_one_rank_alone_finds_bad_ends_all_of_them(trainer, outcome, tmp_path):
     spec = trainer.make_spec((2, 4, 1), budget__optimizer_steps=400)
     folder = trainer.train(spec, tmp_path, entry="faulty_workers:lopsided")

@@ -215,6 +215,7 @@ def workers_of_ranks():
     return found
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
     """Also where they are in the middle of a batch, and cannot notice that nobody waits for it."""
     before = set(psutil.Process().children(recursive=True))

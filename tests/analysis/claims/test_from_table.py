@@ -132,6 +132,7 @@ def test_a_seed_given_twice_is_refused() -> None:
         judge_table(twice.assign(run="a").drop(columns="steps"))
 
 
+@pytest.mark.slow
 def test_a_figure_that_varies_along_a_run_is_withheld() -> None:
     """A table of curves: its first row is a warm-up, its last says how the run ended."""
     once = table()

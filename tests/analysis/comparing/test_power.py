@@ -92,6 +92,7 @@ def test_what_cannot_be_said() -> None:
         smallest_detectable_effect(1.0, 5, power=1)
 
 
+@pytest.mark.slow
 def test_the_spread_of_a_difference_leaves_cells_and_seeds_out(build: Callable[..., Any]) -> None:
     sweep = build()
     for seed in range(4):

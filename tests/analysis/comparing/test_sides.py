@@ -43,6 +43,7 @@ def runs_of_two_machines(build: Callable[..., Any], factor: float = 2.0) -> pd.D
     )
 
 
+@pytest.mark.slow
 def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     cells = two_machines(build)
     sides = compare_sweeps(cells)

@@ -259,6 +259,7 @@ def limited(build: Callable[..., Any]) -> Any:
     return sweep
 
 
+@pytest.mark.slow
 def test_the_report_shows_it(limited: Any) -> None:
     cells = find_cells(load(limited.path).runs)
     section = frontier_section(cells)

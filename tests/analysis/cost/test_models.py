@@ -254,6 +254,7 @@ def test_a_term_that_is_surely_negative_is_not_a_certain_zero():
     assert "below zero" in estimate.note
 
 
+@pytest.mark.slow
 def test_what_shards_save_is_negative_and_said(build):
     rows = table(MANY)
     rows["peak_allocated_gib"] -= 0.3 * (rows["data_parallel_size"] > 1)

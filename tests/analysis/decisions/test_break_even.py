@@ -71,6 +71,7 @@ def test_the_two_term_form_has_a_closed_one():
     assert wide.high / wide.low > found.high / found.low
 
 
+@pytest.mark.slow
 def test_the_interval_counts_the_exponent_too():
     """Against how far the place moves when one seed is left out (jackknife)."""
     rng = np.random.default_rng(4)

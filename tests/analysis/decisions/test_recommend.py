@@ -305,6 +305,7 @@ def test_without_a_target_there_is_still_an_answer():
     assert any("the time of a step" in text for text in untimed.missing)
 
 
+@pytest.mark.slow
 def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
     sweep = build()
     for seed in (0, 1):
@@ -384,6 +385,7 @@ def test_the_verb_refuses_bad_input_with_a_message(build, capsys, tmp_path):
     assert "completed runs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_machines_get_a_recommendation_each(build):
     sweep = build()
     for seed in (0, 1):
@@ -394,6 +396,7 @@ def test_two_machines_get_a_recommendation_each(build):
     assert {recommend(each, Needs()).geometry for each in found} == {(1, 8, 4), (1, 32, 1)}
 
 
+@pytest.mark.slow
 def test_a_version_that_never_completed_gets_no_words_of_the_other_ones_runs(build):
     sweep = build()
     for seed in (0, 1):
@@ -578,6 +581,7 @@ def test_two_seeds_have_no_interval_anywhere():
     assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
 
 
+@pytest.mark.slow
 def test_a_partly_disturbed_sweep_names_the_command_that_times_the_rest(build):
     sweep = build()
     for seed in (0, 1, 2):

@@ -58,6 +58,7 @@ def test_the_spread_of_seeds_is_that_of_the_reference(engines):
     assert found.spread["sd"].tolist() == pytest.approx(sd.tolist())
 
 
+@pytest.mark.slow
 def test_steps_are_held_against_the_first_cut_of_ddp(engines):
     _, _, found = compared(engines({"fsdp": 1e-6, "ddp": 0.0}, cuts=[(1, 32, 1), (2, 8, 2)]))
     own = found.by_step[found.by_step["engine"] == "fsdp"].sort_values("optimizer_step")

@@ -72,6 +72,7 @@ def test_verdicts_from_run_folders(swept: Any) -> None:
     assert evals["smallest_margin"].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_family_is_equivalent_if_all_of_it_is(swept: Any) -> None:
     families = family_verdicts(judge_equivalence(paired_differences(cells_of(swept()))))
     verdicts = dict(zip(families["quantity"], families["verdict"], strict=True))
@@ -114,6 +115,7 @@ def test_a_stated_margin_decides(swept: Any) -> None:
     assert judged["margin"].eq(0.2).all()
 
 
+@pytest.mark.slow
 def test_margins_that_differ_give_no_verdict(swept: Any) -> None:
     sweep = swept()
     for seed in SEEDS:
@@ -176,6 +178,7 @@ def test_nothing_to_pair(build: Any) -> None:
     assert judged.empty
 
 
+@pytest.mark.slow
 def test_steps_to_target_are_compared_in_logarithms(swept: Any) -> None:
     cells = cells_of(swept())
     runs = cells.runs[["sweep_dir", "run_id", "cell"]]

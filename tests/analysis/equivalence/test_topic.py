@@ -159,6 +159,7 @@ def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
         assert isinstance(row["reason"], str) == (row["verdict"] == "not identified")
 
 
+@pytest.mark.slow
 def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
     sweep = build()
     for seed in range(4):

@@ -187,6 +187,7 @@ def check_no_verdict_against_the_interval(n_batches, sweeps):
     assert against > 0.08 * sweeps
 
 
+@pytest.mark.slow
 def test_a_verdict_is_never_against_the_interval():
     check_no_verdict_against_the_interval(5, 40)
 

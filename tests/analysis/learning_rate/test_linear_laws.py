@@ -67,6 +67,7 @@ def test_at_its_ends_the_misfit_is_what_f_allows(scale: str) -> None:
     assert found.low < found.value < found.high
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_noise_batch_as_often_as_it_says() -> None:
     held = []
     for seed in range(150):

@@ -68,6 +68,7 @@ def content_of(html: str) -> dict[str, Any]:
     return json.loads(Parsed(html).scripts[0])
 
 
+@pytest.mark.slow
 def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reason, a name and a setting may hold anything: no element, no secret, no control."""
     key = "f" * 20 + "0" * 20
@@ -148,6 +149,7 @@ def test_rows_lead_to_their_runs(varied: Any) -> None:
     assert checked > 2
 
 
+@pytest.mark.slow
 def test_a_recommended_cut_opens_its_own_runs(build: Any) -> None:
     """On its own machine, though runs have the same ids on both; what is predicted has none."""
     sweeps = [build("one").fork((0, 1, 2)), build("two")]

@@ -186,6 +186,7 @@ def test_the_short_table_says_what_bold_and_its_footnotes_mean(build: Any) -> No
     assert "bold" not in plain
 
 
+@pytest.mark.slow
 def test_only_rejected_cells(build: Any) -> None:
     sweep = build()
     sweep.reject((16, 7, 2), 224, "16 devices are needed, this machine has 2")
@@ -198,6 +199,7 @@ def test_only_rejected_cells(build: Any) -> None:
     assert "16 devices are needed" in shown(report)
 
 
+@pytest.mark.slow
 def test_no_run_has_completed(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0, status="running", done=4)

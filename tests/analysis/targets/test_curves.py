@@ -122,6 +122,7 @@ def test_one_group_has_no_name_and_hardware_makes_none(build: Callable[..., Any]
     assert groups["cells"].tolist() == [(0, 1)]
 
 
+@pytest.mark.slow
 def test_a_model_that_follows_from_the_batch_is_still_another_model(
     build: Callable[..., Any],
 ) -> None:

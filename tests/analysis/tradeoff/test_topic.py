@@ -118,6 +118,7 @@ def test_table_without_targets_or_intervals(reaches):
     assert any("One seed" in text for text in found.warnings)
 
 
+@pytest.mark.slow
 def test_a_form_that_does_not_fit_is_said_first(reaches):
     own = reaches[reaches["target_loss"] == 2].copy()
     own.loc[own["global_batch_size"] == 64, "steps_to_target"] *= 2
@@ -133,6 +134,7 @@ def test_a_form_that_does_not_fit_is_said_first(reaches):
     assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
 
 
+@pytest.mark.slow
 def test_a_choice_among_learning_rates_is_said(reaches):
     asked = []
 
@@ -204,6 +206,7 @@ def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
     assert said[0].startswith("The critical batch size")
 
 
+@pytest.mark.slow
 def test_the_first_screen_counts_the_other_groups(reaches):
     own = reaches[reaches["target_loss"] == 2.0]
     for others, said in ((1, "1 more group of runs is"), (2, "2 more groups of runs are")):

@@ -244,8 +244,8 @@ def test_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
-    found = [outcome_of(number, tmp_path) for number in range(250)]
-    assert 15 < found.count("analysed") < 235
+    found = [outcome_of(number, tmp_path) for number in range(120)]
+    assert 15 < found.count("analysed") < 105
 
 
 def tables_of(found: Analysis) -> dict[str, pd.DataFrame]:
@@ -258,7 +258,7 @@ def texts_of(found: Analysis) -> str:
 
 def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     """A log whose last rows have no held-out loss gives what it gives without these rows."""
-    curves = simulated()
+    curves = simulated(seeds=2, every=15)
     last = curves.groupby(["bs", "seed"]).tail(1)
     ended = pd.concat([curves, last.assign(step=1200, val_loss=np.nan)])
     curves.to_csv(tmp_path / "without.csv", index=False)
@@ -271,9 +271,9 @@ def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     assert fits[0].tolist() == fits[1].tolist()
     assert fits[0].iloc[0] == pytest.approx(64, rel=0.05)
     assert holed.runs["outcome"].eq("reached").all()
-    assert any("24 of 5784 rows have no loss" in note for note in holed.notes)
+    assert any("12 of 972 rows have no loss" in note for note in holed.notes)
     assert logged.runs["outcome"].eq("diverged").all()
-    assert "Of 24 runs 24 diverged: a share of 1" in texts_of(logged)
+    assert "Of 12 runs 12 diverged: a share of 1" in texts_of(logged)
 
 
 @pytest.mark.slow
@@ -309,6 +309,7 @@ def final_losses(tie: bool = False) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@pytest.mark.slow
 def test_final_losses_are_minimised_and_no_target_is_made_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def test_the_extra_brings_what_the_trainer_needs():
 
 @pytest.mark.slow
 def test_recorder_overhead():
-    printed = printed_by("recorder_overhead.py", "--blocks", "6", "--steps", "10")
+    printed = printed_by("recorder_overhead.py", "--blocks", "3", "--steps", "5")
     assert re.search(r"share of the step: \d+\.\d+ %", printed)
     assert re.search(r"with / without: \d+\.\d+ \(95 % interval", printed)
 
@@ -83,6 +83,6 @@ def test_schedule():
 
 @pytest.mark.slow
 def test_run_overhead():
-    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "2")
+    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")
     for peer in ("submitit_local", "hydra_joblib"):
         assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)

@@ -28,7 +28,11 @@ def test_gpt2_124m_trains_for_a_few_steps(tmp_path, monkeypatch):
         *("data.sequence_length=64", "batch.global_batch_size=4", "batch.micro_batch_size=2"),
         *("budget=optimizer_steps", "budget.optimizer_steps=4", "schedule.warmup_samples=0"),
         *("evaluation.samples=2", "evaluation.batch_size=2", "evaluation.every_samples=null"),
-        *("measure.warmup_optimizer_steps=1", "measure.noise_scale_every=2"),
+        *(
+            "measure.warmup_optimizer_steps=1",
+            "measure.noise_scale_every=2",
+            "measure.memory=false",
+        ),
         *("optimizer.learning_rate=3e-4", "sweep_name=gpt2", "tracker=none", "launcher.device=cpu"),
     ]
     assert main(["run", *settings]) == 0

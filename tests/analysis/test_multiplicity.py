@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from statsmodels.stats.multitest import multipletests
@@ -16,8 +16,6 @@ from batchscape.analysis.equivalence import paired, tost
 from batchscape.analysis.multiplicity import holm
 
 
-@pytest.mark.slow
-@settings(max_examples=20)  # each call of statsmodels collects the garbage of the whole process
 @given(arrays(float, st.integers(0, 12), elements=st.floats(0, 1)))
 def test_holm_agrees_with_statsmodels(p_values: np.ndarray) -> None:
     if len(p_values):

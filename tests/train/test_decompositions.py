@@ -58,11 +58,12 @@ MLP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "model"),
     [
-        pytest.param(PACKED, {}, marks=pytest.mark.slow),
-        pytest.param(PADDED, {}, marks=pytest.mark.slow),
+        (PACKED, {}),
+        (PADDED, {}),
         (DIGITS, MLP),
     ],
     ids=["packed", "padded", "mlp"],

@@ -304,6 +304,7 @@ def test_no_data_settles_nothing(world: Callable[[], Any]) -> None:
         assert BY_ID[name].needs in verdict.explanation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTED)
 def test_machines_are_judged_apart(world: Callable[[], Any], name: str) -> None:
     table = world()
@@ -696,6 +697,7 @@ def test_an_open_interval_asks_for_more_seeds(world: Callable[[], Any]) -> None:
     assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.05, 2.0])
 @pytest.mark.parametrize("what", ["steps_to_target", "final_eval_loss"])
 def test_the_exponent_of_a_claim_is_that_of_the_report(

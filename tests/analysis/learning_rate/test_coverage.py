@@ -135,10 +135,14 @@ def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n", "correlated"), [(3, True), (10, False)])
 @pytest.mark.parametrize(
-    ("curve", "noise", "factor"),
-    [(bowl, 0.2, math.sqrt(2)), (bowl, 0.1, 2), (slope, 0.1, 2), (quadratic, 0.1, 2)],
+    ("curve", "noise", "factor", "n", "correlated"),
+    [
+        (bowl, 0.2, math.sqrt(2), 3, True),
+        (bowl, 0.2, math.sqrt(2), 10, False),
+        (slope, 0.1, 2, 3, True),
+        (quadratic, 0.1, 2, 10, False),
+    ],
 )
 def test_intervals_hold_the_truth(curve, noise, factor, n, correlated):
     optimum, exponent = covered(curve, n=n, noise=noise, factor=factor, correlated=correlated)
@@ -156,10 +160,15 @@ def test_a_few_sweeps_hold_the_truth():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n", "truth", "rates"), [(3, 0.0, 3), (5, 0.5, 3), (5, 0.0, 5), (3, 0.5, 5)]
-)  # each value of one with each of every other
-@pytest.mark.parametrize(
-    ("curve", "depth", "noise"), [(bowl, 0.1, 0.05), (bowl, 1, 0.1), (slope, 1, 0.2)]
+    ("curve", "depth", "noise", "n", "truth", "rates"),
+    [
+        (bowl, 0.1, 0.05, 3, 0.0, 3),
+        (bowl, 0.1, 0.05, 5, 0.5, 5),
+        (bowl, 1, 0.1, 5, 0.5, 3),
+        (bowl, 1, 0.1, 5, 0.0, 5),
+        (slope, 1, 0.2, 5, 0.0, 3),
+        (slope, 1, 0.2, 3, 0.5, 5),
+    ],
 )
 def test_flat_curves_on_a_narrow_grid_give_no_exponent_near_zero(
     curve, depth, noise, rates, truth, n

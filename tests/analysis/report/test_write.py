@@ -74,6 +74,7 @@ def check_links(report: Report) -> None:
     assert all(escape_markdown(note) in text for note in report.notes)
 
 
+@pytest.mark.slow
 def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
     sweep = build().fork()
     before = dict(mpl.rcParams)

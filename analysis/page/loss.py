@@ -10,20 +10,23 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
+from batchscape.analysis.page.chart import (
+    Chart,
+    Choice,
+    by,
+    colour,
+    label_text,
+    numbers,
+    packed,
+    scatter,
+)
 from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.targets.crossings import TO_TARGET
+from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.record.tables import Tables
 
-__all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
+__all__ = ["THINNING", "loss_chart", "thinned"]
 
-AXES = {
-    "optimizer_step": "optimizer steps",
-    "samples": "samples",
-    "tokens": "tokens",
-    "train_time_s": "time in optimizer steps (s)",
-}
-"""Progress against which a loss is drawn."""
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 120_000
@@ -91,10 +94,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
-    tasks = runs["task"].isin(["class", "other"]).to_numpy()
-    timed = runs["timing_valid"].to_numpy(dtype=bool)
     found = {
-        value: rows_of(runs, rows, [*AXES, value]).dropna(subset=[value])
+        value: rows_of(runs, rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
     }
     found = {value: rows for value, rows in found.items() if len(rows)}
@@ -103,15 +104,10 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     n_curves = sum(rows["run"].nunique() for rows in found.values())
     points = min(max(_ALL_POINTS // n_curves, _LEAST), _MOST)
     for value, rows in found.items():
-        run = rows["run"].to_numpy()
-        known = rows.assign(
-            tokens=rows["tokens"].mask(tasks[run]),
-            train_time_s=rows["train_time_s"].where(timed[run]),
-        )
-        found[value] = thinned(known, value, points)
+        found[value] = thinned(only_what_counts(rows, runs), value, points)
     axes = {
         name: text
-        for name, text in AXES.items()
+        for name, text in PROGRESS.items()
         if any(rows[name].notna().any() for rows in found.values())
     }
     looks = _looks(cells, runs)
@@ -166,7 +162,7 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
     return {
         cell: {
-            "name": label_text(label),
+            "name": label,
             "colour": colour(names.index(label), len(names)),
             "dash": _DASHES[dashes[contexts.loc[cell]] % len(_DASHES)],
             "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
@@ -195,20 +191,19 @@ def _curves(
         if diverged:
             size = [9 if i == finite.max(initial=-1) else 0 for i in range(len(own))]
         shown = value == "eval_loss" or diverged or len(own) == 1
-        yield {
-            "type": "scatter",
-            "mode": "lines+markers" if shown else "lines",
-            "name": look["name"],
-            "legendgroup": look["name"],
-            "text": label_text(run["run_id"]),
-            "hovertemplate": "%{text}<br>%{x}: %{y:.5g}<extra></extra>",
-            "x": by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
-            "y": packed(own[value].to_numpy()),
-            "line": {"color": look["colour"], "dash": look["dash"], "width": look["width"]},
-            "marker": {"size": size, "symbol": "x" if diverged else look["symbol"]},
-            "meta": [position],
-            "when": {"curve": [value], "setting": ["", look["setting"]]},
-        }
+        yield scatter(
+            look["name"],
+            by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
+            packed(own[value].to_numpy()),
+            "%{text}<br>%{x}: %{y:.5g}",
+            "lines+markers" if shown else "lines",
+            legendgroup=look["name"],
+            text=label_text(run["run_id"]),
+            line={"color": look["colour"], "dash": look["dash"], "width": look["width"]},
+            marker={"size": size, "symbol": "x" if diverged else look["symbol"]},
+            meta=[position],
+            when={"curve": [value], "setting": ["", look["setting"]]},
+        )
 
 
 def _targets(
@@ -238,22 +233,20 @@ def _targets(
             look = looks[int(str(cell))]
             keys = zip(rows["sweep_dir"], rows["run_id"], strict=True)
             marks.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": look["name"],
-                    "legendgroup": look["name"],
-                    "hovertemplate": f"met {targets[key]}: %{{x:.6g}}<extra></extra>",
-                    "x": by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
-                    "y": [level] * len(rows),
-                    "marker": {"size": 11, "symbol": "triangle-down", "color": look["colour"]},
-                    "customdata": [[positions[run]] for run in keys],
-                    "when": {
+                scatter(
+                    look["name"],
+                    by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
+                    [level] * len(rows),
+                    f"met {targets[key]}: %{{x:.6g}}",
+                    legendgroup=look["name"],
+                    marker={"size": 11, "symbol": "triangle-down", "color": look["colour"]},
+                    customdata=[[positions[run]] for run in keys],
+                    when={
                         "curve": ["eval_loss"],
                         "target": [key],
                         "setting": ["", look["setting"]],
                     },
-                }
+                )
             )
     return marks, lines, targets
 

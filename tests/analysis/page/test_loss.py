@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.page.loss import AXES, loss_chart, thinned
+from batchscape.analysis.page.loss import loss_chart, thinned
+from batchscape.analysis.targets.curves import PROGRESS
 
 LOSSES = st.lists(
     st.lists(
@@ -81,7 +82,7 @@ def test_axes_are_those_of_the_run_folders(build: Any) -> None:
             recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
             trace = drawn[folder.path.name, value]
             assert np.array_equal(unpacked(trace["y"]), recorded[value])
-            for axis in AXES:
+            for axis in PROGRESS:
                 assert np.array_equal(unpacked(trace["x"]["of"][axis]), recorded[axis]), axis
 
 
@@ -159,7 +160,7 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
         loss = one.steps["loss"].to_numpy() + noise
         steps.append(one.steps.assign(run_id=name, loss=loss))
         measured = one.steps.assign(run_id=name).rename(columns={"loss": "eval_loss"})
-        evals.append(measured[["sweep_dir", "run_id", *AXES, "eval_loss"]])
+        evals.append(measured[["sweep_dir", "run_id", *PROGRESS, "eval_loss"]])
         ranks.append(one.ranks.assign(run_id=name))
     parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
     tables = Tables(*parts, damaged={})

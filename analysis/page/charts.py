@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from batchscape.analysis.page.chart import (
     size_axis,
 )
 from batchscape.analysis.page.settings import setting_names
+from batchscape.config import Affects, affects_of
 
 __all__ = [
     "OfRow",
@@ -305,6 +307,9 @@ def cost_chart(
     known = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
     if not figures or known["micro_batch_size"].nunique() < 2:
         return None
+    affects = {name: affects_of(name) for name in cells.contexts}
+    costly = [name for name, what in affects.items() if what is None or what & Affects.COST]
+    cells = replace(cells, contexts=costly)
     context = cells.context_of()
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
     known = known.sort_values("micro_batch_size", kind="stable")
@@ -335,7 +340,9 @@ def cost_chart(
     return Chart(
         "cost",
         "Memory and step time against the micro-batch",
-        "Means over the completed runs of a cell, with 95 % t-intervals from three runs on.",
+        "Means over the completed runs of a cell, with 95 % t-intervals from three runs on. Cells "
+        "that differ in what decides neither memory nor time, such as the learning rate, share a "
+        "line.",
         traces,
         {
             "xaxis": size_axis(known["micro_batch_size"], "micro-batch size (samples a device)"),
@@ -688,7 +695,7 @@ def decompositions_chart(
         "between seeds. What is equal to the last bit has no point.",
         traces,
         {
-            "xaxis": {**log_axis("|difference of the loss|"), "dtick": 1},
+            "xaxis": {**log_axis("|difference of the loss|"), "dtick": 1, "tickformat": "~e"},
             "yaxis": {"type": "category", "automargin": True},
         },
         tables=["tables/decompositions.csv"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,9 +40,11 @@ THINNING = (
     f"each has {_LEAST} where it has as many."
 )
 _CUT = (
-    "The axis of the loss is cut above the runs that did not diverge, so that losses of those that "
-    "did, and their crosses, may lie outside: double click to see all. "
+    "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
+    "peaks, and crosses, may lie outside; double click to see all. "
 )
+_SOARED = 1.5
+"""How much higher than the range of these losses one must be for that."""
 _OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
@@ -123,7 +126,12 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
-        choices.append(Choice("setting", "Settings", {"": "all", **named}))
+        every = {"": "all", **named}
+        if len(named) > len(_DASHES):
+            # More than can be told apart: that of the most geometries comes first.
+            shown = Counter(look["setting"] for look in looks.values())
+            every = {key: every[key] for key in [max(named, key=lambda key: shown[key]), *every]}
+        choices.append(Choice("setting", "Settings", every))
     choices.append(Choice("scale", "Scale of the loss", {"linear": "linear", "log": "logarithmic"}))
     return Chart(
         "loss",
@@ -156,9 +164,9 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]
     # Cuts that train alike lie on top of each other: earlier ones are wider, so that they show.
-    grouped = batches.groupby(batches)
-    places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
     contexts = cells.context_of()
+    grouped = batches.groupby([batches, contexts.loc[launched]])
+    places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
     dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
     return {
         cell: {
@@ -252,16 +260,17 @@ def _targets(
 
 
 def _range(found: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> dict[str, Any]:
-    """Cut the axis where a run that diverged would press the others into one line."""
+    """Cut the axis where a loss that soared would press all others into one line."""
     lost = runs.index[runs["status"].eq("diverged")]
     limits: dict[str, Any] = {}
     for value, rows in found.items():
         finite = rows[np.isfinite(rows[value])]
-        usual = finite.loc[~finite["run"].isin(lost), value]
-        if usual.empty or finite[value].max() <= usual.max():
-            limits[value] = None
+        usual = finite[~finite["run"].isin(lost)]
+        ends = usual.groupby("run")[value].agg(["first", "last"])
+        low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))
+        limits[value] = None
+        if usual.empty or finite[value].max() <= low + _SOARED * (high - low):
             continue
-        low, high = float(usual.min()), float(usual.max())
         margin = 0.05 * (high - low) or 0.05 * abs(high)
         linear = [low - margin, high + 2 * margin]
         logs = np.log10([max(low * 0.97, 1e-12), max(high * 1.05, 1e-12)]).tolist()

@@ -27,6 +27,7 @@ from batchscape.analysis.equivalence.decompositions import compare_decomposition
 from batchscape.analysis.page import page as page_module
 from batchscape.analysis.page.charts import (
     claims_chart,
+    cost_chart,
     decompositions_chart,
     pareto_chart,
     steps_chart,
@@ -393,6 +394,24 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     assert ("device-hours" in card["time"]) == evaluated
     assert card["time"].endswith(" a step") != evaluated
     assert (charts[0] is not None) == evaluated
+
+
+def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
+    sweep = build()
+    for rate in (1e-3, 3e-3, 9e-3):
+        for micro in (8, 16):
+            for loader in ({}, {"workers": 1}):
+                optimizer = {"name": "adamw", "learning_rate": rate}
+                sweep.run((1, micro, 1), optimizer=optimizer, loader=loader)
+    cells = find_cells(load(sweep.path).runs)
+    index = RunIndex(cells)
+    chart = cost_chart(compare(cells), cells, index.of_cell)
+    assert chart is not None
+    assert len(chart.traces) == 2, "whether samples are fetched ahead decides the time of a step"
+    for trace in chart.traces:
+        assert trace["x"] == [8, 8, 8, 16, 16, 16]
+        runs = cells.runs.iloc[[run for own in trace["customdata"] for run in own]]
+        assert sorted(runs["learning_rate"]) == [1e-3, 1e-3, 3e-3, 3e-3, 9e-3, 9e-3]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -167,12 +168,15 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     contexts = cells.context_of()
     grouped = batches.groupby([batches, contexts.loc[launched]])
     places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
-    dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
+    known = contexts.loc[launched].unique()
+    dashes = dict(
+        zip(known, _DASHES if len(known) <= len(_DASHES) else cycle(["solid"]), strict=False)
+    )
     return {
         cell: {
             "name": label,
             "colour": colour(names.index(label), len(names)),
-            "dash": _DASHES[dashes[contexts.loc[cell]] % len(_DASHES)],
+            "dash": dashes[contexts.loc[cell]],
             "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
             "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
             "setting": f"s{contexts.loc[cell]}",

@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  const [line, text] = ["summary", "pre"].map((name) => document.querySelector(`#progress ${name}`));
+  const progress = document.getElementById("progress");
+  const [line, text] = ["summary", "pre"].map((name) => progress.querySelector(name));
   const waiting = document.getElementById("waiting");
   const main = document.querySelector("main");
   const every = 2000;
@@ -58,6 +59,8 @@
         if (current) {
           keep(current.contentWindow, frame.contentWindow);
           current.remove();
+        } else {
+          progress.open = false;
         }
         frame.style.visibility = "visible";
         current = frame;
@@ -80,7 +83,7 @@
       say(text, overview);
       if (!page) {
         say(waiting, note || "No run has ended yet. The page comes by itself when one has.");
-        document.getElementById("progress").open = true;
+        progress.open = true;
       }
       // Who looks at runs behind a number is not interrupted.
       const isRead = current && current.contentDocument.querySelector("dialog[open]");

@@ -114,6 +114,8 @@ def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rat
     assert label == ("all" if n_rates < 5 else "learning rate 0.004")
     shown = [trace["name"] for trace in chart.traces if opens in trace["when"]["setting"]]
     assert len(set(shown)) == 2
+    dashes = {trace["line"]["dash"] for trace in chart.traces}
+    assert dashes == ({"solid"} if n_rates > 4 else {"solid", "dash", "dot", "dashdot"})
     # Only cuts of one trajectory lie on top of each other.
     widths = {(t["name"], t["line"]["width"]) for t in chart.traces if t["when"]["setting"][1]}
     assert {width for cut, width in widths if cut == name((1, 32, 1))} == {1.2, 2.0}

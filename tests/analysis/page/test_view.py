@@ -148,6 +148,7 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
         for geometry in GEOMETRIES[1:]:
             sweep.run(geometry)
         page.wait_for_selector("iframe", timeout=SOON_S * 1000)
+        assert page.locator("#progress").get_attribute("open") is None, "the page has the room"
         runs = "header .title .muted"
         frame = page.frame_locator("iframe")
         frame.locator(f"{runs} >> text=2 completed").wait_for()

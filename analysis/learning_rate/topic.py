@@ -151,7 +151,11 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     names = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
     told = [name for name in names if name in table]
     by_optimum = table.groupby(keys, dropna=False)[told]
-    behind = by_optimum.agg(lambda own: ";".join(sorted(set(own))))
+
+    def each(own: pd.Series[str]) -> str:
+        return ";".join(sorted(set(own)))
+
+    behind = by_optimum.agg(each)
     return best.merge(behind.rename(columns=names).reset_index(), on=keys, how="left")
 
 

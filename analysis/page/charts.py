@@ -259,12 +259,12 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     hollow = {"size": 6, "symbol": "circle-open", "color": _GREY}
     dotted = {"color": _MARK, "width": 1.5, "dash": "dot"}
     star = {"symbol": "star-open", "size": 20, "color": _MARK}
-    drawn = (
-        (measured, {"kind": "measured", "mode": named, "marker": solid}),
-        (predicted, {"kind": "predicted", "marker": hollow}),
-        (chosen, {"kind": "recommended", "marker": star}),
+    drawn: tuple[tuple[str, pd.DataFrame, dict[str, Any]], ...] = (
+        ("measured", measured, {"mode": named, "marker": solid}),
+        ("predicted", predicted, {"marker": hollow}),
+        ("recommended", chosen, {"marker": star}),
     )
-    traces = [places(own, **look, error_x=bars(own)) for own, look in drawn if len(own)]
+    traces = [places(own, kind, error_x=bars(own), **look) for kind, own, look in drawn if len(own)]
     if len(front) > 1:
         x, y = front["time_s"], front["device_hours"]
         traces.append(scatter("front", x, y, mode="lines", line=dotted))

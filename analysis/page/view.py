@@ -71,7 +71,6 @@ class _Shown:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     shown: _Shown
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401

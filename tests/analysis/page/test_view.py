@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,8 +121,8 @@ def test_what_cannot_be_viewed_is_a_message(
     assert "holds no runs" in capsys.readouterr().err
     sweep = build()
     sweep.run((1, 32, 1))
-    with viewed(sweep.path) as address:
-        port = str(urlsplit(address).port)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
         assert main(["view", str(sweep.path), "--port", port]) == 2
     assert f"port {port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
     assert main(["view", str(sweep.path), "--port", "70000"]) == 2

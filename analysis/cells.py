@@ -23,6 +23,7 @@ __all__ = [
     "SEEDS",
     "WHERE",
     "Cells",
+    "counted",
     "find_cells",
     "geometry_label",
     "plain_texts",
@@ -172,6 +173,12 @@ def _tells_apart(name: str) -> bool:
         return False
     affects = affects_of(name)
     return affects is None or bool(affects & Affects.ALL) or name == WARMUP
+
+
+def counted(statuses: pd.Series[str]) -> str:
+    """Count runs by status, as in "3 completed, 1 diverged"."""
+    counts = statuses.value_counts().sort_index()
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:

@@ -60,13 +60,15 @@ def told(capsys: Captured, argv: list[str], code: int) -> str:
 def test_help_names_every_verb(argv: list[str], capsys: Captured) -> None:
     assert main(argv) == 0
     text = capsys.readouterr().out
-    for verb in ("sweep", "run", "plan", "status", "report", "sync", "doctor"):
+    for verb in ("sweep", "run", "plan", "status", "report", "view", "sync", "doctor"):
         assert f"batchscape {verb} " in text
 
 
-@pytest.mark.parametrize("verb", ["sweep", "run", "plan", "status", "report", "sync", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["sweep", "run", "plan", "status", "report", "view", "sync", "doctor"]
+)
 def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
-    if verb in {"status", "report", "sync", "doctor"}:
+    if verb in {"status", "report", "view", "sync", "doctor"}:
         with pytest.raises(SystemExit) as leaving:
             main([verb, "--help"])
         assert leaving.value.code == 0

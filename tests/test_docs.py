@@ -155,6 +155,7 @@ RUN_BY = {
     "batchscape report": "tests/test_cli.py",
     "batchscape status": "tests/test_cli.py",
     "batchscape sync": "tests/test_cli.py",
+    "batchscape view": "tests/analysis/page/test_view.py",
     "make check": ".ci/run",
     "make gpu": "tests/test_gpu_target.py",
     "make gpu-bench": "tests/test_gpu_target.py",
@@ -306,7 +307,7 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
 ):
     """Where there are no runs yet each says so of its folder, and complains of nothing else."""
     monkeypatch.chdir(tmp_path)
-    verbs = ("report", "recommend", "status", "analyze", "configs", "check-config")
+    verbs = ("report", "view", "recommend", "status", "analyze", "configs", "check-config")
     for shown in sorted({c for c in commands() if c.words[1:2] and c.words[1] in verbs}):
         arguments = [word for word in shown.words[1:] if word != "..."]
         if len(arguments) == 1:

@@ -96,7 +96,7 @@ def test_imports_point_down(part: str) -> None:
 
 def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
     for path in files("analysis"):
-        below = {"config", "record", "errors", "geometry", "outgoing"}
+        below = {"config", "record", "errors", "geometry", "outgoing", "terminal"}
         assert own_parts(path) <= {"analysis", *below}, path
         roots = {name.split(".")[0] for name in imported(path)}
         assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path

@@ -52,6 +52,8 @@ class Verdict:
     """Hardware, precision, model and data, and what else tells contexts apart; empty where no
     context has anything to say."""
     run_ids: tuple[str, ...]
+    sweep_dirs: tuple[str, ...]
+    """Folders of these runs: those of other contexts may have the same ids."""
     explanation: str
     settle: str | None
     """The command that would settle it; None where it is settled."""
@@ -102,7 +104,9 @@ class Claim:
         missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
         names = [name for context in contexts for name in context.data]
         return [
-            Verdict(self, OPEN, missing.effect, "", (), missing.explanation, self.settle_on(names))
+            Verdict(
+                self, OPEN, missing.effect, "", (), (), missing.explanation, self.settle_on(names)
+            )
         ]
 
     def _found(self, context: Context, evidence: Evidence) -> ClaimResult | None:
@@ -151,6 +155,7 @@ class Claim:
         says_more = context.margin is not None or self.view == "cost"
         if own is None and finding.contrasts and says_more:
             own = for_more_seeds(context.launched, seeds)
+        behind = context.runs.loc[context.runs["run_id"].isin(finding.run_ids), "sweep_dir"]
         shipped = self.settle_on(context.data)
         if n > 1:
             shipped += f" seed={','.join(map(str, seeds))}"
@@ -160,6 +165,7 @@ class Claim:
             finding.effect,
             context.label,
             finding.run_ids,
+            tuple(behind.unique()),
             finding.explanation,
             (own or shipped) if finding.answer == OPEN else None,
             finding.contrasts,

@@ -74,7 +74,8 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     DataFrame
         One row a claim and context: `claim`, `statement`, `source`, `verdict`, `context`,
         `effect`, `low`, `high`, `unit`, `n`, `n_runs`, `method`, `definition`, `note`, `rule`,
-        `needs`, `explanation`, `settle` (missing where it is settled) and `run_ids`.
+        `needs`, `explanation`, `settle` (missing where it is settled), `run_ids` and
+        `sweep_dirs`.
     """
     rows = [
         {
@@ -97,6 +98,7 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
             "explanation": verdict.explanation,
             "settle": verdict.settle,
             "run_ids": ";".join(verdict.run_ids),
+            "sweep_dirs": ";".join(verdict.sweep_dirs),
         }
         for verdict in verdicts
     ]

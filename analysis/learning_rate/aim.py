@@ -85,7 +85,7 @@ def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """
     stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
-    return runs[~stopped].reindex(columns=[*names, "run_id", "trajectory_id"])
+    return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])
 
 
 def is_varied(table: pd.DataFrame) -> bool:

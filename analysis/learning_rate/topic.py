@@ -148,8 +148,15 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     if "run_id" not in table:
         return best
     keys = [name for name in ("group", "target_loss", "global_batch_size") if name in table]
-    ids = table.groupby(keys, dropna=False)["run_id"].agg(lambda run: ";".join(sorted(set(run))))
-    return best.merge(ids.rename("run_ids").reset_index(), on=keys, how="left")
+    names = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
+    told = [name for name in names if name in table]
+    by_optimum = table.groupby(keys, dropna=False)[told]
+
+    def each(own: pd.Series[str]) -> str:
+        return ";".join(sorted(set(own)))
+
+    behind = by_optimum.agg(each)
+    return best.merge(behind.rename(columns=names).reset_index(), on=keys, how="left")
 
 
 def _grid(best: pd.DataFrame, labels: Sequence[str], value: str) -> Grid:

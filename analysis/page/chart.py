@@ -20,7 +20,19 @@ from numpy.typing import NDArray
 from batchscape.analysis.figures.style import PALETTE
 from batchscape.outgoing import outgoing
 
-__all__ = ["Chart", "Choice", "by", "colour", "error_bars", "label_text", "numbers", "packed"]
+__all__ = [
+    "Chart",
+    "Choice",
+    "by",
+    "colour",
+    "error_bars",
+    "label_text",
+    "log_axis",
+    "numbers",
+    "packed",
+    "scatter",
+    "size_axis",
+]
 
 _DARK_BLACK = "#f0f0f0"
 """Black lines would not show on a dark page."""
@@ -104,3 +116,49 @@ def error_bars(low: Iterable[Any], value: Iterable[Any], high: Iterable[Any]) ->
     known = np.isfinite(ends).all(axis=0)
     down, up = (np.where(known, np.abs(ends[i] - ends[1]), 0.0).tolist() for i in (0, 2))
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2}
+
+
+def scatter(
+    name: object,
+    x: Iterable[Any] | Mapping[str, Any],
+    y: Iterable[Any] | Mapping[str, Any],
+    hover: str = "",
+    mode: Any = "markers",  # noqa: ANN401  (a text, or one of each option)
+    **more: Any,  # noqa: ANN401  (of JSON)
+) -> dict[str, Any]:
+    """Make a trace of points or a line.
+
+    Parameters
+    ----------
+    name : object
+        What the legend says.
+    x, y : iterable, or what `by` or `packed` returns
+        Numbers, or texts where the axis has categories.
+    hover : str
+        What is said of a point, with plotly's `%{x}`; none is pointed at where it is empty.
+    mode : str, or what `by` returns
+    **more
+        Further attributes of the trace.
+    """
+    said = {"hovertemplate": f"{hover}<extra></extra>"} if hover else {"hoverinfo": "skip"}
+    places = {"x": _places(x), "y": _places(y)}
+    return {"type": "scatter", "mode": mode, "name": label_text(name), **places, **said, **more}
+
+
+def _places(values: Iterable[Any] | Mapping[str, Any]) -> list[Any] | Mapping[str, Any]:
+    if isinstance(values, Mapping):
+        return values
+    listed = list(values)
+    return listed if any(isinstance(value, str) for value in listed) else numbers(listed)
+
+
+def log_axis(title: object) -> dict[str, Any]:
+    """Return a logarithmic axis; its title is a text, or one of each option."""
+    return {"type": "log", "title": {"text": title}}
+
+
+def size_axis(sizes: Iterable[float], title: str) -> dict[str, Any]:
+    """Return a logarithmic axis that names at most eight of the sizes."""
+    known = sorted({size for size in numbers(sizes) if size is not None})
+    chosen = known[:: -(-len(known) // 8)]
+    return {**log_axis(title), "tickvals": chosen, "ticktext": [f"{size:g}" for size in chosen]}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,13 @@ from batchscape.analysis.page.chart import (
     colour,
     error_bars,
     label_text,
+    log_axis,
     numbers,
+    scatter,
+    size_axis,
 )
 from batchscape.analysis.page.settings import setting_names
+from batchscape.config import Affects, affects_of
 
 __all__ = [
     "OfRow",
@@ -47,8 +52,6 @@ _SHADES = {
     "light": [[0, "#e8f1fa"], [1, "#3182bd"]],
     "dark": [[0, "#24364a"], [1, "#4a90c8"]],
 }
-_MOST_NAMED = 12
-"""Points that have room for their names."""
 _QUANTITIES = {
     "steps_to_target": "optimizer steps to target",
     "samples_to_target": "samples to target",
@@ -82,10 +85,8 @@ def steps_chart(
     Returns
     -------
     Chart or None
-        None where there is one global batch.
+        None where no target was tried at several global batches.
     """
-    if reaches["global_batch_size"].nunique() < 2:
-        return None
     quantities = {
         name: text
         for name, text in _QUANTITIES.items()
@@ -95,28 +96,23 @@ def steps_chart(
     targets: dict[str, str] = {}
     traces: list[dict[str, Any]] = []
     shapes: dict[str, list[dict[str, Any]]] = {}
-    fitted: list[str] = []
     for keys, own in reaches.groupby(["group", "target_loss"], sort=False):
         group, target = int(str(keys[0])), float(str(keys[1]))
         if own["global_batch_size"].nunique() < 2:
             continue
-        key = f"{group}|{target!r}"
-        name = f"loss {target:.7g}"
+        key, name = f"{group}|{target!r}", f"loss {target:.7g}"
         targets[key] = f"{labels.get(group, '')}: {name}" if several else name
-        when = {"target": [key]}
-        traces += [{**trace, "when": when} for trace in _reached(own, quantities, found)]
+        drawn = [*_reached(own, quantities, found)]
         shapes[key] = []
-        if curve is None:
-            continue
-        fit = curve[curve["group"].eq(group) & curve["target_loss"].eq(target)]
-        if len(fit):
-            fitted.append(key)
-            traces += [{**trace, "when": when} for trace in _fitted(fit, quantities)]
-            shapes[key] = _critical(fit.iloc[0])
+        if curve is not None:
+            fit = curve[curve["group"].eq(group) & curve["target_loss"].eq(target)]
+            drawn += _fitted(fit, quantities) if len(fit) else []
+            shapes[key] = _critical(fit.iloc[0]) if len(fit) else []
+        traces += [{**trace, "when": {"target": [key]}} for trace in drawn]
     if not targets:
         return None
     opens = "" if spoken_of is None else f"{spoken_of[0]}|{spoken_of[1]!r}"
-    order = [key for key in (opens, *targets) if key in targets]
+    order = dict.fromkeys(key for key in (opens, *targets) if key in targets)
     return Chart(
         "steps_to_target",
         "What a target takes, by global batch",
@@ -127,15 +123,15 @@ def steps_chart(
         "from the smallest batch on. Vertical: the critical batch size, with its interval.",
         traces,
         {
-            "xaxis": _batch_axis(reaches["global_batch_size"]),
-            "yaxis": {"type": "log", "title": {"text": by("quantity", quantities)}},
+            "xaxis": size_axis(reaches["global_batch_size"], _BATCH),
+            "yaxis": log_axis(by("quantity", quantities)),
             "shapes": by("target", shapes),
         },
         [
-            Choice("target", "Target", {key: targets[key] for key in dict.fromkeys(order)}),
+            Choice("target", "Target", {key: targets[key] for key in order}),
             Choice("quantity", "Count", quantities),
         ],
-        ["tables/reaches.csv"] + ["tables/tradeoff_curve.csv"] * bool(fitted),
+        ["tables/reaches.csv"] + ["tables/tradeoff_curve.csv"] * (curve is not None),
     )
 
 
@@ -143,77 +139,59 @@ def _reached(
     own: pd.DataFrame, quantities: Mapping[str, str], found: OfRow
 ) -> Iterable[dict[str, Any]]:
     met = own[own["outcome"].eq("reached")]
-    yield {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "runs",
-        "x": numbers(met["global_batch_size"]),
-        "y": by("quantity", {name: numbers(met[name]) for name in quantities}),
-        "customdata": _each(met, found),
-        "hovertemplate": "B = %{x}: %{y:.5g}<extra></extra>",
-        "marker": {"color": _INK, "size": 7, "opacity": 0.75},
-    }
+    yield scatter(
+        "runs",
+        met["global_batch_size"],
+        by("quantity", {name: numbers(met[name]) for name in quantities}),
+        "B = %{x}: %{y:.5g}",
+        customdata=_each(met, found),
+        marker={"color": _INK, "size": 7, "opacity": 0.75},
+    )
     short = own[own["outcome"].isin(["censored", "pruned"])]
     if len(short):
-        least = {
-            "steps_to_target": short["steps_low"],
-            "samples_to_target": short["steps_low"] * short["global_batch_size"],
-        }
-        nothing = [None] * len(short)
-        seen = {n: numbers(least[n]) if n in least else nothing for n in quantities}
-        yield {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "not reached: more than this",
-            "x": numbers(short["global_batch_size"]),
-            "y": by("quantity", seen),
-            "customdata": _each(short, found),
-            "hovertemplate": "B = %{x}: more than %{y:.5g}<extra></extra>",
-            "marker": {"color": _MARK, "size": 10, "symbol": "triangle-up-open"},
-        }
-    lost = own[own["outcome"].eq("diverged")]
+        yield scatter(
+            "not reached: more than this",
+            short["global_batch_size"],
+            _steps_and_samples(short["steps_low"], short["global_batch_size"], quantities),
+            "B = %{x}: more than %{y:.5g}",
+            customdata=_each(short, found),
+            marker={"color": _MARK, "size": 10, "symbol": "triangle-up-open"},
+        )
+    lost = own.loc[own["outcome"].eq("diverged"), "global_batch_size"]
     if len(lost):
-        counts = lost["global_batch_size"].value_counts().sort_index()
+        counts = lost.value_counts().sort_index()
         said = ", ".join(f"{n} at B = {batch}" for batch, n in counts.items())
-        yield {
-            "type": "scatter",
-            "mode": "markers",
-            "name": f"diverged: {said}",
-            "x": [None],
-            "y": [None],
-            "customdata": [sorted({run for own in _each(lost, found) for run in own})],
-            "marker": {"color": _MARK, "size": 9, "symbol": "x"},
-        }
+        marker = {"color": _MARK, "size": 9, "symbol": "x"}
+        yield scatter(f"diverged: {said}", [None], [None], marker=marker)
 
 
 def _fitted(fit: pd.DataFrame, quantities: Mapping[str, str]) -> Iterable[dict[str, Any]]:
     sizes = fit["global_batch_size"]
-    nothing: list[None] = [None] * len(fit)
 
-    def counted(name: str) -> dict[str, Any]:
-        in_ = {"steps_to_target": fit[name], "samples_to_target": fit[name] * sizes}
-        return by("quantity", {q: numbers(in_[q]) if q in in_ else nothing for q in quantities})
+    def line(name: str, column: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        counted = _steps_and_samples(fit[column], sizes, quantities)
+        return scatter(name, sizes, counted, mode="lines", **more)
 
-    line = {"type": "scatter", "mode": "lines", "x": numbers(sizes), "hoverinfo": "skip"}
     if fit["low"].notna().any():
-        edge = {**line, "line": {"width": 0}, "showlegend": False}
-        yield {**edge, "y": counted("low")}
-        yield {
-            **edge,
-            "y": counted("high"),
-            "fill": "tonexty",
-            "fillcolor": _BAND,
-            "showlegend": True,
-            "name": "interval of the fit",
-        }
-    yield {**line, "y": counted("steps"), "name": "fit", "line": {"color": _ACCENT, "width": 2}}
+        edge = {"line": {"width": 0}}
+        yield line("", "low", **edge, showlegend=False)
+        yield line("interval of the fit", "high", **edge, fill="tonexty", fillcolor=_BAND)
+    yield line("fit", "steps", line={"color": _ACCENT, "width": 2})
     dashed = {"color": _GREY, "width": 1.5, "dash": "dash"}
-    yield {**line, "y": counted("perfect_steps"), "name": "perfect scaling", "line": dashed}
+    yield line("perfect scaling", "perfect_steps", line=dashed)
     critical = fit["critical_batch_size"].iloc[0]
     if np.isfinite(critical):
-        nowhere = {"type": "scatter", "mode": "lines", "x": [None], "y": [None]}
         name = f"critical batch size {significant(critical, 3)}"
-        yield {**nowhere, "name": name, "line": {"color": _MARK, "width": 2}}
+        yield scatter(name, [None], [None], mode="lines", line={"color": _MARK, "width": 2})
+
+
+def _steps_and_samples(
+    steps: pd.Series[float], sizes: pd.Series[int], quantities: Mapping[str, str]
+) -> dict[str, Any]:
+    """Count optimizer steps as each quantity counts; tokens and time do not follow from them."""
+    known = {"steps_to_target": steps, "samples_to_target": steps * sizes}
+    nothing = [None] * len(steps)
+    return by("quantity", {n: numbers(known[n]) if n in known else nothing for n in quantities})
 
 
 def _critical(row: pd.Series[Any]) -> list[dict[str, Any]]:
@@ -251,84 +229,87 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     rows = candidates[candidates["time_s"].map(np.isfinite) & candidates["fits"].astype(bool)]
     if len(rows) < 2:
         return None
-    parts = {
-        "measured": rows[rows["source"].eq("measured")],
-        "predicted": rows[rows["source"].ne("measured") & rows["beyond"].eq("")],
-    }
-    traces = []
-    for kind, own in parts.items():
-        if own.empty:
-            continue
+
+    def places(own: pd.DataFrame, kind: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+        names = list(map(geometry_text, own.to_dict("records")))
+        # The others would lie on top of each other.
+        shown = [text if on else "" for text, on in zip(names, own["on_front"], strict=True)]
+        return scatter(
+            kind,
+            own["time_s"],
+            own["device_hours"],
+            "%{hovertext}<br>%{x:.4g} s, %{y:.4g} device-hours",
+            hovertext=names,
+            text=shown,
+            textposition="top center",
+            customdata=_each(own, found),
+            **more,
+        )
+
+    def bars(own: pd.DataFrame) -> dict[str, Any]:
         timed = own["has_interval"].astype(bool)
-        low, value, high = (own[f"time{end}_s"].where(timed) for end in ("_low", "", "_high"))
-        named = "markers+text" if kind == "measured" and len(own) <= _MOST_NAMED else "markers"
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": by("room", {"wide": named, "narrow": "markers"}),
-                "name": kind,
-                "x": numbers(own["time_s"]),
-                "y": numbers(own["device_hours"]),
-                "error_x": error_bars(low, value, high),
-                "text": list(map(geometry_text, own.to_dict("records"))),
-                "textposition": "top center",
-                "customdata": _each(own, found),
-                "hovertemplate": "%{text}<br>%{x:.4g} s, %{y:.4g} device-hours<extra></extra>",
-                "marker": {
-                    "size": 10 if kind == "measured" else 6,
-                    "symbol": "circle" if kind == "measured" else "circle-open",
-                    "color": _ACCENT if kind == "measured" else _GREY,
-                },
-            }
-        )
+        return error_bars(*(own[f"time{end}_s"].where(timed) for end in ("_low", "", "_high")))
+
+    measured = rows[rows["source"].eq("measured")]
+    predicted = rows[rows["source"].ne("measured") & rows["beyond"].eq("")]
     front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
-    if len(front) > 1:
-        line = {"color": _MARK, "width": 1.5, "dash": "dot"}
-        places = {"x": numbers(front["time_s"]), "y": numbers(front["device_hours"])}
-        traces.append({"type": "scatter", "mode": "lines", "name": "front", **places, "line": line})
     chosen = rows[rows["recommended"].astype(bool)]
-    if len(chosen):
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "recommended",
-                "x": numbers(chosen["time_s"]),
-                "y": numbers(chosen["device_hours"]),
-                "customdata": _each(chosen, found),
-                "marker": {"symbol": "star-open", "size": 20, "color": _MARK},
-            }
-        )
+    named = by("room", {"wide": "markers+text", "narrow": "markers"})
+    solid = {"size": 10, "color": _ACCENT}
+    hollow = {"size": 6, "symbol": "circle-open", "color": _GREY}
+    dotted = {"color": _MARK, "width": 1.5, "dash": "dot"}
+    star = {"symbol": "star-open", "size": 20, "color": _MARK}
+    drawn: tuple[tuple[str, pd.DataFrame, dict[str, Any]], ...] = (
+        ("measured", measured, {"mode": named, "marker": solid}),
+        ("predicted", predicted, {"marker": hollow}),
+        ("recommended", chosen, {"marker": star}),
+    )
+    traces = [places(own, kind, error_x=bars(own), **look) for kind, own, look in drawn if len(own)]
+    if len(front) > 1:
+        x, y = front["time_s"], front["device_hours"]
+        traces.append(scatter("front", x, y, mode="lines", line=dotted))
     return Chart(
         name.replace("time_to_target", "pareto"),
         title,
         "Device-hours against time to the target. Bars: 95 % intervals of the time. Line: the "
         "front, the geometries that none beats in both.",
         traces,
-        {
-            "xaxis": {"type": "log", "title": {"text": "time to target (s)"}},
-            "yaxis": {"type": "log", "title": {"text": "device-hours"}},
-        },
+        {"xaxis": log_axis("time to target (s)"), "yaxis": log_axis("device-hours")},
         tables=[f"tables/{name}.csv"],
     )
+
+
+def _figures(table: pd.DataFrame, *names: str) -> dict[str, tuple[str, float]]:
+    """Title the figures of a comparison that any cell has, with the factor to their unit."""
+    memory = memory_scale(table["peak_allocated_gib_mean"])
+    time = time_scale(table["step_time_s_mean"])
+    known = {
+        "step_time_s": (f"step time ({time.unit})", time.factor),
+        "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
+        "tokens_per_s": ("tokens/s, all devices", 1.0),
+        "samples_per_s": ("samples/s, all devices", 1.0),
+        "final_eval_loss": ("final held-out loss", 1.0),
+        "final_loss": ("final training loss", 1.0),
+    }
+    return {name: known[name] for name in names if table[f"{name}_n"].gt(0).any()}
+
+
+def _titles(figures: Mapping[str, tuple[str, float]]) -> dict[str, str]:
+    return {name: title for name, (title, _) in figures.items()}
 
 
 def cost_chart(
     comparison: pd.DataFrame, cells: Cells, of_cell: Mapping[int, list[int]]
 ) -> Chart | None:
     """Draw memory, step time and throughput against the micro-batch."""
-    memory = memory_scale(comparison["peak_allocated_gib_mean"])
-    time = time_scale(comparison["step_time_s_mean"])
-    figures = {
-        "step_time_s": (f"step time ({time.unit})", time.factor),
-        "peak_allocated_gib": (f"peak allocated memory of a device ({memory.unit})", memory.factor),
-        "tokens_per_s": ("tokens/s, all devices", 1.0),
-        "samples_per_s": ("samples/s, all devices", 1.0),
-    }
-    figures = {n: shown for n, shown in figures.items() if comparison[f"{n}_n"].gt(0).any()}
+    names = ("step_time_s", "peak_allocated_gib", "tokens_per_s", "samples_per_s")
+    figures = _figures(comparison, *names)
     known = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
     if not figures or known["micro_batch_size"].nunique() < 2:
         return None
+    affects = {name: affects_of(name) for name in cells.contexts}
+    costly = [name for name, what in affects.items() if what is None or what & Affects.COST]
+    cells = replace(cells, contexts=costly)
     context = cells.context_of()
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
     known = known.sort_values("micro_batch_size", kind="stable")
@@ -337,39 +318,37 @@ def cost_chart(
     settings = _with_settings(cells)
     for index, ((number, devices, accumulation), own) in enumerate(series):
         counted = "1 device" if devices == 1 else f"{devices} devices"
-        name = f"{counted}, accumulation {accumulation}{settings[int(str(number))]}"
-        values = {n: numbers(own[f"{n}_mean"] * factor) for n, (_, factor) in figures.items()}
-        bars = {
-            n: {"type": "data", "array": numbers((own[f"{n}_ci95"] * factor).fillna(0))}
-            for n, (_, factor) in figures.items()
-        }
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label_text(name),
-                "x": numbers(own["micro_batch_size"]),
-                "y": by("figure", values),
-                "error_y": by("figure", bars),
-                "line": {"color": colour(index, len(series)), "width": 1.5},
-                "marker": {"size": 8},
-                "customdata": [of_cell[int(str(cell))] for cell in own.index],
-                "hovertemplate": "micro-batch %{x}: %{y:.5g}<extra></extra>",
-            }
+        values, bars = (
+            {n: numbers(own[f"{n}_{end}"] * factor) for n, (_, factor) in figures.items()}
+            for end in ("mean", "ci95")
         )
+        drawn = {n: {"type": "data", "array": [bar or 0 for bar in bars[n]]} for n in figures}
+        traces.append(
+            scatter(
+                f"{counted}, accumulation {accumulation}{settings[int(str(number))]}",
+                own["micro_batch_size"],
+                by("figure", values),
+                "micro-batch %{x}: %{y:.5g}",
+                "lines+markers",
+                error_y=by("figure", drawn),
+                line={"color": colour(index, len(series)), "width": 1.5},
+                marker={"size": 8},
+                customdata=[of_cell[int(str(cell))] for cell in own.index],
+            )
+        )
+    titles = _titles(figures)
     return Chart(
         "cost",
         "Memory and step time against the micro-batch",
-        "Means over the completed runs of a cell, with 95 % t-intervals from three runs on.",
+        "Means over the completed runs of a cell, with 95 % t-intervals from three runs on. Cells "
+        "that differ in what decides neither memory nor time, such as the learning rate, share a "
+        "line.",
         traces,
         {
-            "xaxis": _ticks(known["micro_batch_size"], "micro-batch size (samples a device)"),
-            "yaxis": {
-                "title": {"text": by("figure", {n: text for n, (text, _) in figures.items()})},
-                "rangemode": "tozero",
-            },
+            "xaxis": size_axis(known["micro_batch_size"], "micro-batch size (samples a device)"),
+            "yaxis": {"title": {"text": by("figure", titles)}, "rangemode": "tozero"},
         },
-        [Choice("figure", "Show", {n: text for n, (text, _) in figures.items()})],
+        [Choice("figure", "Show", titles)],
         ["tables/comparison.csv"],
     )
 
@@ -401,18 +380,9 @@ def heat_map(
     places = comparison.loc[comparison[list(axes)].notna().all(axis=1), names]
     if places.empty or all(places[name].nunique() < 2 for name in axes):
         return None
-    memory = memory_scale(places["peak_allocated_gib_mean"])
-    time = time_scale(places["step_time_s_mean"])
-    figures = {
-        "step_time_s": (f"step time ({time.unit})", time.factor),
-        "tokens_per_s": ("tokens/s, all devices", 1.0),
-        "samples_per_s": ("samples/s, all devices", 1.0),
-        "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
-        "final_eval_loss": ("final held-out loss", 1.0),
-        "final_loss": ("final training loss", 1.0),
-    }
-    known = {n: shown for n, shown in figures.items() if places[f"{n}_n"].gt(0).any()}
-    figures = known or {"final_loss": figures["final_loss"]}
+    of_steps = ("step_time_s", "tokens_per_s", "samples_per_s", "peak_allocated_gib")
+    figures = _figures(places, *of_steps, "final_eval_loss", "final_loss")
+    figures = figures or {"final_loss": ("final training loss", 1.0)}
     factor, layers = _layers(places, cells)
     # Those with most to show come first.
     shown = next(iter(figures))
@@ -420,17 +390,17 @@ def heat_map(
     layers = {key: layers[key] for key in sorted(layers, key=lambda key: -counts[key])}
     if max(len(own) for _, own in layers.values()) < 2:
         return None
+    ticks = [sorted(places[name].unique()) for name in axes]
     traces = [
         {**trace, "when": {"layer": [key]}}
         for key, (_, own) in layers.items()
-        for trace in _fields(own, figures, of_cell)
+        for trace in (*_fields(own, ticks, figures, of_cell), *_lost(own, of_cell))
     ]
-    ticks = [[f"{size}" for size in sorted(places[name].unique())] for name in axes]
-    ordered = [{"categoryorder": "array", "categoryarray": names} for names in ticks]
     titles = ("devices", "micro-batch size (samples a device)")
     down, across = (
-        {"type": "category", **order, "title": {"text": title}, "showgrid": False}
-        for order, title in zip(ordered, titles, strict=True)
+        {"type": "category", "categoryorder": "array", "categoryarray": [f"{n}" for n in sizes]}
+        | {"title": {"text": title}, "showgrid": False}
+        for sizes, title in zip(ticks, titles, strict=True)
     )
     return Chart(
         "heat_map",
@@ -441,7 +411,7 @@ def heat_map(
         traces,
         {"xaxis": across, "yaxis": down},
         [
-            Choice("figure", "Show", {n: text for n, (text, _) in figures.items()}),
+            Choice("figure", "Show", _titles(figures)),
             Choice("layer", factor, {key: text for key, (text, _) in layers.items()}),
         ],
         ["tables/comparison.csv"],
@@ -472,62 +442,62 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
 
 def _fields(
     own: pd.DataFrame,
+    ticks: Iterable[Iterable[Any]],
     figures: Mapping[str, tuple[str, float]],
     of_cell: Mapping[int, list[int]],
 ) -> Iterable[dict[str, Any]]:
-    """Colour the cells that have a figure; name what became of the others."""
+    """Colour what completed, over all places: plotly would stretch a field without a neighbour."""
     done = own[own["n_completed"].gt(0)]
-    if len(done):
-        micros, devices = (
-            sorted(done[name].unique()) for name in ("micro_batch_size", "data_parallel_size")
-        )
-        place = {
-            (row["data_parallel_size"], row["micro_batch_size"]): (int(str(cell)), row)
-            for cell, row in done.iterrows()
-        }
-        fields = [[place.get((count, size)) for size in micros] for count in devices]
-        means = {
-            n: [[f and float(f[1][f"{n}_mean"]) * factor for f in line] for line in fields]
-            for n, (_, factor) in figures.items()
-        }
-        shown = {
-            n: [["" if v is None else significant(v, 3) for v in line] for line in of]
-            for n, of in means.items()
-        }
-        yield {
-            "type": "heatmap",
-            "x": [f"{size}" for size in micros],
-            "y": [f"{count}" for count in devices],
-            "z": by("figure", {n: [numbers(line) for line in m] for n, m in means.items()}),
-            "text": by("figure", shown),
-            "texttemplate": "%{text}",
-            "customdata": [[field and of_cell[field[0]] for field in line] for line in fields],
-            "hovertemplate": "%{y} devices, micro-batch %{x}: %{text}<extra></extra>",
-            "colorscale": by("theme", _SHADES),
-            "showscale": False,
-            "xgap": 3,
-            "ygap": 3,
-        }
+    if done.empty:
+        return
+    devices, micros = map(list, ticks)
+    cuts = zip(done["data_parallel_size"], done["micro_batch_size"], strict=True)
+    at = {cut: int(str(cell)) for cut, cell in zip(cuts, done.index, strict=True)}
+    fields = [[at.get((count, size)) for size in micros] for count in devices]
+    values = {n: done[f"{n}_mean"] * factor for n, (_, factor) in figures.items()}
+
+    def each(write: Callable[[int], object], nothing: object = None) -> list[list[object]]:
+        return [[nothing if cell is None else write(cell) for cell in line] for line in fields]
+
+    texts = {n: {c: significant(v, 3) for c, v in own.items()} for n, own in values.items()}
+    yield {
+        "type": "heatmap",
+        "x": [f"{size}" for size in micros],
+        "y": [f"{count}" for count in devices],
+        "z": by("figure", {n: [numbers(line) for line in each(v.get)] for n, v in values.items()}),
+        "text": by("figure", {n: each(own.get, "") for n, own in texts.items()}),
+        "texttemplate": "%{text}",
+        "customdata": each(of_cell.get),
+        "hoverongaps": False,
+        "hovertemplate": "%{y} devices, micro-batch %{x}: %{text}<extra></extra>",
+        "colorscale": by("theme", _SHADES),
+        "showscale": False,
+        "xgap": 3,
+        "ygap": 3,
+    }
+
+
+def _lost(own: pd.DataFrame, of_cell: Mapping[int, list[int]]) -> Iterable[dict[str, Any]]:
+    """Name what became of cells of which no run completed."""
     lost = own[own["n_completed"].eq(0)]
     kinds = [next((k for k in _MARKS if k in status), "other") for status in lost["status"]]
     for kind, rows in lost.groupby(np.array(kinds, dtype=object)):
         text, symbol, tone = _MARKS.get(str(kind), ("", "circle-open", _GREY))
         reasons = rows["status"] + ": " + rows["reason"].fillna("no reason").astype(str)
-        yield {
-            "type": "scatter",
-            "mode": by("room", {"wide": "markers+text", "narrow": "markers"}),
-            "name": text or label_text(", ".join(rows["status"].unique())),
-            "x": [f"{size}" for size in rows["micro_batch_size"]],
-            "y": [f"{count}" for count in rows["data_parallel_size"]],
-            "text": [text or label_text(status) for status in rows["status"]],
-            "textposition": "bottom center",
-            "hovertext": [label_text(reason) for reason in reasons],
-            "hovertemplate": "%{y} devices, micro-batch %{x}<br>%{hovertext}<extra></extra>",
-            "customdata": [of_cell[int(str(cell))] for cell in rows.index],
-            "marker": {"symbol": symbol, "size": 14, "color": tone}
+        yield scatter(
+            text or ", ".join(rows["status"].unique()),
+            [f"{size}" for size in rows["micro_batch_size"]],
+            [f"{count}" for count in rows["data_parallel_size"]],
+            "%{y} devices, micro-batch %{x}<br>%{hovertext}",
+            by("room", {"wide": "markers+text", "narrow": "markers"}),
+            text=[text or label_text(status) for status in rows["status"]],
+            textposition="bottom center",
+            hovertext=[label_text(reason) for reason in reasons],
+            customdata=[of_cell[int(str(cell))] for cell in rows.index],
+            marker={"symbol": symbol, "size": 14, "color": tone}
             | {"line": {"width": 2, "color": tone}},
-            "showlegend": True,
-        }
+            showlegend=True,
+        )
 
 
 def noise_charts(
@@ -543,58 +513,48 @@ def noise_charts(
         As `noise_scale_curves` returns it.
     """
     charts = []
+    names = _cell_names(cells)
+    scale = log_axis("gradient noise scale (samples)")
     known = table[table["note"].isna() & table["estimate"].notna()]
-    scale = {"type": "log", "title": {"text": "gradient noise scale (samples)"}}
     if len(known):
-        names = _cell_names(cells).loc[known.index]
-        trace = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "noise scale",
-            "x": numbers(known["global_batch_size"]),
-            "y": numbers(known["estimate"]),
-            "error_y": error_bars(known["low"], known["estimate"], known["high"]),
-            "text": [label_text(name) for name in names],
-            "hovertemplate": "%{text}: %{y:.4g} samples<extra></extra>",
-            "customdata": [of_cell[int(str(cell))] for cell in known.index],
-            "marker": {"size": 9, "color": _ACCENT},
-        }
-        equal = {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "as large as the batch",
-            "x": numbers(sorted(known["global_batch_size"].unique())),
-            "y": numbers(sorted(known["global_batch_size"].unique())),
-            "line": {"color": _GREY, "dash": "dash", "width": 1},
-            "hoverinfo": "skip",
-        }
+        batches = sorted(known["global_batch_size"].unique())
+        points = scatter(
+            "noise scale",
+            known["global_batch_size"],
+            known["estimate"],
+            "%{text}: %{y:.4g} samples",
+            error_y=error_bars(known["low"], known["estimate"], known["high"]),
+            text=[label_text(name) for name in names.loc[known.index]],
+            customdata=[of_cell[int(str(cell))] for cell in known.index],
+            marker={"size": 9, "color": _ACCENT},
+        )
+        dashed = {"color": _GREY, "dash": "dash", "width": 1}
+        equal = scatter("as large as the batch", batches, batches, mode="lines", line=dashed)
         charts.append(
             Chart(
                 "noise_scale",
                 "Noise scale by global batch",
                 "A point a cell in which it is identified, with its 95 % interval. Below the "
                 "dashed line the batch is larger than the noise scale.",
-                [trace, equal],
-                {"xaxis": _batch_axis(known["global_batch_size"]), "yaxis": scale},
+                [points, equal],
+                {"xaxis": size_axis(batches, _BATCH), "yaxis": scale},
                 tables=["tables/noise_scale.csv"],
             )
         )
     drawn = curve[curve["estimate"].notna() & curve["high"].map(np.isfinite)]
-    names = _cell_names(cells)
     series = [(int(str(cell)), own) for cell, own in drawn.groupby("cell") if len(own) > 1]
     if series:
         traces = [
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label_text(names.loc[cell]),
-                "x": numbers(own["samples"]),
-                "y": numbers(own["estimate"]),
-                "error_y": error_bars(own["low"], own["estimate"], own["high"]),
-                "line": {"color": colour(index, len(series)), "width": 1.5},
-                "meta": of_cell[cell],
-                "hovertemplate": "%{x} samples: %{y:.4g}<extra></extra>",
-            }
+            scatter(
+                names.loc[cell],
+                own["samples"],
+                own["estimate"],
+                "%{x} samples: %{y:.4g}",
+                "lines+markers",
+                error_y=error_bars(own["low"], own["estimate"], own["high"]),
+                line={"color": colour(index, len(series)), "width": 1.5},
+                meta=of_cell[cell],
+            )
             for index, (cell, own) in enumerate(series)
         ]
         charts.append(
@@ -626,36 +586,25 @@ def learning_rate_charts(
     labels : mapping of int to str
         Labels of groups, by number.
     """
-    value = next(name for name in ("steps_to_target", "final_eval_loss") if name in costs)
+    counts_steps = "steps_to_target" in costs
+    value = "steps_to_target" if counts_steps else "final_eval_loss"
     groups = {f"{number}": labels.get(int(number), "") for number in best["group"].unique()}
-    costs = costs.sort_values("learning_rate", kind="stable")
     batches = sorted(costs["global_batch_size"].unique())
-    traces: list[dict[str, Any]] = []
-    for (group, batch), own in costs.groupby(["group", "global_batch_size"]):
-        tone = colour(batches.index(batch), len(batches))
-        reached = own[own[value].map(np.isfinite)]
-        shared = {
-            "type": "scatter",
-            "mode": "markers",
-            "legendgroup": f"{batch:g}",
-            "when": {"group": [f"{group}"]},
-        }
-        traces.append(
-            {
-                **shared,
-                "name": f"B = {batch:g}",
-                "x": numbers(reached["learning_rate"]),
-                "y": numbers(reached[value]),
-                "customdata": _each(reached, found),
-                "hovertemplate": f"B = {batch:g}, rate %{{x:.3g}}: %{{y:.5g}}<extra></extra>",
-                "marker": {"color": tone, "size": 7},
-            }
+    reached = costs[costs[value].map(np.isfinite)].sort_values("learning_rate", kind="stable")
+    traces = [
+        scatter(
+            f"B = {batch:g}",
+            own["learning_rate"],
+            own[value],
+            f"B = {batch:g}, rate %{{x:.3g}}: %{{y:.5g}}",
+            customdata=_each(own, found),
+            legendgroup=f"{batch:g}",
+            marker={"color": colour(batches.index(batch), len(batches)), "size": 7},
+            when={"group": [f"{group}"]},
         )
-    axis = {"type": "log", "title": {"text": "learning rate"}}
-    what = "optimizer steps to target" if value == "steps_to_target" else "final held-out loss"
-    choice = [Choice("group", "Runs", groups)] if len(groups) > 1 else []
-    if not choice:
-        traces = [{k: v for k, v in trace.items() if k != "when"} for trace in traces]
+        for (group, batch), own in reached.groupby(["group", "global_batch_size"])
+    ]
+    of_steps = log_axis("optimizer steps to target")
     charts = [
         Chart(
             "learning_rate_costs",
@@ -663,11 +612,10 @@ def learning_rate_charts(
             "A point a run. Runs that diverged or missed the target have none.",
             traces,
             {
-                "xaxis": axis,
-                "yaxis": {"type": "log" if value != "final_eval_loss" else "linear"}
-                | {"title": {"text": what}},
+                "xaxis": log_axis("learning rate"),
+                "yaxis": of_steps if counts_steps else {"title": {"text": "final held-out loss"}},
             },
-            choice,
+            [Choice("group", "Runs", groups)] if len(groups) > 1 else [],
             ["tables/learning_rate_costs.csv"],
         )
     ]
@@ -675,27 +623,27 @@ def learning_rate_charts(
     if inside.empty:
         return charts
     optima = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": label_text(labels.get(int(str(group)), "") or "best learning rate"),
-            "x": numbers(own["global_batch_size"]),
-            "y": numbers(own["learning_rate"]),
-            "error_y": error_bars(own["low"], own["learning_rate"], own["high"]),
-            "customdata": _each(own, found),
-            "hovertemplate": "B = %{x}: %{y:.3g}<extra></extra>",
-            "marker": {"size": 9, "color": colour(index, len(groups))},
-        }
+        scatter(
+            labels.get(int(str(group)), "") or "best learning rate",
+            own["global_batch_size"],
+            own["learning_rate"],
+            "B = %{x}: %{y:.3g}",
+            error_y=error_bars(own["low"], own["learning_rate"], own["high"]),
+            customdata=_each(own, found),
+            marker={"size": 9, "color": colour(index, len(groups))},
+        )
         for index, (group, own) in enumerate(inside.groupby("group"))
     ]
-    best_axis = {"type": "log", "title": {"text": "best learning rate"}}
     charts.append(
         Chart(
             "learning_rates",
             "Best learning rate by global batch",
             "With its 95 % interval; a batch whose best rate is at the edge of its grid has none.",
             optima,
-            {"xaxis": _batch_axis(inside["global_batch_size"]), "yaxis": best_axis},
+            {
+                "xaxis": size_axis(inside["global_batch_size"], _BATCH),
+                "yaxis": log_axis("best learning rate"),
+            },
             tables=["tables/learning_rates.csv"],
         )
     )
@@ -730,16 +678,14 @@ def decompositions_chart(
     again = names.groupby(names).cumcount()
     places = [f"{text} ({n + 1})" if n else text for text, n in zip(names, again, strict=True)]
     traces = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": text,
-            "x": numbers(shown[name]),
-            "y": [label_text(place) for place in places],
-            "hovertemplate": "%{y}: %{x:.3g}<extra></extra>",
-            "customdata": [of_cell[int(str(cell))] for cell in table.index],
-            "marker": {"symbol": symbol, "size": 11, "color": tone, "line": {"width": 2}},
-        }
+        scatter(
+            text,
+            shown[name],
+            [label_text(place) for place in places],
+            "%{y}: %{x:.3g}",
+            customdata=[of_cell[int(str(cell))] for cell in table.index],
+            marker={"symbol": symbol, "size": 11, "color": tone, "line": {"width": 2}},
+        )
         for name, (text, symbol, tone) in figures.items()
     ]
     return Chart(
@@ -749,7 +695,7 @@ def decompositions_chart(
         "between seeds. What is equal to the last bit has no point.",
         traces,
         {
-            "xaxis": {"type": "log", "dtick": 1, "title": {"text": "|difference of the loss|"}},
+            "xaxis": {**log_axis("|difference of the loss|"), "dtick": 1, "tickformat": "~e"},
             "yaxis": {"type": "category", "automargin": True},
         },
         tables=["tables/decompositions.csv"],
@@ -768,23 +714,22 @@ def claims_chart(table: pd.DataFrame, found: OfRow) -> Chart | None:
     ratios = settled[settled["definition"].str.startswith("ratio") & settled["low"].gt(0)]
     if ratios.empty:
         return None
+    # A claim that is judged in several contexts has a line for each.
+    names = ratios["claim"]
+    if ratios["context"].nunique() > 1:
+        names = names + "<br>" + ratios["context"].map(label_text)
+    looks = {"supported": (_ACCENT, "circle"), "contradicted": (_MARK, "circle-open")}
     traces = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": str(verdict),
-            "x": numbers(own["effect"]),
-            "y": [label_text(claim) for claim in own["claim"]],
-            "error_x": error_bars(own["low"], own["effect"], own["high"]),
-            "text": [label_text(text) for text in own["definition"]],
-            "hovertemplate": "%{y}: %{x:.4g}<br>%{text}<extra></extra>",
-            "customdata": _each(own, found),
-            "marker": {
-                "size": 10,
-                "color": _ACCENT if verdict == "supported" else _MARK,
-                "symbol": "circle" if verdict == "supported" else "circle-open",
-            },
-        }
+        scatter(
+            verdict,
+            own["effect"],
+            names.loc[own.index],
+            "%{y}: %{x:.4g}<br>%{text}",
+            error_x=error_bars(own["low"], own["effect"], own["high"]),
+            text=[label_text(text) for text in own["definition"]],
+            customdata=_each(own, found),
+            marker={"size": 10, "color": looks[str(verdict)][0], "symbol": looks[str(verdict)][1]},
+        )
         for verdict, own in ratios.groupby("verdict", sort=False)
     ]
     return Chart(
@@ -793,7 +738,7 @@ def claims_chart(table: pd.DataFrame, found: OfRow) -> Chart | None:
         "Ratios with their 95 % intervals; the threshold of each rule stands in the table.",
         traces,
         {
-            "xaxis": {"type": "log", "title": {"text": "ratio"}},
+            "xaxis": log_axis("ratio"),
             "yaxis": {"type": "category", "automargin": True, "autorange": "reversed"},
         },
         tables=["tables/claims.csv"],
@@ -813,15 +758,3 @@ def _with_settings(cells: Cells) -> dict[int, str]:
     """What stands behind a geometry to tell settings apart, by context."""
     names = setting_names(cells, cells.context_of())
     return {number: f", {name}" if name else "" for number, name in names.items()}
-
-
-def _batch_axis(sizes: Iterable[float]) -> dict[str, Any]:
-    return _ticks(sizes, _BATCH)
-
-
-def _ticks(sizes: Iterable[float], title: str) -> dict[str, Any]:
-    """Name at most eight of the sizes on a logarithmic axis."""
-    known = sorted({size for size in numbers(sizes) if size is not None})
-    chosen: Sequence[Any] = known[:: -(-len(known) // 8)]
-    names = [f"{size:g}" for size in chosen]
-    return {"type": "log", "title": {"text": title}, "tickvals": chosen, "ticktext": names}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -10,20 +12,23 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.page.chart import Chart, Choice, by, colour, label_text, numbers, packed
+from batchscape.analysis.page.chart import (
+    Chart,
+    Choice,
+    by,
+    colour,
+    label_text,
+    numbers,
+    packed,
+    scatter,
+)
 from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.targets.crossings import TO_TARGET
+from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.record.tables import Tables
 
-__all__ = ["AXES", "THINNING", "loss_chart", "thinned"]
+__all__ = ["THINNING", "loss_chart", "thinned"]
 
-AXES = {
-    "optimizer_step": "optimizer steps",
-    "samples": "samples",
-    "tokens": "tokens",
-    "train_time_s": "time in optimizer steps (s)",
-}
-"""Progress against which a loss is drawn."""
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 120_000
@@ -36,9 +41,11 @@ THINNING = (
     f"each has {_LEAST} where it has as many."
 )
 _CUT = (
-    "The axis of the loss is cut above the runs that did not diverge, so that losses of those that "
-    "did, and their crosses, may lie outside: double click to see all. "
+    "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
+    "peaks, and crosses, may lie outside; double click to see all. "
 )
+_SOARED = 1.5
+"""How much higher than the range of these losses one must be for that."""
 _OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
@@ -91,10 +98,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
-    tasks = runs["task"].isin(["class", "other"]).to_numpy()
-    timed = runs["timing_valid"].to_numpy(dtype=bool)
     found = {
-        value: rows_of(runs, rows, [*AXES, value]).dropna(subset=[value])
+        value: rows_of(runs, rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
     }
     found = {value: rows for value, rows in found.items() if len(rows)}
@@ -103,15 +108,10 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     n_curves = sum(rows["run"].nunique() for rows in found.values())
     points = min(max(_ALL_POINTS // n_curves, _LEAST), _MOST)
     for value, rows in found.items():
-        run = rows["run"].to_numpy()
-        known = rows.assign(
-            tokens=rows["tokens"].mask(tasks[run]),
-            train_time_s=rows["train_time_s"].where(timed[run]),
-        )
-        found[value] = thinned(known, value, points)
+        found[value] = thinned(only_what_counts(rows, runs), value, points)
     axes = {
         name: text
-        for name, text in AXES.items()
+        for name, text in PROGRESS.items()
         if any(rows[name].notna().any() for rows in found.values())
     }
     looks = _looks(cells, runs)
@@ -127,7 +127,12 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
-        choices.append(Choice("setting", "Settings", {"": "all", **named}))
+        every = {"": "all", **named}
+        if len(named) > len(_DASHES):
+            # More than can be told apart: that of the most geometries comes first.
+            shown = Counter(look["setting"] for look in looks.values())
+            every = {key: every[key] for key in [max(named, key=lambda key: shown[key]), *every]}
+        choices.append(Choice("setting", "Settings", every))
     choices.append(Choice("scale", "Scale of the loss", {"linear": "linear", "log": "logarithmic"}))
     return Chart(
         "loss",
@@ -160,15 +165,18 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]
     # Cuts that train alike lie on top of each other: earlier ones are wider, so that they show.
-    grouped = batches.groupby(batches)
-    places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
     contexts = cells.context_of()
-    dashes = {context: i for i, context in enumerate(contexts.loc[launched].unique())}
+    grouped = batches.groupby([batches, contexts.loc[launched]])
+    places, alike = grouped.cumcount(), grouped.transform("size").clip(upper=5)
+    known = contexts.loc[launched].unique()
+    dashes = dict(
+        zip(known, _DASHES if len(known) <= len(_DASHES) else cycle(["solid"]), strict=False)
+    )
     return {
         cell: {
-            "name": label_text(label),
+            "name": label,
             "colour": colour(names.index(label), len(names)),
-            "dash": _DASHES[dashes[contexts.loc[cell]] % len(_DASHES)],
+            "dash": dashes[contexts.loc[cell]],
             "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
             "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
             "setting": f"s{contexts.loc[cell]}",
@@ -195,20 +203,19 @@ def _curves(
         if diverged:
             size = [9 if i == finite.max(initial=-1) else 0 for i in range(len(own))]
         shown = value == "eval_loss" or diverged or len(own) == 1
-        yield {
-            "type": "scatter",
-            "mode": "lines+markers" if shown else "lines",
-            "name": look["name"],
-            "legendgroup": look["name"],
-            "text": label_text(run["run_id"]),
-            "hovertemplate": "%{text}<br>%{x}: %{y:.5g}<extra></extra>",
-            "x": by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
-            "y": packed(own[value].to_numpy()),
-            "line": {"color": look["colour"], "dash": look["dash"], "width": look["width"]},
-            "marker": {"size": size, "symbol": "x" if diverged else look["symbol"]},
-            "meta": [position],
-            "when": {"curve": [value], "setting": ["", look["setting"]]},
-        }
+        yield scatter(
+            look["name"],
+            by("axis", {name: packed(own[name].to_numpy()) for name in axes}),
+            packed(own[value].to_numpy()),
+            "%{text}<br>%{x}: %{y:.5g}",
+            "lines+markers" if shown else "lines",
+            legendgroup=look["name"],
+            text=label_text(run["run_id"]),
+            line={"color": look["colour"], "dash": look["dash"], "width": look["width"]},
+            marker={"size": size, "symbol": "x" if diverged else look["symbol"]},
+            meta=[position],
+            when={"curve": [value], "setting": ["", look["setting"]]},
+        )
 
 
 def _targets(
@@ -238,37 +245,36 @@ def _targets(
             look = looks[int(str(cell))]
             keys = zip(rows["sweep_dir"], rows["run_id"], strict=True)
             marks.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": look["name"],
-                    "legendgroup": look["name"],
-                    "hovertemplate": f"met {targets[key]}: %{{x:.6g}}<extra></extra>",
-                    "x": by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
-                    "y": [level] * len(rows),
-                    "marker": {"size": 11, "symbol": "triangle-down", "color": look["colour"]},
-                    "customdata": [[positions[run]] for run in keys],
-                    "when": {
+                scatter(
+                    look["name"],
+                    by("axis", {name: numbers(rows[_TO_TARGET[name]]) for name in axes}),
+                    [level] * len(rows),
+                    f"met {targets[key]}: %{{x:.6g}}",
+                    legendgroup=look["name"],
+                    marker={"size": 11, "symbol": "triangle-down", "color": look["colour"]},
+                    customdata=[[positions[run]] for run in keys],
+                    when={
                         "curve": ["eval_loss"],
                         "target": [key],
                         "setting": ["", look["setting"]],
                     },
-                }
+                )
             )
     return marks, lines, targets
 
 
 def _range(found: Mapping[str, pd.DataFrame], runs: pd.DataFrame) -> dict[str, Any]:
-    """Cut the axis where a run that diverged would press the others into one line."""
+    """Cut the axis where a loss that soared would press all others into one line."""
     lost = runs.index[runs["status"].eq("diverged")]
     limits: dict[str, Any] = {}
     for value, rows in found.items():
         finite = rows[np.isfinite(rows[value])]
-        usual = finite.loc[~finite["run"].isin(lost), value]
-        if usual.empty or finite[value].max() <= usual.max():
-            limits[value] = None
+        usual = finite[~finite["run"].isin(lost)]
+        ends = usual.groupby("run")[value].agg(["first", "last"])
+        low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))
+        limits[value] = None
+        if usual.empty or finite[value].max() <= low + _SOARED * (high - low):
             continue
-        low, high = float(usual.min()), float(usual.max())
         margin = 0.05 * (high - low) or 0.05 * abs(high)
         linear = [low - margin, high + 2 * margin]
         logs = np.log10([max(low * 0.97, 1e-12), max(high * 1.05, 1e-12)]).tolist()

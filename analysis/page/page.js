@@ -32,6 +32,9 @@
     );
     const own = resolve(chart.layout, choices);
     const axis = { gridcolor: line, linecolor: line, zeroline: false, automargin: true };
+    // Few ticks with whole numbers: of 50 plotly would write a small 5.
+    const log = { tickformat: "~g", nticks: 4 };
+    const axisOf = (given) => ({ ...axis, ...(given.type === "log" ? log : {}), ...given });
     const traces = chart.traces
       .filter((trace) => shows(trace, choices))
       .map(({ when, ...trace }) => resolve(trace, choices));
@@ -46,14 +49,14 @@
       paper_bgcolor: page,
       plot_bgcolor: page,
       font: { color: ink, size: narrow ? 11 : 13, family: "system-ui, sans-serif" },
-      xaxis: { ...axis, ...(own.xaxis.type === "log" ? { dtick: "D2" } : {}), ...own.xaxis },
-      yaxis: { ...axis, ...(own.yaxis.type === "log" ? { dtick: "D2" } : {}), ...own.yaxis },
+      xaxis: axisOf(own.xaxis),
+      yaxis: axisOf(own.yaxis),
       margin: { l: 55, r: 15, t: 15, b: 45 },
       hovermode: "closest",
       hoverlabel: { align: "left" },
       legend: narrow || traces.length > 30
-        ? { orientation: "h", yref: "container", y: 0, yanchor: "bottom" }
-        : { orientation: "v" },
+        ? { orientation: "h", yref: "container", y: 0, yanchor: "bottom", traceorder: "normal" }
+        : { orientation: "v", traceorder: "normal" },
     };
     const place = figure.querySelector(".drawing");
     const bare = { responsive: true, displaylogo: false, displayModeBar: false };

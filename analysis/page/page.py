@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.cells import GEOMETRY, counted
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.decisions.show import is_to_target
 from batchscape.analysis.numbers import MISSING, TIMES, significant
@@ -105,7 +105,7 @@ def html_page(
     """
     cells = material.cells
     index = RunIndex(cells)
-    counts = _counts(cells.runs["status"])
+    counts = counted(cells.runs["status"])
     shown = [
         PageSection(
             "comparison",
@@ -160,11 +160,6 @@ def html_page(
 
 def _there(*charts: Chart | None) -> list[Chart]:
     return [chart for chart in charts if chart is not None]
-
-
-def _counts(statuses: pd.Series[str]) -> str:
-    counts = statuses.value_counts().sort_index()
-    return ", ".join(f"{count} {status}" for status, count in counts.items())
 
 
 def _groups(material: Material) -> pd.DataFrame:

@@ -96,7 +96,8 @@ class RunIndex:
         """Find the runs of a row: by the ids it has, else by its geometry and settings.
 
         None where that is not sure: where an id is that of runs of several folders and the row
-        does not say of which, or where cells of several settings have its geometry.
+        does not say of which (it may be of several), or where cells of several settings have its
+        geometry.
         """
         named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
         texts = [text for text in named if isinstance(text, str)]
@@ -116,14 +117,12 @@ class RunIndex:
     def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
         told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
         folders = {folder for text in told for folder in str(text).split(";")}
-        positions = set()
-        for run_id in run_ids:
-            own = self._of_id.get(run_id, {})
-            found = [p for folder, p in own.items() if not told or folder in folders]
-            if len(found) > 1:
-                return []
-            positions.update(found)
-        return sorted(positions)
+        behind = [self._of_id.get(run_id, {}) for run_id in run_ids]
+        if not told and any(len(own) > 1 for own in behind):
+            return []
+        return sorted(
+            {p for own in behind for folder, p in own.items() if not told or folder in folders}
+        )
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:

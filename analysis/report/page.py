@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from batchscape.analysis.best import SIGNIFICANCE
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
@@ -190,8 +190,7 @@ def _signs(grid: Grid) -> list[str]:
 
 
 def _overview(cells: Cells) -> str:
-    counts = cells.runs["status"].value_counts()
-    shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    shown = counted(cells.runs["status"])
     varying = ", ".join(f"`{name}`" for name in cells.settings)
     also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
     hardware = cells.runs["hardware"].dropna().unique()

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -38,7 +38,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
         cuts and learning rates of one global batch that with the lowest last loss stands for all,
         among those of which every run that was started completed; where there is none, among the
         others, and the line says how many completed. Of more than 12 lines the first are shown.
-        Nothing where no completed run was evaluated.
+        Global batches without a curve are named last. Nothing where no completed run was evaluated.
     """
     runs = cells.runs[cells.runs["status"].eq("completed")]
     rows = rows_of(runs, evals, ["samples", "eval_loss"])
@@ -52,7 +52,8 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     by_seed = ends.groupby([of_run["cell"], of_run["trajectory_id"]]).mean()
     ends = by_seed.groupby("cell").mean()
     table = cells.table.loc[ends.index]
-    started = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)].groupby("cell").size()
+    launched = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)]
+    started = launched.groupby("cell").size()
     completed = runs.groupby("cell").size()
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]
     survivors = counts["completed"] < counts["started"]
@@ -79,6 +80,11 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
         yield f"  {sparkline(drawn[cell], low, high)}  {losses:<16}  {label}"
     if len(chosen) > _MOST:
         yield f"  ... and {len(chosen) - _MOST} more in the figures"
+    batch_of = cells.table["global_batch_size"].loc[launched["cell"]].to_numpy()
+    for size, statuses in launched["status"].groupby(batch_of):
+        if size not in set(batch):
+            why = f"no completed run was evaluated ({counted(statuses)})"
+            yield f"  {'':{_WIDTH}}  {'none':<16}  B = {size}: {why}"
 
 
 def sparkline(values: NDArray[np.float64], low: float, high: float) -> str:

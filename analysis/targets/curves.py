@@ -19,10 +19,15 @@ from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["IDENTITY", "PROGRESS", "curve_groups", "curves_of"]
+__all__ = ["IDENTITY", "PROGRESS", "curve_groups", "curves_of", "only_what_counts"]
 
-PROGRESS = ("optimizer_step", "samples", "tokens", "train_time_s")
-"""Columns that say how far a run was at a measurement."""
+PROGRESS = {
+    "optimizer_step": "optimizer steps",
+    "samples": "samples",
+    "tokens": "tokens",
+    "train_time_s": "time in optimizer steps (s)",
+}
+"""Columns that say how far a run was at a measurement, and what they count."""
 
 IDENTITY = (
     "run",
@@ -88,18 +93,32 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
             f"none of the {len(runs)} runs measured its held-out loss; set evaluation.every_samples"
         )
         raise AnalysisError(msg)
-    rows = _with_silent_runs(_ordered(rows), len(runs))
+    rows = only_what_counts(_with_silent_runs(_ordered(rows), len(runs)), runs)
     position = rows["run"].to_numpy()
-    timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     identity = _identity(cells, runs)
     columns = {name: column.array.take(position) for name, column in identity.items()}
     curves = pd.DataFrame(columns).reindex(columns=list(IDENTITY))
     for name in (*PROGRESS, "loss"):
         curves[name] = rows[name].to_numpy()
+    return curves
+
+
+def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Blank times of runs whose times are not valid, and tokens where samples have none.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With `tokens`, `train_time_s` and `run`, the position of the run in `runs`.
+    runs : DataFrame
+        With `timing_valid`, and `task` where it is known.
+    """
+    position = rows["run"].to_numpy()
+    timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     # A sample of another task has no tokens, though it has a target.
     other = runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
-    return curves.assign(
-        tokens=curves["tokens"].mask(other), train_time_s=curves["train_time_s"].where(timed)
+    return rows.assign(
+        tokens=rows["tokens"].mask(other), train_time_s=rows["train_time_s"].where(timed)
     )
 
 

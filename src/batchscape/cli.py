@@ -36,6 +36,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape plan     show what a sweep would run, and run nothing
   batchscape status   how far the runs of a sweep are
   batchscape report   tables and figures of finished sweeps
+  batchscape view     the page of a sweep in a browser, while it runs
   batchscape analyze  the same statistics on a table of your own: curves, or steps to target
   batchscape recommend  which geometry to use, why, and what a wrong choice costs
   batchscape sync     upload runs that Weights & Biases does not have yet
@@ -211,6 +212,22 @@ def _report(arguments: list[str]) -> int:
 
     out = parsed.out or SweepFolder(parsed.dirs[0]).report
     write_report(parsed.dirs, out, targets=parsed.target).render(_console())
+    return 0
+
+
+def _view(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="batchscape view",
+        description="Serve the page of sweeps to a browser on this machine, and make it anew as "
+        "runs end. Nothing is written into their folders. Ctrl-C ends it, with code 0.",
+        epilog="Example: batchscape view outputs/fixed_global_batch",
+    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_argument("--port", metavar="N", type=int, default=0, help="default: a free one")
+    parsed = parser.parse_args(arguments)
+    from batchscape.analysis.page.view import view
+
+    view(parsed.dirs, parsed.port, _console())
     return 0
 
 
@@ -608,6 +625,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "status": _status,
     "report": _report,
+    "view": _view,
     "analyze": _analyze,
     "recommend": _recommend,
     "sync": _sync,

@@ -47,7 +47,7 @@ def require_browser() -> str:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Start a browser without a network; what goes wrong in a page fails the test."""
+    """Start a browser; what goes wrong in a page fails the test."""
     executable = require_browser()
     from playwright.sync_api import sync_playwright
 
@@ -57,14 +57,17 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         context = chromium.new_context(offline=True, viewport={"width": 1200, "height": 900})
 
-        def open_page(path: Path) -> Any:
+        def open_page(place: Path | str) -> Any:
+            """Open a file, or an address of this machine: only then there is a network."""
+            context.set_offline(isinstance(place, Path))
             page = context.new_page()
             page.on("console", lambda message: wrong.append(message.text))
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.on("requestfailed", lambda request: wrong.append(request.url))
-            page.goto(path.as_uri())
+            page.goto(place.as_uri() if isinstance(place, Path) else place)
             return page
 
+        open_page.wrong = wrong
         yield open_page
         chromium.close()
     assert wrong == []

@@ -25,6 +25,10 @@ DATA = """(f) => f.querySelector('.drawing')._fullData.filter((t) => t.visible).
     custom: t.customdata }))"""
 
 
+CATEGORIES = """(({ xaxis, yaxis }) => [xaxis.categoryarray, yaxis.categoryarray])(
+    document.querySelector("figure#heat_map .drawing")._fullLayout)"""
+
+
 def drawn(page: Any, chart: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = page.eval_on_selector(f"[id='{chart}']", DATA)
     return found
@@ -137,7 +141,11 @@ def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:
     fields = 0
     for layer in options(page, "heat_map", "layer"):
         for trace in choose(page, "heat_map", figure="step_time_s", layer=layer):
-            if trace["type"] != "heatmap":
+            if trace["type"] == "heatmap":
+                # Of places that are not all there plotly would stretch some over the others.
+                axes = page.evaluate(CATEGORIES)
+                assert (trace["x"], trace["y"]) == tuple(axes)
+            else:
                 seen[trace["name"]] = seen.get(trace["name"], 0) + len(trace["x"])
                 continue
             for devices, line, texts in zip(trace["y"], trace["z"], trace["text"], strict=True):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.page.loss import AXES, loss_chart, thinned
+from batchscape.analysis.page.loss import loss_chart, thinned
+from batchscape.analysis.targets.curves import PROGRESS
 
 LOSSES = st.lists(
     st.lists(
@@ -81,7 +82,7 @@ def test_axes_are_those_of_the_run_folders(build: Any) -> None:
             recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
             trace = drawn[folder.path.name, value]
             assert np.array_equal(unpacked(trace["y"]), recorded[value])
-            for axis in AXES:
+            for axis in PROGRESS:
                 assert np.array_equal(unpacked(trace["x"]["of"][axis]), recorded[axis]), axis
 
 
@@ -95,6 +96,30 @@ def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     times = {trace["name"]: trace["x"]["of"]["train_time_s"] for trace in chart.traces}
     assert np.isfinite(unpacked(times[name((1, 32, 1))])).all()
     assert np.isnan(unpacked(times[name((4, 8, 1))])).all()
+
+
+@pytest.mark.parametrize("n_rates", [4, 5])
+def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rates: int) -> None:
+    sweep = build()
+    for number in range(n_rates):
+        optimizer = {"name": "adamw", "learning_rate": 1e-3 * 2**number}
+        for cut in ((1, 32, 1), (1, 8, 4))[: 1 + (number == 2)]:
+            sweep.run(cut, optimizer=optimizer)
+    tables = load(sweep.path)
+    chart = loss_chart(find_cells(tables.runs), tables, None)
+    assert chart is not None
+    (choice,) = (choice for choice in chart.choices if choice.name == "setting")
+    opens, label = next(iter(choice.options.items()))
+    assert len(choice.options) == 1 + n_rates
+    assert label == ("all" if n_rates < 5 else "learning rate 0.004")
+    shown = [trace["name"] for trace in chart.traces if opens in trace["when"]["setting"]]
+    assert len(set(shown)) == 2
+    dashes = {trace["line"]["dash"] for trace in chart.traces}
+    assert dashes == ({"solid"} if n_rates > 4 else {"solid", "dash", "dot", "dashdot"})
+    # Only cuts of one trajectory lie on top of each other.
+    widths = {(t["name"], t["line"]["width"]) for t in chart.traces if t["when"]["setting"][1]}
+    assert {width for cut, width in widths if cut == name((1, 32, 1))} == {1.2, 2.0}
+    assert {width for cut, width in widths if cut == name((1, 8, 4))} == {1.2}
 
 
 def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
@@ -125,6 +150,29 @@ def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
     crosses = np.flatnonzero(trace["marker"]["size"])
     assert crosses.tolist() == [np.flatnonzero(np.isfinite(losses)).max()]
     assert crosses[0] < len(losses) - 1
+
+
+def test_the_axis_is_cut_where_a_run_that_completed_soared(build: Any) -> None:
+    """Its own beginning and end, as those of all others, are still to be seen."""
+    sweep = build()
+    sweep.run((1, 32, 1))
+
+    def soaring(step: np.ndarray) -> np.ndarray:
+        return np.where(step == 9, 1e7, 6 - step / 40)
+
+    sweep.run((1, 8, 1), loss=soaring)
+    tables = load(sweep.path)
+    chart = loss_chart(find_cells(tables.runs), tables, None)
+    assert chart is not None
+    ranges = chart.layout["yaxis"]["range"]["of"]
+    assert ranges["eval_loss"] is None
+    ends = (
+        tables.steps.sort_values("optimizer_step").groupby("run_id")["loss"].agg(["first", "last"])
+    )
+    low, high = ranges["loss"]["of"]["linear"]
+    assert low < tables.steps["loss"].min()
+    assert ends.max(axis=None) < high < 7
+    assert 10 ** ranges["loss"]["of"]["log"][1] < 7
 
 
 def name(geometry: tuple[int, int, int]) -> str:
@@ -159,7 +207,7 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
         loss = one.steps["loss"].to_numpy() + noise
         steps.append(one.steps.assign(run_id=name, loss=loss))
         measured = one.steps.assign(run_id=name).rename(columns={"loss": "eval_loss"})
-        evals.append(measured[["sweep_dir", "run_id", *AXES, "eval_loss"]])
+        evals.append(measured[["sweep_dir", "run_id", *PROGRESS, "eval_loss"]])
         ranks.append(one.ranks.assign(run_id=name))
     parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
     tables = Tables(*parts, damaged={})

@@ -19,11 +19,19 @@ from markupsafe import Markup
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.claims.evidence import Evidence
+from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.equivalence.decompositions import compare_decompositions
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.charts import decompositions_chart, pareto_chart, steps_chart
+from batchscape.analysis.page.charts import (
+    claims_chart,
+    cost_chart,
+    decompositions_chart,
+    pareto_chart,
+    steps_chart,
+)
 from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
 from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.tables import comparison_grid
@@ -204,6 +212,62 @@ def test_a_setting_that_a_cell_lacks_is_known_by_its_absence(build: Any) -> None
 
 
 @pytest.mark.slow
+def test_claims_of_joined_folders_open_the_runs_of_their_machine(build: Any) -> None:
+    """Though runs have the same ids on both; a claim of several contexts has a line for each."""
+    sweeps = [build("one").fork((0, 1, 2)), build("two")]
+    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
+    tables = load(*(sweep.path for sweep in sweeps))
+    cells = find_cells(tables.runs)
+    section = claims_section(Evidence(cells, tables.steps, tables.evals, tables.ranks))
+    assert section is not None
+    (view,) = section.tables
+    index = RunIndex(cells)
+    rows = zip(view.rows or [], html_table(view, index).rows, strict=True)
+    opened = 0
+    for record, shown in ((view.table.loc[row], shown) for row, shown in rows):
+        runs = cells.runs.iloc[list(shown.runs)]
+        assert sorted(set(runs["run_id"])) == sorted(filter(None, record["run_ids"].split(";")))
+        assert all(hardware in record["context"] for hardware in runs["hardware"])
+        opened += len(runs)
+    assert opened > 24
+    chart = claims_chart(view.table.loc[view.rows or []], index.of_row)
+    assert chart is not None
+    lines = [line for trace in chart.traces for line in trace["y"]]
+    assert len(set(lines)) == len(lines) > len({line.split("<br>")[0] for line in lines})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [[2.4], [0.1]])
+def test_best_rates_of_joined_folders_open_the_runs_that_count(build: Any, targets: Any) -> None:
+    sweeps = [build("one"), build("two")]
+    for sweep, hardware in zip(sweeps, ("Example CPU", "Other CPU"), strict=True):
+        for rate, floor in ((1e-3, 2.0), (3e-3, 1.5), (9e-3, 1.8)):
+
+            def loss(step: np.ndarray, floor: float = floor) -> np.ndarray:
+                return floor + 3 * np.exp(-step / 5)
+
+            optimizer = {"name": "adamw", "learning_rate": rate}
+            for batch in (16, 32):
+                sweep.run(
+                    (1, batch, 1), optimizer=optimizer, loss=loss, held_out=loss, hardware=hardware
+                )
+    tables = load(*(sweep.path for sweep in sweeps))
+    cells = find_cells(tables.runs)
+    sections = find_sections(Material(cells, tables, targets))
+    (view,) = (v for s in sections for v in s.tables if v.name == "learning_rates")
+    index = RunIndex(cells)
+    for record in view.table.to_dict("records"):
+        runs = cells.runs.iloc[index.of_row(record)]
+        assert runs["global_batch_size"].eq(record["global_batch_size"]).all()
+        # Of the runs of one trajectory one counts.
+        assert sorted(runs["learning_rate"]) == [1e-3, 3e-3, 9e-3]
+        assert sorted(runs["run_id"]) == record["run_ids"].split(";")
+        assert set(runs["sweep_dir"]) == {record["sweep_dirs"]}
+
+
+@pytest.mark.slow
 def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
@@ -332,6 +396,24 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     assert ("device-hours" in card["time"]) == evaluated
     assert card["time"].endswith(" a step") != evaluated
     assert (charts[0] is not None) == evaluated
+
+
+def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
+    sweep = build()
+    for rate in (1e-3, 3e-3, 9e-3):
+        for micro in (8, 16):
+            for loader in ({}, {"workers": 1}):
+                optimizer = {"name": "adamw", "learning_rate": rate}
+                sweep.run((1, micro, 1), optimizer=optimizer, loader=loader)
+    cells = find_cells(load(sweep.path).runs)
+    index = RunIndex(cells)
+    chart = cost_chart(compare(cells), cells, index.of_cell)
+    assert chart is not None
+    assert len(chart.traces) == 2, "whether samples are fetched ahead decides the time of a step"
+    for trace in chart.traces:
+        assert trace["x"] == [8, 8, 8, 16, 16, 16]
+        runs = cells.runs.iloc[[run for own in trace["customdata"] for run in own]]
+        assert sorted(runs["learning_rate"]) == [1e-3, 1e-3, 3e-3, 3e-3, 9e-3, 9e-3]
 
 
 @pytest.mark.slow

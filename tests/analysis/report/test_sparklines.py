@@ -117,3 +117,20 @@ def test_lines_of_joined_sweeps_are_told_apart_by_their_names(build: Any) -> Non
     assert all("B = 8, " in line for line in lines)
     assert sorted(line.rpartition(", ")[2] for line in lines) == ["first", "second"]
     assert not any("Accelerator" in line for line in lines)
+
+
+def test_a_batch_that_nothing_completed_is_named(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1))
+    sweep.run((1, 32, 1), evaluated=False)
+    for seed, status in enumerate(("diverged", "diverged", "oom")):
+        sweep.run((1, 64, 1), seed=seed, status=status, reason="", stop_reason=None, done=5)
+    sweep.run((1, 128, 1), status="pending")
+    tables = load(sweep.path)
+    _, curve, *none = curve_lines(find_cells(tables.runs), tables.evals)
+    assert "B = 8, " in curve
+    assert [line.split(maxsplit=1) for line in none] == [
+        ["none", "B = 32: no completed run was evaluated (1 completed)"],
+        ["none", "B = 64: no completed run was evaluated (2 diverged, 1 oom)"],
+    ]
+    assert {line.index("B =") for line in none} == {curve.index("B =")}

@@ -1,0 +1,238 @@
+"""The page of a sweep that runs, made anew as runs end and served to this machine alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+from typing import Any
+
+from rich.console import Console
+
+from batchscape.analysis.report.write import write_report
+from batchscape.errors import BatchscapeError, ConfigError
+from batchscape.outgoing import outgoing
+from batchscape.record.folder import SweepFolder
+from batchscape.record.overview import Overview, overview
+from batchscape.record.overview_text import overview_text
+from batchscape.record.status import Status
+from batchscape.terminal import OutgoingConsole
+
+__all__ = ["view"]
+
+_ADDRESS = "127.0.0.1"
+_HOSTS = (_ADDRESS, "localhost")
+"""What a browser on this machine, or at the near end of a tunnel, says it asked for."""
+_NICENESS = 15
+"""A rank that shares its core with the page keeps 97 % of it: weights 1024 and 36, `sched(7)`."""
+_LEAST_PAUSE_S = 2.0
+_PAUSES = 9.0
+"""Time without work for each second of it, so that the page takes a tenth of one core at most."""
+_FOLLOWS = "runs have ended: their page follows"
+_NOT_ENDED = (Status.PENDING, Status.RUNNING)
+_FILES = resources.files("batchscape.analysis.page")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; "
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+_KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".csv": "text/csv; charset=utf-8",
+    ".json": "application/json",
+}
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What there is to see at a time; replaced as a whole."""
+
+    page: int
+    """When the page was made, in milliseconds since the epoch; 0 while there is none."""
+    state: str
+    """States and counts, in a line."""
+    overview: str
+    """What `batchscape status` prints."""
+    note: str = ""
+    """What the page lacks, and why."""
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The page and its tables, by path."""
+
+
+class _Server(ThreadingHTTPServer):
+    shown: _Shown
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Say nothing of a browser that went away."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers with what is held in memory: no path of a request is ever one of a file."""
+
+    server: _Server
+    timeout = 30
+
+    def do_GET(self) -> None:
+        # Else a page of others, whose name they let point here, could read ours (DNS rebinding).
+        if self.headers.get("Host", "").partition(":")[0] not in _HOSTS:
+            self.send_error(HTTPStatus.FORBIDDEN, f"Ask for {_ADDRESS} or localhost")
+            return
+        path = self.path.partition("?")[0]
+        shown = self.server.shown
+        if path == "/state.json":
+            state = {name: value for name, value in asdict(shown).items() if name != "files"}
+            content = json.dumps(state).encode()
+        elif path in _OURS:
+            content = _FILES.joinpath(_OURS[path]).read_bytes()
+        elif path in shown.files:
+            content = shown.files[path]
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        kind = Path(path).suffix or ".html"
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", _KINDS[kind])
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        # The page has a policy of its own.
+        is_page = path == _PAGE
+        self.send_header(
+            "Content-Security-Policy", "frame-ancestors 'self'" if is_page else _POLICY
+        )
+        if kind == ".csv":
+            self.send_header("Content-Disposition", "attachment")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
+        """Leave the terminal alone."""
+
+
+_OURS = {"/": "view.html", "/view.js": "view.js"}
+_PAGE = "/report.html"
+
+
+def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
+    """Serve the page of one or more sweeps until it is interrupted, and make it anew as runs end.
+
+    Nothing is written into a sweep folder.
+
+    Parameters
+    ----------
+    sweep_dirs : sequence of Path
+        Joined as `write_report` joins them.
+    port : int
+        Of this machine; 0 for any that is free.
+    console : Console
+        Where the address is printed.
+
+    Raises
+    ------
+    RecordError
+        If a folder is no sweep.
+    ConfigError
+        If the port cannot be had.
+    """
+    sweeps = [SweepFolder(sweep_dir) for sweep_dir in sweep_dirs]
+    found = [overview(sweep) for sweep in sweeps]
+    try:
+        server = _Server((_ADDRESS, port), _Handler)
+    except (OSError, OverflowError) as error:
+        msg = f"port {port} of {_ADDRESS} cannot be had ({error}); without --port a free one is"
+        raise ConfigError(msg) from None
+    with server:
+        server.shown = _Shown(0, _state(found), _overview(found))
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            console.print(f"Page: http://{_ADDRESS}:{server.server_port}/", soft_wrap=True)
+            console.print("It follows the runs as they end. Ctrl-C ends it.")
+            os.nice(_NICENESS)
+            _follow(sweeps, server)
+        except KeyboardInterrupt:
+            console.print("Stopped")
+        finally:
+            server.shutdown()
+
+
+def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
+    drawn: frozenset[tuple[str, ...]] = frozenset()
+    next_page_s = 0.0
+    while True:
+        # Its own time: on a machine that is in use the clock would tell of others.
+        began_s = time.process_time()
+        found = [overview(sweep) for sweep in sweeps]
+        ended = _ended(found)
+        state, text, note = _state(found), _overview(found), _FOLLOWS if ended != drawn else ""
+        server.shown = replace(server.shown, state=state, overview=text, note=note)
+        pause_s = _PAUSES * (time.process_time() - began_s)
+        if ended != drawn and time.monotonic() >= next_page_s:
+            began_s = time.process_time()
+            try:
+                files = _rendered(sweeps)
+            except (BatchscapeError, OSError) as error:
+                server.shown = replace(server.shown, note=outgoing(str(error)))
+            else:
+                drawn = ended
+                page = round(time.time() * 1000)
+                server.shown = replace(server.shown, page=page, note="", files=files)
+            next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)
+        time.sleep(max(_LEAST_PAUSE_S, pause_s))
+
+
+def _ended(found: Sequence[Overview]) -> frozenset[tuple[str, ...]]:
+    """Name the runs that have ended; none while all that ended were never launched."""
+    ended = {
+        (str(sweep.sweep_dir), run.run_id, run.status, str(run.attempts))
+        for sweep in found
+        for run in sweep.runs
+        if run.status not in _NOT_ENDED
+    }
+    is_over = all(sweep.state != "running" for sweep in found)
+    none_launched = {status for _, _, status, _ in ended} <= {Status.REJECTED}
+    return frozenset() if none_launched and not is_over else frozenset(ended)
+
+
+def _rendered(sweeps: Sequence[SweepFolder]) -> dict[str, bytes]:
+    """Make the page as a report has it, with the tables that it leads to."""
+    with TemporaryDirectory(prefix="batchscape-view-") as made:
+        out = Path(made).resolve()
+        report = write_report([sweep.path for sweep in sweeps], out, figures=False)
+        return {
+            f"/{file.relative_to(out).as_posix()}": file.read_bytes()
+            for file in report.files
+            if file.suffix == ".csv" or file.name == _PAGE[1:]
+        }
+
+
+def _state(found: Sequence[Overview]) -> str:
+    several = len(found) > 1
+    return "; ".join(
+        (f"{sweep.sweep_dir.name} " if several else "")
+        + f"{sweep.state}: "
+        + ", ".join(f"{count} {status}" for status, count in sweep.counts.items())
+        for sweep in found
+    )
+
+
+def _overview(found: Sequence[Overview]) -> str:
+    text = io.StringIO()
+    # The browser breaks lines, which it knows the width for.
+    console = OutgoingConsole(file=text, width=1000, color_system=None, markup=False)
+    for sweep in found:
+        console.print(overview_text(sweep))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

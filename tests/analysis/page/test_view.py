@@ -1,0 +1,189 @@
+"""`batchscape view`, by real processes and in a real browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from batchscape.cli import main
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import take
+
+SOON_S = 120
+GEOMETRIES = ((1, 32, 1), (1, 8, 4), (2, 8, 2))
+
+
+@contextmanager
+def viewed(*folders: Path, ends: signal.Signals = signal.SIGINT) -> Iterator[str]:
+    """Start the command, and yield the address that it prints; it ends in order."""
+    program = [sys.executable, "-m", "batchscape", "view", *map(str, folders)]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"Page: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
+            if found is not None:
+                yield found[1]
+            process.send_signal(ends)
+            said, wrong = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert found, wrong
+    assert (process.returncode, wrong) == (0, "")
+    assert said.endswith("Stopped\n")
+
+
+def asked(address: str, path: str, host: str | None = None) -> tuple[int, dict[str, str], bytes]:
+    """Ask for a path as it stands, which a client that tidies paths would not."""
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
+    connection.request("GET", path, headers={"Host": host or place.netloc})
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), answer.read()
+    connection.close()
+    return found
+
+
+def state(address: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(asked(address, "/state.json")[2])
+    return content
+
+
+def soon(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + SOON_S
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+def test_serves_what_it_made_to_this_machine_alone(build: Any) -> None:
+    sweep = build()
+    for geometry in GEOMETRIES:
+        sweep.run(geometry)
+    (sweep.path / "secret.csv").write_text("a,b\n")
+    before = files_in(sweep.path)
+    with viewed(sweep.path, ends=signal.SIGTERM) as address:
+        soon(lambda: state(address)["page"])
+        status, headers, page = asked(address, "/report.html")
+        assert (status, headers["Content-Security-Policy"]) == (200, "frame-ancestors 'self'")
+        links = set(re.findall(r'href="(tables/[^"]*)"', page.decode()))
+        assert len(links) > 2
+        for link in links:
+            status, headers, table = asked(address, f"/{link}")
+            assert (status, headers["Content-Disposition"]) == (200, "attachment"), link
+            assert table
+        port = urlsplit(address).port
+        for host in (f"localhost:{port}", "localhost:8888", "127.0.0.1"):
+            assert asked(address, "/", host)[0] == 200, "a tunnel may end at another port"
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1]", ""):
+            for path in ("/", "/state.json", "/report.html"):
+                assert asked(address, path, host or " ")[0] == 403, host
+        for path in (
+            "/tables",
+            "/tables/",
+            "/secret.csv",
+            "/report.md",
+            "/page.py",
+            "//etc/passwd",
+            "/../secret.csv",
+            "/tables/../../secret.csv",
+            "/%2e%2e/secret.csv",
+            f"/{sweep.path}/secret.csv",
+            f"{sweep.path}/plan.csv",
+        ):
+            assert asked(address, path)[0] == 404, path
+    assert files_in(sweep.path) == before
+
+
+def test_what_cannot_be_viewed_is_a_message(
+    build: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(tmp_path / "nowhere")]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+    sweep = build()
+    sweep.run((1, 32, 1))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["view", str(sweep.path), "--port", port]) == 2
+    assert f"port {port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+    assert main(["view", str(sweep.path), "--port", "70000"]) == 2
+    assert "port 70000 of 127.0.0.1 cannot be had" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
+    """What a reader has chosen stays; who looks at the runs behind a number is left in peace."""
+    sweep = build()
+    reason = "global_batch_size must be a multiple of 2 x 32 (32 is not)"
+    sweep.reject((2, 32, None), 32, reason)
+    sweep.run((1, 32, 1), status="pending")
+    lock = take(SweepFolder(sweep.path).lock)
+    assert lock is not None
+    with viewed(sweep.path) as address:
+        page = browser(address)
+        page.wait_for_selector("text=No run has ended yet")
+        assert reason in page.text_content("#progress pre")
+        assert page.text_content("#progress summary") == (
+            "running: 1 pending, 1 rejected · no page yet"
+        )
+        assert page.locator("iframe").count() == 0
+        for geometry in GEOMETRIES[1:]:
+            sweep.run(geometry)
+        page.wait_for_selector("iframe", timeout=SOON_S * 1000)
+        assert page.locator("#progress").get_attribute("open") is None, "the page has the room"
+        runs = "header .title .muted"
+        frame = page.frame_locator("iframe")
+        frame.locator(f"{runs} >> text=2 completed").wait_for()
+        soon(lambda: "2 completed" in page.text_content("#progress summary"))
+        assert page.title().endswith("report of batchscape")
+        frame.locator("#loss > summary").click()
+        frame.locator("#loss select[data-choice=axis]").select_option("samples")
+        frame.locator("#theme").click()
+        frame.locator("#comparison > summary").click()
+        frame.locator("#comparison > summary").click()
+        # A point is clicked: its runs are shown until the reader has seen them.
+        page.frames[1].eval_on_selector(
+            "#loss .drawing",
+            "place => place.emit('plotly_click', { points: [{ data: place.data[0] }] })",
+        )
+        sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
+        first = state(address)["page"]
+        newer = soon(lambda: (now := state(address)["page"]) != first and now)
+        soon(lambda: "1 oom" in page.text_content("#progress summary"))
+        assert page.locator("iframe").get_attribute("src") == f"report.html?{first}"
+        frame.locator("dialog button").click()
+        sources = "frames => frames.map((frame) => frame.getAttribute('src'))"
+        soon(lambda: page.eval_on_selector_all("iframe", sources) == [f"report.html?{newer}"])
+        assert "1 oom" in frame.locator(runs).text_content()
+        assert frame.locator("#failures").text_content().count("CUDA out of memory") == 1
+        assert frame.locator("details#loss").get_attribute("open") is not None
+        assert frame.locator("details#comparison").get_attribute("open") is None
+        assert frame.locator("#loss select[data-choice=axis]").input_value() == "samples"
+        frame.locator("#loss .xtitle >> text=samples").wait_for()
+        assert frame.locator("html").get_attribute("data-theme") == "dark"
+        colour = "document.querySelector('#loss .drawing')._fullLayout.paper_bgcolor"
+        soon(lambda: page.frames[1].evaluate(colour) == "#16181c")
+        assert browser.wrong == []
+    page.wait_for_selector("text=batchscape view has ended")
+    browser.wrong.clear()  # that nobody answers any more
+    page.close()
+    lock.release()

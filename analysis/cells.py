@@ -19,6 +19,7 @@ from batchscape.record.summary import SUMMARY
 
 __all__ = [
     "GEOMETRY",
+    "NOT_STARTED",
     "PROGRAMS",
     "SEEDS",
     "WHERE",
@@ -38,6 +39,9 @@ GEOMETRY = (
     "global_batch_size",
 )
 """Columns of a geometry: the three factors and their product."""
+
+NOT_STARTED = ("pending", "rejected")
+"""Statuses of runs that have done nothing yet, or never will."""
 
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""

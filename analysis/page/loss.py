@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import NOT_STARTED, Cells, geometry_label
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import (
     Chart,
@@ -31,9 +31,11 @@ __all__ = ["THINNING", "loss_chart", "thinned"]
 
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
-_ALL_POINTS = 120_000
+_ALL_POINTS = 60_000
 _MOST, _LEAST = 1000, 40
-"""Points of all curves of a page, and of one. Ours: they make five megabytes of numbers."""
+"""Points of all curves of a page, and of one. Ours: they make three megabytes of numbers."""
+_MOST_RUNS = 500
+"""Runs whose curves a page has room for."""
 THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
     "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
@@ -98,10 +100,14 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
+    launched = runs[~runs["status"].isin(NOT_STARTED)]
+    drawn = _drawn(launched)
     found = {
-        value: rows_of(runs, rows, [*PROGRESS, value]).dropna(subset=[value])
+        value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
     }
+    for rows in found.values():
+        rows["run"] = drawn.to_numpy()[rows["run"]]
     found = {value: rows for value, rows in found.items() if len(rows)}
     if not found:
         return None
@@ -124,6 +130,12 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     if targets:
         choices.append(Choice("target", "Target", {"": "none", **targets}))
     cut = _range(found, runs)
+    few = ""
+    if len(drawn) < len(launched):
+        few = (
+            f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, then another of "
+            "each, as far as there is room. "
+        )
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
@@ -140,7 +152,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
         "A line a run, of one colour a geometry; a cross ends a run that diverged, where "
         f"its loss was last finite. {_CUT if any(cut.values()) else ''}Triangles: "
         "where a run met the chosen target, from tables/reaches.csv. Times: of runs whose times "
-        f"are valid, without evaluation, checkpoints and start-up. {THINNING}",
+        f"are valid, without evaluation, checkpoints and start-up. {few}{THINNING}",
         [*traces, *marks],
         {
             "xaxis": {"title": {"text": by("axis", axes)}, "rangemode": "tozero"},
@@ -156,11 +168,15 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     )
 
 
+def _drawn(launched: pd.DataFrame) -> pd.Index[int]:
+    """Choose runs: of many, one of each cell, then another of each, and so on."""
+    turn = launched.groupby("cell").cumcount()
+    return turn.sort_values(kind="stable").index[:_MOST_RUNS].sort_values()
+
+
 def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
-    launched: list[int] = sorted(
-        runs.loc[~runs["status"].isin(["rejected", "pending"]), "cell"].unique()
-    )
+    launched: list[int] = sorted(runs.loc[~runs["status"].isin(NOT_STARTED), "cell"].unique())
     labels = geometry_label(cells.table).loc[launched]
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]

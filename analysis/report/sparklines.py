@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells, counted
+from batchscape.analysis.cells import NOT_STARTED, Cells, counted
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -19,7 +19,6 @@ _WIDTH = 24
 _RATE = "optimizer.learning_rate"
 _OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
 _BARS = "▁▂▃▄▅▆▇█"
-_NOT_STARTED = ("pending", "rejected")
 
 
 def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
@@ -52,7 +51,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     by_seed = ends.groupby([of_run["cell"], of_run["trajectory_id"]]).mean()
     ends = by_seed.groupby("cell").mean()
     table = cells.table.loc[ends.index]
-    launched = cells.runs[~cells.runs["status"].isin(_NOT_STARTED)]
+    launched = cells.runs[~cells.runs["status"].isin(NOT_STARTED)]
     started = launched.groupby("cell").size()
     completed = runs.groupby("cell").size()
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]

@@ -127,18 +127,13 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
     )
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and PDF; the PDF holds no date, so that equal figures are equal.
+def save(figure: Figure, png: Path, pdf: Path) -> None:
+    """Write a figure to look at and one for a paper, whose fonts are embedded.
 
     Parameters
     ----------
-    name : str
-        File name without its ending.
-
-    Returns
-    -------
-    list of Path
-        The files written.
+    png, pdf : Path
+        The files. The PDF holds no date, so that equal figures are equal.
     """
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
@@ -147,10 +142,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.set_dpi(_DPI)
         layout.execute(figure)
         figure.set_layout_engine(None)
-    png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     figure.savefig(png, dpi=_DPI)
     figure.savefig(pdf, metadata={"CreationDate": None})
-    return [png, pdf]
 
 
 def colour_of(index: int, total: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.numbers import significant
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "looks",
     "name_group",
     "paper_style",
+    "plain_ticks",
     "save",
     "tint",
 ]
@@ -106,6 +111,23 @@ def name_group(figure: Figure, label: str) -> None:
     if label:
         letters = int(figure.get_figwidth() * _LETTERS_AN_INCH)
         figure.suptitle(fill(label, letters), fontsize=7, x=0.01, ha="left")
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write plain numbers at 1, 2 and 5 of each decade of a logarithmic axis.
+
+    Of several decades some are left out; on a small part of one, others are added.
+    """
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
 
 
 @contextmanager

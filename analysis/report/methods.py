@@ -156,7 +156,10 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
         f"t-tests of differences paired by seed, p < {SIGNIFICANCE:g} after Holm's adjustment."
     )
     if lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
-        yield f"{_number(lost, 'diverged or pruned run')} stay in every count, and reach no target."
+        yield (
+            f"{_number(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: counted "
+            "as reaching no target."
+        )
     by_method: dict[str, list[str]] = {}
     for section in sections:
         for name, estimate in section.headlines.items():

@@ -141,6 +141,8 @@ def details(
         lines += [f"![{name}](../figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
+            "Bars take cells that differ only in what decides neither memory nor time, such as the "
+            "learning rate, for one. "
             f"Curves of more than {MAX_POINTS} optimizer steps, or fewer where a figure has many, "
             "are averaged over windows of equal length. `paper/figures` has each figure as PDF."
         )

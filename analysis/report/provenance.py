@@ -106,7 +106,7 @@ def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]
                 continue
             if len(values) > 1:
                 vary.append(leaf)
-            elif values != ["null"]:
+            elif values not in ([], ["null"]):
                 same[leaf] = values[0]
         yield group, dict(sorted(same.items(), key=lambda item: item[0] != "name")), vary
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import gc
 import io
 import shlex
 import sys
@@ -206,6 +207,8 @@ def _report(arguments: list[str]) -> int:
     if parsed.out is None and len(parsed.dirs) > 1:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
         raise ConfigError(msg)
+    # What a report makes is reachable to its end: looking for garbage took a fifth of its time.
+    gc.set_threshold(200_000, 20, 100)
     from batchscape.analysis import write_report
     from batchscape.record.folder import SweepFolder
 

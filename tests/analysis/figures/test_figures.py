@@ -188,11 +188,40 @@ def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     for rate in range(MAX_BARS + 3):
         sweep.run(
             optimizer_steps=6,
-            optimizer__learning_rate=1e-3 * (1 + rate / 7),
+            loader__prefetch=1 + rate,
             hardware="A processor with quite a long name @ 3.20 GHz",
         )
     figure = bar_figure(sweep, draw_throughput)
     assert len(figure.axes[0].patches) == MAX_BARS
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> None:
+    sweep = build()
+    for rate in (0.001, 0.002):
+        for seed in (0, 1):
+            sweep.run((1, 8, 1), seed=seed, optimizer__learning_rate=rate)
+            sweep.run((1, 8, 2), seed=seed, optimizer__learning_rate=rate)
+    runs = load(sweep.path).runs
+    (axes,) = bar_figure(sweep, draw_throughput).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        f"1{TIMES}8{TIMES}{n}" for n in (1, 2)
+    ]
+    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]  # rectangles
+    means = runs.groupby("gradient_accumulation_steps")["tokens_per_s"].mean()
+    np.testing.assert_allclose(widths, means)
+
+
+def test_a_row_of_panels_without_differences_has_no_room_for_them(build: Any) -> None:
+    sweep = build()
+    for rate in range(5):
+        sweep.run(optimizer_steps=6, optimizer__learning_rate=(1 + rate) / 1000)
+    sweep.run((1, 8, 4), optimizer_steps=6, optimizer__learning_rate=0.001)
+    figure = loss_figure(sweep)
+    assert len(seen(figure)) == 6
+    heights = [axes.get_position().height * figure.get_figheight() for axes in seen(figure)]
+    assert max(heights[:5]) < 1.5 * min(heights[:5])
+    assert figure.get_figheight() == pytest.approx(2 * 2.2 + 1.5 + 0.7, abs=0.05)
     assert_nothing_is_cut_or_covered(figure)
 
 

@@ -345,7 +345,7 @@ def _analyze(arguments: list[str]) -> int:
         type=float,
         help="the batch that the overhead is counted from; default: the smallest of the fit",
     )
-    parser.add_argument("--out", type=Path, help="folder for page, tables, figures and macros.tex")
+    parser.add_argument("--out", type=Path, help="folder for page, tables, figures and paper")
     parsed = parser.parse_args(arguments)
     from batchscape.analysis.report.analyze import analyze
 

@@ -15,6 +15,11 @@ from batchscape.analysis.report.analyze import analyze
 HOSTILE = r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>"
 
 
+def plain(text: str) -> str:
+    """Leave out what a page sets as gaps and rules: blanks, hyphens at line ends, underscores."""
+    return re.sub(r"[\s_\-\N{HYPHEN}\N{MINUS SIGN}]+", "", text)
+
+
 @pytest.mark.slow
 def test_the_paper_of_a_report_compiles_where_it_lies(
     build: Any, paper: Callable[[Path], Any]
@@ -24,21 +29,21 @@ def test_the_paper_of_a_report_compiles_where_it_lies(
     sweep.run((1, 16, 2), status="diverged", reason=HOSTILE, done=9)
     for micro in (8, 16):
         for seed in (0, 1, 2):
-            sweep.run((1, micro, 1), seed=seed, noise=(40.0, 1.0))
+            sweep.run((1, micro, 2), seed=seed, noise=(40.0, 1.0))
     report = write_report([sweep.path])
     folder = report.out / "paper"
     made = paper(folder / "paper.tex")
     assert made.too_wide == []
     for warning in ("undefined", "Float too large", "multiply defined"):
         assert warning not in made.log
-    page = " ".join(made.text.split()).replace(" ± ", "±")
+    page = plain(made.text)
     markdown = (report.out / "tables" / "comparison.md").read_text()
     figures = re.findall(r"\d[\d.]* ± \d[\d.]*", markdown)
     assert len(figures) > 10
     for figure in figures:
-        assert figure.replace(" ± ", "±") in page
-    assert r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>" in page
-    assert "Bold: best in its column" in page
+        assert plain(figure) in page
+    assert plain(HOSTILE) in page
+    assert plain("Bold: best in its column") in page
 
     # Every table and figure is in the paper and all that it reads is beside it.
     for kind, ending in (("tables", "tex"), ("figures", "pdf")):
@@ -81,9 +86,9 @@ def test_the_paper_of_what_cannot_be_said_compiles(
     sweep = build(name="odd_$name%")
     sweep.reject((16, 7, 2), 224, HOSTILE)
     folder = write_report([sweep.path]).out / "paper"
-    text = " ".join(paper(folder / "paper.tex").text.split())
-    assert "1 run in 1 cell (1 rejected)" in text
-    assert "odd_$name%: none of its 1 run was launched." in text
+    text = plain(paper(folder / "paper.tex").text)
+    assert plain("1 run in 1 cell (1 rejected)") in text
+    assert plain("odd_$name%: none of its 1 run was launched.") in text
     assert list((folder / "figures").iterdir()) == []
 
 
@@ -94,9 +99,9 @@ def test_the_paper_of_a_table_says_how_the_table_was_read(
     table = tmp_path / "steps_50%.csv"
     table.write_text("batch_size,steps\n64,46000\n128,23000\n256,13282\n512,7000\n")
     analyze(table).write(tmp_path / "out")
-    text = " ".join(paper(tmp_path / "out" / "paper" / "paper.tex").text.split())
-    assert "Read from steps_50%.csv." in text
-    assert "steps is taken for steps_to_target" in text
+    text = plain(paper(tmp_path / "out" / "paper" / "paper.tex").text)
+    assert plain("Read from steps_50%.csv.") in text
+    assert plain("steps is taken for steps_to_target") in text
 
 
 def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build: Any) -> None:

@@ -27,7 +27,7 @@ def test_the_paper_of_a_report_compiles_where_it_lies(
     """Every figure of the comparison's LaTeX stands on the page as in its Markdown."""
     sweep = build().fork()
     sweep.run((1, 16, 2), status="diverged", reason=HOSTILE, done=9)
-    for micro in (8, 16):
+    for micro in (2, 4):
         for seed in (0, 1, 2):
             sweep.run((1, micro, 2), seed=seed, noise=(40.0, 1.0))
     report = write_report([sweep.path])

@@ -17,7 +17,8 @@ HOSTILE = r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>"
 
 def plain(text: str) -> str:
     """Leave out what a page sets as gaps and rules: blanks, hyphens at line ends, underscores."""
-    return re.sub(r"[\s_\-\N{HYPHEN}\N{MINUS SIGN}]+", "", text)
+    accents = {"\N{MODIFIER LETTER CIRCUMFLEX ACCENT}": "^", "\N{SMALL TILDE}": "~"}
+    return re.sub(r"[\s_\-\N{HYPHEN}\N{MINUS SIGN}]+", "", text).translate(str.maketrans(accents))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
 from batchscape.analysis.figures.curves import loss_curves
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks, paper_style, plain_ticks
 from batchscape.analysis.numbers import TIMES
 
 pytestmark = pytest.mark.slow
@@ -265,3 +265,15 @@ def test_runs_that_all_diverged_are_seen_from_their_start(build: Any) -> None:
     low, high = axes.get_ylim()
     assert low < 2.1
     assert 3 < high < 10
+
+
+@pytest.mark.parametrize("ends", [(1.7, 3.1), (0.15, 1.5), (40, 1200), (0.2, 9e5), (0.06, 0.09)])
+def test_a_tick_of_a_logarithmic_axis_says_where_it_stands(ends: tuple[float, float]) -> None:
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(*ends)
+    plain_ticks(axes.yaxis)
+    shown = [place for place in axes.get_yticks() if ends[0] <= place <= ends[1]]
+    texts = axes.yaxis.get_major_formatter().format_ticks(shown)
+    assert len(shown) >= 2
+    assert [float(text) for text in texts] == pytest.approx(shown)

@@ -1,11 +1,13 @@
-"""What loading and reporting many runs take: time and memory, against plain pandas.
+r"""What loading and reporting many runs take: time and memory, against plain pandas.
 
 Writes a sweep of made-up runs in the real format (once; a folder that is there is used again).
-Then fresh processes load it, as a report does, and report it. The peer reads some of the same run
-folders as `docs/record.md` shows for one: two JSON files, `pandas.read_parquet` for each table, one
-`concat`.
+Then fresh processes import the libraries of a report and nothing else, load the sweep as a report
+does, and report it. The peer reads some of the same run folders as `docs/record.md` shows for one:
+two JSON files, `pandas.read_parquet` for each table, one `concat`.
 
     python benchmarks/report_at_scale.py [--runs 10000] [--points 1000] [--folder DIR]
+    python benchmarks/report_at_scale.py --folder outputs/fixed_global_batch_digits \
+        outputs/fewer_updates_digits         # the report of `make demo`
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from batchscape.geometry import BatchGeometry
 from batchscape.record.columns import COLUMNS
 from batchscape.record.environment import environment as environment_here
 from batchscape.record.files import write_json
-from batchscape.record.folder import TABLES, SweepFolder
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.summary import summarise
@@ -45,6 +47,12 @@ CUTS = ((1, 16), (1, 8), (2, 8), (2, 4))
 EVALUATIONS = 50
 NOISE_EVERY = 20
 PEER_RUNS = 500
+LIBRARIES = (
+    *("numpy", "pandas", "polars", "pyarrow.parquet", "scipy.optimize", "scipy.stats", "pydantic"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
+    *("jinja2", "rich.console", "rich.table"),
+)
+"""What a report imports of others."""
 NOISE_SCALE = 40.0
 """Samples; the made-up trainings take 1 + NOISE_SCALE / batch times the least steps."""
 
@@ -256,11 +264,10 @@ def measure(*command: str) -> Taken:
     return Taken(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
 
 
-def read_with_pandas(folder: Path, runs: int) -> float:
+def read_with_pandas(folders: list[RunFolder]) -> float:
     """Read run folders one after the other; return the seconds for each."""
     began = time.perf_counter()
     rows, parts = [], {table: [] for table in TABLES}
-    folders = SweepFolder(folder).run_folders()[:runs]
     for run in folders:
         config, status = (json.loads(p.read_text()) for p in (run.config, run.status))
         row = {"run_id": config["run_id"], **config["geometry"], **status["summary"]}
@@ -278,32 +285,40 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--folder", type=Path, help="sweep folder to keep and use again")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        nargs="+",
+        help="sweep folder to keep and use again, or finished ones",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.folder or Path(scratch) / "sweep"
-        if not folder.exists():
-            part = folder.with_name(f"{folder.name}.part")
+        folders = options.folder or [Path(scratch) / "sweep"]
+        if not folders[0].exists():
+            part = folders[0].with_name(f"{folders[0].name}.part")
             shutil.rmtree(part, ignore_errors=True)
             write_sweep(part, options.runs, options.points, options.seeds)
-            part.rename(folder)
-        n_runs = len(SweepFolder(folder).run_folders())
+            part.rename(folders[0])
+        # Cells that were rejected have no rows.
+        runs = [run for folder in folders for run in SweepFolder(folder).run_folders()]
+        whole = [run for run in runs if all(run.parquet(table).exists() for table in TABLES)]
+        places = list(map(str, folders))
         out = Path(scratch) / "report"
         load = (
             "import sys; from pathlib import Path; from batchscape.record.tables import load; "
-            f"load(Path(sys.argv[1]), columns={READ!r})"
+            f"load(*map(Path, sys.argv[1:]), columns={READ!r})"
         )
-        loaded = measure(sys.executable, "-c", load, str(folder))
-        report = measure(
-            sys.executable, "-m", "batchscape", "report", str(folder), "--out", str(out)
-        )
-        peer_s = read_with_pandas(folder, PEER_RUNS) * n_runs
-    print(f"{n_runs} runs of {options.points} points, {os.cpu_count()} cores")
-    for name, taken in (("load", loaded), ("report", report)):
+        imported = measure(sys.executable, "-c", f"import {', '.join(LIBRARIES)}")
+        loaded = measure(sys.executable, "-c", load, *places)
+        report = measure(sys.executable, "-m", "batchscape", "report", *places, "--out", str(out))
+        peer_s = read_with_pandas(whole[:PEER_RUNS]) * len(whole)
+    print(f"{len(runs)} runs, {os.cpu_count()} cores")
+    for name, taken in (("libraries alone", imported), ("load", loaded), ("report", report)):
         print(
             f"{name}: {taken.wall_s:.1f} s, {taken.cpu_s:.1f} s of processor time, "
             f"peak of {taken.peak_gib:.2f} GiB"
         )
+    print(f"ratio report / libraries alone: {report.cpu_s / imported.cpu_s:.1f} of processor time")
     print(f"plain pandas, every column: {peer_s:.1f} s for all, from {PEER_RUNS} runs at most")
     print(f"ratio plain pandas / load: {peer_s / loaded.wall_s:.1f}")
 

@@ -94,7 +94,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     assert table["other_form"].tolist() == ["free_exponent"]
     assert "| 745 (n = 1) |" in (tmp_path / "out" / "tables" / "critical_batch.md").read_text()
     assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
-    assert (tmp_path / "out" / "macros.tex").exists()
+    assert (tmp_path / "out" / "paper" / "macros.tex").exists()
     assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 1
 
 

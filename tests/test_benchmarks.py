@@ -68,8 +68,9 @@ def test_noise_scale_overhead():
 @pytest.mark.slow
 def test_report_at_scale():
     printed = printed_by("report_at_scale.py", "--runs", "10", "--points", "40", "--seeds", "2")
-    for part in ("load", "report"):
+    for part in ("libraries alone", "load", "report"):
         assert re.search(rf"{part}: \d+\.\d s, .* peak of \d+\.\d\d GiB", printed)
+    assert re.search(r"ratio report / libraries alone: \d+\.\d of processor time", printed)
     assert re.search(r"ratio plain pandas / load: \d+\.\d", printed)
 
 

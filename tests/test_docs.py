@@ -178,7 +178,6 @@ NOT_RUN = {
     "make gpu-wheels": "downloads, for another machine",
     "python benchmarks/casts_and_logits.py": "is measured by `make bench`",
     "make versions": "needs an environment with the oldest torch",
-    "make -C": "reads the demo's report; tests/analysis/report/test_paper.py does likewise",
     "pip install": "installs from the network; tests/test_packaging.py installs without",
     ".ci/run": "runs the tests, this one among them",
     "cd": "is the shell's own",

@@ -80,6 +80,8 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     left_out = (sweep / "report" / "details" / "left_out.md").read_text()
     assert "1 run had" not in left_out
     assert "3 runs had a device of less memory" in left_out
-    for name in ("memory_frontier.tex", "memory_frontier.md"):
-        assert (sweep / "report" / "tables" / name).exists()
-    assert (sweep / "report" / "figures" / "memory_frontier.png").exists()
+    for name in (
+        *("paper/tables/memory_frontier.tex", "paper/figures/memory_frontier.pdf"),
+        *("tables/memory_frontier.md", "figures/memory_frontier.png"),
+    ):
+        assert (sweep / "report" / name).exists()

@@ -156,7 +156,7 @@ def test_markdown_latex_figures_and_json_are_clean(tmp_path: Path) -> None:
     axes.plot([1, 2], label=RED)
     axes.set_title(f"{HOSTILE}{secret}")
     axes.legend()
-    save(figure, tmp_path, "figure")
+    save(figure, tmp_path / "figure.png", tmp_path / "figure.pdf")
     assert axes.get_title().startswith("red link")
     assert "aB3aB3" not in axes.get_title()
     legend = axes.get_legend()

@@ -733,7 +733,10 @@ STEPS = "batch_size,steps\n64,46000\n128,23000\n256,13282\n512,7000\n"
 
 @pytest.mark.parametrize(
     "name",
-    ["the page", "macros.tex", "tables", "figures", "tables/claims.csv", "figures/memory.pdf"],
+    [
+        *("the page", "tables", "figures", "tables/claims.csv", "figures/memory.png", "paper"),
+        *("paper/methods.tex", "paper/paper.tex", "paper/tables", "paper/figures/memory.pdf"),
+    ],
 )
 @pytest.mark.parametrize("verb", PAGES)
 def test_a_page_is_not_written_through_a_link(
@@ -743,7 +746,7 @@ def test_a_page_is_not_written_through_a_link(
     SweepFolder(sweep).run("a").path.mkdir(parents=True)
     elsewhere.mkdir()
     table.write_text(STEPS)
-    for file in ("claims.csv", "memory.pdf", "page"):
+    for file in ("claims.csv", "memory.png", "memory.pdf", "page"):
         (elsewhere / file).write_text("precious")
     out = tmp_path / "paper" if "--out" in verb else sweep / "report"
     link = out / (PAGES[verb] if name == "the page" else name)
@@ -755,7 +758,7 @@ def test_a_page_is_not_written_through_a_link(
     assert main([verb.removesuffix(" --out"), str(source), *chosen]) == 2
     assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
     assert {file.read_text() for file in elsewhere.iterdir()} == {"precious"}
-    assert len(list(elsewhere.iterdir())) == 3
+    assert len(list(elsewhere.iterdir())) == 4
 
 
 def test_links_of_other_names_and_the_folder_of_a_page_may_be(tmp_path: Path) -> None:

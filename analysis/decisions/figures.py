@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group
+from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group, plain_ticks
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["draw_pareto"]
@@ -103,10 +103,9 @@ def _is_wide(values: pd.Series[float]) -> bool:
 
 
 def _label(axis: Axis) -> None:
-    """Write numbers in full; on a narrow range a logarithmic axis would have hardly one."""
+    """Write numbers in full, and few of them."""
     axis.set_tick_params(which="both", labelsize=7, length=3, pad=3)
     if axis.get_scale() == "log":
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        plain_ticks(axis)
     else:
         axis.set_major_locator(MaxNLocator(5))

@@ -1,8 +1,12 @@
-"""Figures of memory, step time and throughput: one row a cell, a point a run."""
+"""Figures of memory, step time and throughput: one row a cell, a point a run.
+
+Cells that differ only in what decides neither memory nor time, such as the learning rate, are one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
@@ -13,12 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.style import COLUMN_IN, Look, tint
 from batchscape.analysis.numbers import memory_scale, time_scale
+from batchscape.config import Affects, affects_of
 
 __all__ = ["MAX_BARS", "draw_memory", "draw_processor_time", "draw_step_time", "draw_throughput"]
 
@@ -56,6 +61,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         None where no completed run has such a figure.
     """
     phases = list(MEMORY_PHASES)[:4]
+    cells = _by_cost(cells)
     figures, shown = _shown(cells, phases)
     colours = _colours(cells, look)
     if not shown:
@@ -81,6 +87,7 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     Parameters and result are those of `draw_memory`.
     """
     phases = list(_TIME_PHASES)
+    cells = _by_cost(cells)
     figures, shown = _shown(cells, ["step_time_s"])
     colours = _colours(cells, look)
     if not shown:
@@ -106,6 +113,7 @@ def draw_processor_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None
 
     Parameters and result are those of `draw_memory`.
     """
+    cells = _by_cost(cells)
     own = untimed_cells(cells.runs)
     own = own.assign(value=pd.to_numeric(own.reindex(columns=[_SPENT])[_SPENT]).astype(float))
     own = own.dropna(subset="value")
@@ -130,6 +138,7 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
 
     Parameters and result are those of `draw_memory`.
     """
+    cells = _by_cost(cells)
     figures, shown = _shown(cells, ["tokens_per_s", "samples_per_s"])
     colours = _colours(cells, look)
     if not shown:
@@ -145,6 +154,15 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         _draw_runs(axes, values, position, cells, cell)
     axes.set_xlabel(f"{name.removesuffix('_per_s')}/s, all devices")
     return figure
+
+
+def _by_cost(cells: Cells) -> Cells:
+    """Sort the runs into cells that differ in memory or time; each is the first of its own."""
+    affects = {name: affects_of(name) for name in cells.contexts}
+    kept = [name for name, what in affects.items() if what is None or what & Affects.COST]
+    table = cells.table.reset_index()
+    first = table.groupby([*GEOMETRY, *kept], dropna=False, sort=False)["cell"].transform("first")
+    return replace(cells, runs=cells.runs.assign(cell=cells.runs["cell"].map(first)), contexts=kept)
 
 
 def _shown(cells: Cells, names: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:

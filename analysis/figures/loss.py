@@ -65,7 +65,9 @@ def draw_loss(
         return None
     labels = geometry_label(cells.table)
     deep = against == "optimizer_step" and len(curves.differences) > 0
-    figure, panels = lay_out(len(contexts), [2.2, 1.5] if deep else [2.2])
+    apart = context.reindex(curves.differences["cell"]).unique()
+    whole = [number in apart for number in contexts]
+    figure, panels = lay_out(len(contexts), [2.2, 1.5] if deep else [2.2], whole)
     # Losses of different tasks have nothing to do with each other.
     alike = not any(name.startswith(("data.", "model.")) for name in cells.contexts)
     beyond = False

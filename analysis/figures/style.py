@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.numbers import significant
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "looks",
     "name_group",
     "paper_style",
+    "plain_ticks",
     "save",
     "tint",
 ]
@@ -108,6 +113,23 @@ def name_group(figure: Figure, label: str) -> None:
         figure.suptitle(fill(label, letters), fontsize=7, x=0.01, ha="left")
 
 
+def plain_ticks(axis: Axis) -> None:
+    """Write plain numbers at 1, 2 and 5 of each decade of a logarithmic axis.
+
+    Of several decades some are left out; on a small part of one, others are added.
+    """
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
+
+
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Draw with the settings of this project and nothing of the caller's."""
@@ -127,18 +149,13 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
     )
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and PDF; the PDF holds no date, so that equal figures are equal.
+def save(figure: Figure, png: Path, pdf: Path) -> None:
+    """Write a figure to look at and one for a paper, whose fonts are embedded.
 
     Parameters
     ----------
-    name : str
-        File name without its ending.
-
-    Returns
-    -------
-    list of Path
-        The files written.
+    png, pdf : Path
+        The files. The PDF holds no date, so that equal figures are equal.
     """
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
@@ -147,10 +164,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.set_dpi(_DPI)
         layout.execute(figure)
         figure.set_layout_engine(None)
-    png, pdf = folder / f"{name}.png", folder / f"{name}.pdf"
     figure.savefig(png, dpi=_DPI)
     figure.savefig(pdf, metadata={"CreationDate": None})
-    return [png, pdf]
 
 
 def colour_of(index: int, total: int) -> str:

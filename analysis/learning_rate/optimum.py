@@ -109,7 +109,7 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
 
 def _row(own: pd.DataFrame) -> dict[str, object]:
     """Return what is said of one batch."""
-    grid = own.pivot_table(index="seed", columns="learning_rate", values="cost", aggfunc="first")
+    grid = own.groupby(["seed", "learning_rate"])["cost"].first().dropna().unstack()
     rates = tried_often(own)
     rare = [f"{rate:g}" for rate in grid.columns.difference(rates)]
     note = f"tried by too few seeds to be compared: {', '.join(rare)}" if rare else None

@@ -24,6 +24,7 @@ from batchscape.analysis.learning_rate.topic import learning_rate_section, linea
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
     check_place,
+    make_folders,
     section_lines,
     show_section,
     write_sections,
@@ -69,7 +70,7 @@ class Analysis:
             show_section(console, section, tables=True)
 
     def write(self, out: Path) -> list[Path]:
-        """Write the page, tables, figures and LaTeX macros.
+        """Write the page, tables, figures and the paper made of them.
 
         Parameters
         ----------
@@ -87,8 +88,7 @@ class Analysis:
             If a link in the place of what is written leads out of the folder.
         """
         check_place(out, "analysis.md")
-        for folder in (out / "tables", out / "figures"):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folders(out, emptied=False)
         name = "reaches" if "steps_to_target" in self.runs else "runs"
         page, runs = out / "analysis.md", out / "tables" / f"{name}.csv"
         lines = [f"# {escape_markdown(self.source.name)}"]
@@ -97,7 +97,8 @@ class Analysis:
         text = "\n\n".join(line.strip("\n") for line in lines) + "\n"
         page.write_text(visible(text), encoding="utf-8")
         write_csv(runs, self.runs)
-        return [page, *write_sections(self.sections, out), runs]
+        methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
+        return [page, *write_sections(self.sections, out, methods=methods), runs]
 
 
 def analyze(

@@ -18,7 +18,7 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import Grid, fit_widths
 from batchscape.outgoing import outgoing
 
-__all__ = ["escape_latex", "to_latex"]
+__all__ = ["escape_latex", "escape_long", "to_latex"]
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -152,6 +152,11 @@ def escape_latex(text: str) -> str:
     `[U+4E2D]`: it always compiles, and nothing is lost.
     """
     return _escaped(outgoing(text))
+
+
+def escape_long(text: str) -> str:
+    """Write a paragraph as `escape_latex` does; its long words, such as paths, may break."""
+    return _long(outgoing(text))
 
 
 def _escaped(text: str) -> str:

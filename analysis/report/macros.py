@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
-from batchscape.outgoing import outgoing
 
-__all__ = ["HEADLINES", "macro_name", "macros", "write_macros"]
+__all__ = ["FOLDER", "HEADLINES", "macro_name", "macros"]
 
+FOLDER = "bsFolder"
+"""Command that says where tables and figures lie; a document elsewhere defines it beforehand."""
 HEADLINES = "bsHeadlines"
 """Command that sets all headline numbers, as rows of a table with three columns."""
 
@@ -74,10 +74,13 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     AnalysisError
         If a name cannot be a command, or two names give the same one.
     """
-    owners = {HEADLINES: "the list of all headlines"}
+    owners = {HEADLINES: "the list of all headlines", FOLDER: "the folder"}
     lines = [
         r"% Headline numbers of a batchscape report. Read by \input in the preamble; braces behind",
         r"% a command keep the space that follows: \bsCriticalBatchSize{} samples.",
+        "",
+        "% Where tables and figures lie, for a document in another folder.",
+        rf"\providecommand{{\{FOLDER}}}{{.}}",
     ]
     for name, estimate in headlines.items():
         lines += ["", f"% {name}: {_comment(estimate)}"]
@@ -100,30 +103,6 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     lines += ["", "% What, estimate with interval, n; for a tabular with the columns llr."]
     lines += [rf"\newcommand{{\{HEADLINES}}}{{%", *rows, "}"]
     return "\n".join(lines) + "\n"
-
-
-def write_macros(path: Path, headlines: Mapping[str, Estimate]) -> Path:
-    """Write `macros` to a file.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its folder is made where it is missing.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    AnalysisError
-        As `macros` raises it; nothing is written then.
-    """
-    text = macros(headlines)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(outgoing(text), encoding="utf-8")
-    return path
 
 
 def _texts(estimate: Estimate) -> dict[str, str]:

@@ -13,7 +13,7 @@ from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import file_name, in_short, section_lines
+from batchscape.analysis.report.sections import file_name, in_short, section_lines, table_links
 from batchscape.analysis.report.topic import Section
 
 __all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
@@ -132,17 +132,19 @@ def details(
     dict of str to str
         Markdown by file name without its ending; paths are relative to the folder `details`.
     """
-    files = ", ".join(f"[{end}](../tables/comparison.{end})" for end in ("csv", "md", "tex"))
     lines = ["# Comparison", to_markdown(shorten(comparison))]
-    lines.append(f"Files: {files}. Run by run: [runs.csv](../tables/runs.csv).")
+    links = table_links("comparison", "../")
+    lines.append(f"Files: {links}. Run by run: [runs.csv](../tables/runs.csv).")
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
     if figures:
         lines += [f"![{name}](../figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
         lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
+            "Bars take cells that differ only in what decides neither memory nor time, such as the "
+            "learning rate, for one. "
             f"Curves of more than {MAX_POINTS} optimizer steps, or fewer where a figure has many, "
-            "are averaged over windows of equal length. Every figure is also there as PDF."
+            "are averaged over windows of equal length. `paper/figures` has each figure as PDF."
         )
     found = {"comparison": lines}
     for section in sections:

@@ -11,7 +11,7 @@ import pandas as pd
 from batchscape.analysis.cells import plain_texts
 from batchscape.analysis.report.grids import Grid
 
-__all__ = ["provenance", "questions"]
+__all__ = ["provenance", "questions", "trained"]
 
 _VERSIONS = ("environment.batchscape", "environment.python", "environment.packages.torch")
 _MAX_VALUES = 4
@@ -80,19 +80,42 @@ def _where(runs: pd.DataFrame) -> Grid:
     )
 
 
+def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Sort the settings that decide a loss curve into those that are the same and those that vary.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        As `Cells.runs`.
+
+    Yields
+    ------
+    str
+        Name of a group of settings, such as `model`.
+    dict of str to str
+        Values of those that all runs share, by name within the group; `name` first.
+    list of str
+        Names of those that vary, or that only some of the runs have.
+    """
+    for group in _GROUPS:
+        same, vary = {}, []
+        for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
+            values = plain_texts(runs[name]).unique().tolist()
+            leaf = name.partition(".")[2]
+            if leaf == "manifest_hash":
+                continue
+            if len(values) > 1:
+                vary.append(leaf)
+            elif values not in ([], ["null"]):
+                same[leaf] = values[0]
+        yield group, dict(sorted(same.items(), key=lambda item: item[0] != "name")), vary
+
+
 def _settings(runs: pd.DataFrame) -> Grid:
     """List the settings that decide a loss curve, and which of them vary."""
     rows = []
-    for group in _GROUPS:
-        same, vary = [], []
-        for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
-            values = [text for text in plain_texts(runs[name]).unique() if text != "null"]
-            leaf = name.partition(".")[2]
-            if len(values) > 1:
-                vary.append(leaf)
-            elif values and leaf != "manifest_hash":
-                same.append(f"{leaf}={values[0]}")
-        shown = ", ".join(sorted(same, key=lambda text: not text.startswith("name=")))
+    for group, same, vary in trained(runs):
+        shown = ", ".join(f"{name}={value}" for name, value in same.items())
         more = f"; varies: {', '.join(vary)}" if vary else ""
         if shown or more:
             rows.append([group, shown + more])

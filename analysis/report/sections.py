@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.commands import COMMAND
-from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
-from batchscape.analysis.report.macros import write_macros
+from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
 from batchscape.analysis.report.tables import write_csv, write_table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
 
 __all__ = [
-    "ENDINGS",
     "check_place",
     "file_name",
     "in_short",
+    "make_folders",
     "section_lines",
     "show_section",
+    "table_links",
     "write_sections",
 ]
 
-ENDINGS = {"details": ("md",), "tables": ("csv", "md", "tex"), "figures": ("png", "pdf")}
+_FOLDERS = {"details": ("md",), "tables": ("csv", "md"), "figures": ("png",)}
 """Folders beside the page, and the endings of the files that are written there."""
+_PAPER = "paper"
+_OF_PAPER = {"tables": ("tex",), "figures": ("pdf",)}
+"""Likewise in the folder of the paper."""
 
 _SENTENCES = 5
 """Sentences of the first screen."""
@@ -51,7 +54,24 @@ def check_place(out: Path, *pages: str) -> None:
     LaunchError
         If a link is in the place of what is to be written, and leads out of the folder.
     """
-    refuse_links_at(out, (*pages, "macros.tex"), ENDINGS)
+    refuse_links_at(out, (*pages, _PAPER), _FOLDERS)
+    refuse_links_at(out / _PAPER, (DOCUMENT, *PARTS), _OF_PAPER)
+
+
+def make_folders(out: Path, *, emptied: bool) -> None:
+    """Make the folders beside a page.
+
+    Parameters
+    ----------
+    emptied : bool
+        Remove the files of an earlier report: one that is not written again would be stale.
+    """
+    for root, folders in ((out, _FOLDERS), (out / _PAPER, _OF_PAPER)):
+        for folder, endings in folders.items():
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            for path in (root / folder).iterdir() if emptied else ():
+                if path.suffix[1:] in endings:
+                    path.unlink()
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:
@@ -96,10 +116,7 @@ def section_lines(section: Section, *, figures: bool = True, above: str = "") ->
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
             lines.append(f"{'##' if above else '###'} {escape_markdown(view.title)}")
-        links = ", ".join(
-            f"[{end}]({above}tables/{view.name}.{end})" for end in ("csv", "md", "tex")
-        )
-        lines += [to_markdown(shorten(view.grid)), f"Files: {links}."]
+        lines += [to_markdown(shorten(view.grid)), f"Files: {table_links(view.name, above)}."]
     for picture in section.pictures if figures else ():
         lines.append(f"![{picture.name}]({above}figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))
@@ -107,6 +124,18 @@ def section_lines(section: Section, *, figures: bool = True, above: str = "") ->
         links = ", ".join(f"[{name}.csv]({above}tables/{name}.csv)" for name in section.curves)
         lines.append(f"Behind the charts: {links}.")
     return lines
+
+
+def table_links(name: str, above: str) -> str:
+    """Link the files of a table in Markdown.
+
+    Parameters
+    ----------
+    above : str
+        As for `section_lines`.
+    """
+    files = [f"tables/{name}.csv", f"tables/{name}.md", f"{_PAPER}/tables/{name}.tex"]
+    return ", ".join(f"[{file.rpartition('.')[2]}]({above}{file})" for file in files)
 
 
 def show_section(console: Console, section: Section, *, tables: bool) -> None:
@@ -130,13 +159,21 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
         show(console, view.grid, view.title)
 
 
-def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = True) -> list[Path]:
-    """Write the tables and figures of sections, and `macros.tex` with their headline numbers.
+def write_sections(
+    sections: Sequence[Section],
+    out: Path,
+    *,
+    methods: Mapping[str, Sequence[str]],
+    figures: bool = True,
+) -> list[Path]:
+    """Write the tables and figures of sections, and the paper that is made of them.
 
     Parameters
     ----------
     out : Path
-        Folder of the page, with `tables` and `figures` in it.
+        Folder of the page, as `make_folders` makes it.
+    methods : mapping of str to sequence of str
+        How the numbers were made: sentences by title.
     figures : bool
         Draw figures too, which takes most of the time.
 
@@ -155,7 +192,6 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
     _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
     _no_repeats("headline", (name for section in sections for name in section.headlines))
     files: list[Path] = []
-    headlines: dict[str, Estimate] = {}
     with paper_style():
         for section in sections:
             for view in section.tables:
@@ -164,10 +200,12 @@ def write_sections(sections: Sequence[Section], out: Path, *, figures: bool = Tr
                 files.append(out / "tables" / f"{name}.csv")
                 write_csv(files[-1], curve)
             for picture in section.pictures if figures else ():
-                files += save(picture.figure, out / "figures", picture.name)
-            headlines |= section.headlines
-    files.append(write_macros(out / "macros.tex", headlines))
-    return files
+                png = out / "figures" / f"{picture.name}.png"
+                pdf = out / _PAPER / "figures" / f"{picture.name}.pdf"
+                save(picture.figure, png, pdf)
+                files += [png, pdf]
+    said = in_short(sections)
+    return files + write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
 
 
 def _no_repeats(what: str, names: Iterable[str]) -> None:

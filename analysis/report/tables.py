@@ -35,7 +35,6 @@ from batchscape.analysis.report.grids import (
     shorten,
     to_markdown,
 )
-from batchscape.analysis.report.latex import to_latex
 from batchscape.outgoing import outgoing_cell
 from batchscape.record.summary import SUMMARY
 
@@ -197,7 +196,7 @@ def _is_text(cell: object) -> bool:
 
 
 def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
-    """Write a table as CSV (everything), Markdown and LaTeX (what the grid shows, shortened).
+    """Write a table as CSV (everything) and Markdown (what the grid shows, shortened).
 
     Parameters
     ----------
@@ -209,10 +208,9 @@ def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> lis
     list of Path
         The files written.
     """
-    files = [folder / f"{name}.{ending}" for ending in ("csv", "md", "tex")]
+    files = [folder / f"{name}.{ending}" for ending in ("csv", "md")]
     write_csv(files[0], table)
     files[1].write_text(to_markdown(shorten(grid)), encoding="utf-8")
-    files[2].write_text(to_latex(shorten(grid)), encoding="utf-8")
     return files
 
 

@@ -26,7 +26,7 @@ class TableView:
     """A table in full, and what of it is shown."""
 
     name: str
-    """File name without its ending: `tables/<name>.csv`, `.md` and `.tex`."""
+    """File name without its ending: `tables/<name>.csv` and `.md`, `paper/tables/<name>.tex`."""
     title: str
     table: pd.DataFrame
     """Everything, for the CSV; its rows name the runs behind them."""
@@ -41,7 +41,7 @@ class Picture:
     """A figure and its caption."""
 
     name: str
-    """File name without its ending: `figures/<name>.png` and `.pdf`."""
+    """File name without its ending: `figures/<name>.png`, `paper/figures/<name>.pdf`."""
     caption: str
     figure: Figure
 

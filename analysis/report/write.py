@@ -22,21 +22,22 @@ from batchscape.analysis.figures.bars import (
 )
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style, save
+from batchscape.analysis.figures.style import looks, paper_style
 from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.grids import Grid, show
+from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.page import MOST_NOTES, details, page
+from batchscape.analysis.report.page import FIGURES, MOST_NOTES, details, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
-    ENDINGS,
     check_place,
     in_short,
+    make_folders,
     write_sections,
 )
 from batchscape.analysis.report.sparklines import curve_lines
-from batchscape.analysis.report.tables import comparison_grid, write_csv, write_table
-from batchscape.analysis.report.topic import Section, TableView
+from batchscape.analysis.report.tables import comparison_grid, write_csv
+from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
@@ -148,14 +149,17 @@ def write_report(
     material = Material(cells, tables, targets)
     sections = list(find_sections(material))
     notes = find_notes(cells, tables.damaged, tables.copies)
-    _clear(out)
-    files = write_table(out / "tables", "comparison", comparison, grid)
+    make_folders(out, emptied=True)
+    whole = Section(
+        title="Comparison",
+        tables=[TableView("comparison", "All cells", comparison, grid)],
+        pictures=[Picture(name, FIGURES[name], figure) for name, figure in drawn.items()],
+    )
+    files = write_sections(
+        [whole, *sections], out, methods=methods(cells, sections), figures=figures
+    )
     files.append(out / "tables" / "runs.csv")
     write_csv(files[-1], cells.runs)
-    with paper_style():
-        for name, figure in drawn.items():
-            files += save(figure, out / "figures", name)
-    files += write_sections(sections, out, figures=figures)
     origins = provenance(cells.runs)
     texts = details(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
@@ -230,13 +234,3 @@ def _drawn(cells: Cells, tables: Tables) -> dict[str, Figure]:
             "throughput": draw_throughput(cells, look),
         }
     return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def _clear(out: Path) -> None:
-    """Remove the files of an earlier report: one that is not written again would be stale."""
-    for folder, endings in ENDINGS.items():
-        (out / folder).mkdir(parents=True, exist_ok=True)
-        for path in (out / folder).iterdir():
-            if path.suffix[1:] in endings:
-                path.unlink()
-    (out / "macros.tex").unlink(missing_ok=True)

@@ -8,18 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
-    FuncFormatter,
-    LogLocator,
     NullLocator,
     StrMethodFormatter,
 )
 
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, PALETTE
-from batchscape.analysis.numbers import significant
+from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, PALETTE, plain_ticks
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 
@@ -102,7 +98,7 @@ def draw_critical_batches(
     axes.invert_xaxis()
     axes.set_xlabel("target loss")
     axes.set_ylabel("critical batch size (samples)")
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes.yaxis)
     if len(shown) > 1 or scales:
         figure.legend(loc="outside lower center", ncols=2)
     return figure
@@ -132,7 +128,7 @@ def _draw_against_batch(
     axes.set_xlabel("global batch size (samples)")
     axes.set_xlim(sizes.min(), sizes.max())
     _batch_ticks(axes, fit.batches["global_batch_size"])
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes.yaxis)
 
 
 def _mark_critical(axes: Axes, fit: TradeoffFit) -> None:
@@ -202,8 +198,8 @@ def _draw_trade(axes: Axes, fit: TradeoffFit, curve: pd.DataFrame) -> None:
     )
     axes.set_ylabel("steps / fewest steps")
     axes.margins(0.12)
-    _plain_ticks(axes.xaxis)
-    _plain_ticks(axes.yaxis)
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
 
 
 def _batch_ticks(axes: Axes, sizes: pd.Series[float]) -> None:
@@ -213,16 +209,6 @@ def _batch_ticks(axes: Axes, sizes: pd.Series[float]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(list(chosen)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _plain_ticks(axis: Axis) -> None:
-    """Write counts as plain numbers at 1, 2 and 5 of each decade."""
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
-    subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: significant(value, 1)))
-    axis.set_minor_locator(NullLocator())
 
 
 def _spread(n: int, most: int) -> list[int]:

@@ -14,7 +14,7 @@ from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
 from batchscape.analysis.figures.curves import loss_curves
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks, paper_style, plain_ticks
 from batchscape.analysis.numbers import TIMES
 
 pytestmark = pytest.mark.slow
@@ -188,11 +188,40 @@ def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     for rate in range(MAX_BARS + 3):
         sweep.run(
             optimizer_steps=6,
-            optimizer__learning_rate=1e-3 * (1 + rate / 7),
+            loader__prefetch=1 + rate,
             hardware="A processor with quite a long name @ 3.20 GHz",
         )
     figure = bar_figure(sweep, draw_throughput)
     assert len(figure.axes[0].patches) == MAX_BARS
+    assert_nothing_is_cut_or_covered(figure)
+
+
+def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> None:
+    sweep = build()
+    for rate in (0.001, 0.002):
+        for seed in (0, 1):
+            sweep.run((1, 8, 1), seed=seed, optimizer__learning_rate=rate)
+            sweep.run((1, 8, 2), seed=seed, optimizer__learning_rate=rate)
+    runs = load(sweep.path).runs
+    (axes,) = bar_figure(sweep, draw_throughput).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [
+        f"1{TIMES}8{TIMES}{n}" for n in (1, 2)
+    ]
+    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]  # rectangles
+    means = runs.groupby("gradient_accumulation_steps")["tokens_per_s"].mean()
+    np.testing.assert_allclose(widths, means)
+
+
+def test_a_row_of_panels_without_differences_has_no_room_for_them(build: Any) -> None:
+    sweep = build()
+    for rate in range(5):
+        sweep.run(optimizer_steps=6, optimizer__learning_rate=(1 + rate) / 1000)
+    sweep.run((1, 8, 4), optimizer_steps=6, optimizer__learning_rate=0.001)
+    figure = loss_figure(sweep)
+    assert len(seen(figure)) == 6
+    heights = [axes.get_position().height * figure.get_figheight() for axes in seen(figure)]
+    assert max(heights[:5]) < 1.5 * min(heights[:5])
+    assert figure.get_figheight() == pytest.approx(2 * 2.2 + 1.5 + 0.7, abs=0.05)
     assert_nothing_is_cut_or_covered(figure)
 
 
@@ -236,3 +265,15 @@ def test_runs_that_all_diverged_are_seen_from_their_start(build: Any) -> None:
     low, high = axes.get_ylim()
     assert low < 2.1
     assert 3 < high < 10
+
+
+@pytest.mark.parametrize("ends", [(1.7, 3.1), (0.15, 1.5), (40, 1200), (0.2, 9e5), (0.06, 0.09)])
+def test_a_tick_of_a_logarithmic_axis_says_where_it_stands(ends: tuple[float, float]) -> None:
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    axes.set_ylim(*ends)
+    plain_ticks(axes.yaxis)
+    shown = [place for place in axes.get_yticks() if ends[0] <= place <= ends[1]]
+    texts = axes.yaxis.get_major_formatter().format_ticks(shown)
+    assert len(shown) >= 2
+    assert [float(text) for text in texts] == pytest.approx(shown)

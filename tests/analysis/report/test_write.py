@@ -64,10 +64,10 @@ def check_links(report: Report) -> None:
         assert file in linked
         found = re.findall(r"\]\(([^)]+)\)", file.read_text())
         linked += [(file.parent / path).resolve() for path in found]
-    assert {file for file in report.files if file.suffix != ".pdf"} - set(linked) == {
-        report.files[0],
-        report.out / "macros.tex",
-    }
+    paper = {report.out / "paper" / f"{name}.tex" for name in ("paper", "macros", "methods")}
+    paper.add(report.out / "paper" / "results.tex")
+    files = {file for file in report.files if file.suffix != ".pdf"}
+    assert files - set(linked) == {report.files[0], *paper}
     for section in report.sections:
         for said in (*section.answer, *section.settle, *section.warnings):
             assert escape_markdown(said) in text
@@ -100,7 +100,8 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     for file in report.files:
         if file.suffix == ".png":
             assert file.read_bytes().startswith(b"\x89PNG")
-            assert file.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+            pdf = report.out / "paper" / "figures" / f"{file.stem}.pdf"
+            assert pdf.read_bytes().startswith(b"%PDF")
     page = report.files[0].read_text()
     assert "Which cut of a global batch of 32 is cheapest" in page
     check_first_screen(report)
@@ -128,7 +129,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     row = comparison.iloc[2]
     time = f"{1000 * row['step_time_s_mean']:.2f}"
     markdown = (tables / "comparison.md").read_text()
-    latex = (tables / "comparison.tex").read_text()
+    latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
     assert f"| 2{TIMES}8{TIMES}2=32 | completed | 3 |" in markdown
     (cells,) = [line for line in markdown.splitlines() if f"2{TIMES}8{TIMES}2=32" in line]
     shown_losses = {tuple(text.split(" ± ")) for text in re.findall(r"\d+\.\d+ ± \d+\.\d+", cells)}
@@ -422,7 +423,7 @@ def test_reasons_cannot_break_the_page(build: Any) -> None:
     markdown = (report.out / "tables" / "comparison.md").read_text()
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    latex = (report.out / "tables" / "comparison.tex").read_text()
+    latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
     assert latex.count(r"\end{tabular}") == latex.count(r"\begin{tabular}")
     assert MISSING in markdown
 

@@ -1,0 +1,236 @@
+"""How the numbers of a report were made, in sentences for a paper, from what runs recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.best import SIGNIFICANCE
+from batchscape.analysis.cells import WARMUP, Cells, plain_texts
+from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.report.provenance import trained
+from batchscape.analysis.report.topic import Section
+
+__all__ = ["methods"]
+
+_NOT_LAUNCHED = ("rejected", "pending")
+_MOST_VALUES = 8
+"""Values of a setting that a sentence lists; of more it says how many, and the ends."""
+_MOST_NAMED = 3
+_CLAIMS = "claim_"
+_REVISION = "environment.git.revision"
+_CUT = {
+    "data_parallel_size": "devices",
+    "micro_batch_size": "micro-batch",
+    "gradient_accumulation_steps": "accumulation",
+    "global_batch_size": "global batch",
+}
+_SCALED = ("reference_global_batch_size", "learning_rate", "betas", "weight_decay")
+_RATE_FACTOR = {"linear": "B / {0}", "sqrt": "the square root of B / {0}"}
+_WHERE = ("hardware", "device_type", "precision", "launch.threads_per_rank")
+_SOFTWARE = {
+    "environment.batchscape": "batchscape",
+    "environment.python": "Python",
+    "environment.packages.torch": "PyTorch",
+    "environment.cuda.driver": "CUDA driver",
+}
+
+
+def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
+    """Say what was trained, what was held fixed and rescaled, and how times and intervals are made.
+
+    Parameters
+    ----------
+    cells : Cells
+        The runs; every number is one of their record.
+    sections : sequence of Section
+        Whose headline numbers' intervals are explained.
+
+    Returns
+    -------
+    dict of str to list of str
+        Sentences of plain text by title.
+    """
+    runs = cells.runs
+    launched = runs[~runs["status"].isin(_NOT_LAUNCHED)]
+    found = {"Runs": [_counted(cells), *_of_sweeps(runs, launched)]}
+    if not launched.empty:
+        found |= {
+            "Held fixed": list(_fixed(launched)),
+            "Rescaled": list(_rescaled(launched)),
+            "Seeds and intervals": list(_intervals(cells, launched, sections)),
+            "Times": list(_times(launched)),
+            "Machines and software": list(_machines(launched)),
+        }
+    return {title: sentences for title, sentences in found.items() if sentences}
+
+
+def _counted(cells: Cells) -> str:
+    return (
+        f"{_number(len(cells.runs), 'run')} in {_number(len(cells.table), 'cell')} "
+        f"({_statuses(cells.runs)}); the runs of a cell differ in nothing but their seed."
+    )
+
+
+def _statuses(runs: pd.DataFrame) -> str:
+    counts = runs["status"].value_counts().sort_index()
+    return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
+    """Say of each sweep what varied in it, and what else tells it from the others."""
+    varying = [f"{g}.{leaf}" for g, _, vary in trained(launched) if g != "scaling" for leaf in vary]
+    for sweep, own in runs.groupby("sweep_name", sort=False):
+        began = own[own.index.isin(launched.index)]
+        if began.empty:
+            yield f"{sweep}: none of its {_number(len(own), 'run')} was launched."
+            continue
+        known = began.columns[began.notna().any()]
+        what = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
+        parts = [f"{said} {_values(began[name])}" for name, said in what.items() if name in known]
+        yield f"{sweep} ({_statuses(own)}): {'; '.join(parts)}."
+
+
+def _fixed(launched: pd.DataFrame) -> Iterator[str]:
+    for group, same, _ in trained(launched):
+        if group == "scaling" or not same:
+            continue
+        own = [f"{_words(leaf)} {value}" for leaf, value in same.items() if leaf != "name"]
+        parts = [same["name"]] if "name" in same else []
+        parts += [f"({', '.join(own)})" if parts else ", ".join(own)] if own else []
+        yield f"{group.capitalize()}: {' '.join(parts)}."
+    if "train_samples" in launched and launched["train_samples"].notna().any():
+        yield f"Samples to train on: {_values(launched['train_samples'])}."
+    planned = launched.reindex(columns=["planned_samples", "planned_optimizer_steps"])
+    if planned.notna().all(axis=None):
+        samples, steps = (_values(planned[name]) for name in planned)
+        yield f"A run was to see {samples} samples, in {steps} optimizer steps."
+
+
+def _rescaled(launched: pd.DataFrame) -> Iterator[str]:
+    """Say by which rules the optimizer's settings follow the global batch."""
+    names = [f"scaling.{name}" for name in _SCALED]
+    rules = launched.reindex(columns=names).astype(object)
+    texts = pd.DataFrame({name: plain_texts(rules[name]) for name in names})
+    kinds = texts.value_counts(sort=False)
+    for values, count in kinds.items():
+        said = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
+        yield f"{said}." if len(kinds) == 1 else f"In {_number(count, 'run')}: {said}."
+    if "learning_rate" in launched and launched["learning_rate"].notna().any():
+        yield f"Learning rates trained with: {_values(launched['learning_rate'])}."
+
+
+def _rules(reference: str, rate: str, betas: str, decay: str) -> Iterator[str]:
+    if reference == "null":
+        yield "No setting of the optimizer follows the global batch by a rule"
+        return
+    yield f"The optimizer's settings are written for a global batch of {reference} samples"
+    if rate in _RATE_FACTOR:
+        factor = _RATE_FACTOR[rate].format(reference)
+        yield f"at a global batch of B the learning rate is multiplied by {factor}"
+    else:
+        yield "the learning rate is the same for all global batches"
+    if betas == "half_life":
+        yield f"Adam's betas are raised to the power B / {reference}, so that their half-lives hold"
+    if decay == "timescale":
+        yield "weight decay is such that B / (learning rate x weight decay) is held"
+
+
+def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]) -> Iterator[str]:
+    completed = launched[launched["status"].eq("completed")]
+    if completed.empty:
+        yield "No run completed: there is no mean and no interval."
+        return
+    counts = completed.groupby("cell").size()
+    yield f"Completed runs of a cell: {_values(counts)}."
+    if not cells.of_programs().any():
+        yield (
+            "Optimizer step k of a run with global batch B takes samples kB to (k + 1)B of one "
+            "stream, which depends on the seed and not on the cut: runs of equal seed are paired."
+        )
+    yield (
+        f"Figures are means with {LEVEL:.0%} t-intervals over completed runs, of losses over "
+        f"seeds; below {FEWEST} values there is no interval. Cells are told apart by two-sided "
+        f"t-tests of differences paired by seed, p < {SIGNIFICANCE:g} after Holm's adjustment."
+    )
+    if lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
+        yield (
+            f"{_number(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: counted "
+            "as reaching no target."
+        )
+    by_method: dict[str, list[str]] = {}
+    for section in sections:
+        for name, estimate in section.headlines.items():
+            # Those of claims are in the table of claims.
+            if estimate.is_identified and not name.startswith(_CLAIMS):
+                by_method.setdefault(estimate.method, []).append(_words(name))
+    for method, names in by_method.items():
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        yield f"Interval of {', '.join(names[:_MOST_NAMED])}{more}: {method}."
+
+
+def _times(launched: pd.DataFrame) -> Iterator[str]:
+    completed = launched[launched["status"].eq("completed")]
+    if completed.empty:
+        return
+    if WARMUP in launched and launched[WARMUP].notna().any():
+        yield (
+            "The step time of a run is the median over its optimizer steps, without the first "
+            f"{_values(launched[WARMUP])}; evaluation, checkpoints, compilation and start-up are "
+            "no part of it."
+        )
+    together = pd.to_numeric(launched.get("launch.concurrent_runs", pd.Series(dtype=float)))
+    if together.notna().any():
+        most = int(together.max())
+        yield "No two runs ran at once." if most == 1 else f"Up to {most} runs ran at once."
+    valid = int(completed["timing_valid"].sum())
+    yield f"The times of {valid} of {_number(len(completed), 'completed run')} count."
+    notes = completed.loc[~completed["timing_valid"], "timing_note"].value_counts()
+    for note, count in notes.items():
+        yield f"Those of {count} do not: {note}."
+
+
+def _machines(launched: pd.DataFrame) -> Iterator[str]:
+    where = [name for name in _WHERE if name in launched]
+    groups = pd.DataFrame({n: plain_texts(launched[n]) for n in where}).value_counts(sort=False)
+    for values, count in groups.items():
+        known = dict(zip(where, values if isinstance(values, tuple) else (values,), strict=True))
+        threads = known.pop("launch.threads_per_rank", "null")
+        beside = "" if threads == "null" else f", threads per rank: {threads}"
+        machine = ", ".join(text for text in known.values() if text != "null")
+        yield f"{_number(count, 'run')} on {machine}{beside}."
+    software = [
+        f"{name} {_values(launched[column])}"
+        for column, name in _SOFTWARE.items()
+        if column in launched and launched[column].notna().any()
+    ]
+    if _REVISION in launched and launched[_REVISION].notna().any():
+        short = launched[_REVISION].dropna().astype(str).str[:12]
+        software.append(f"revision of the code {_values(short)}")
+    if software:
+        yield f"Software: {', '.join(software)}."
+    dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True).sum()
+    if dirty:
+        yield f"{_number(int(dirty), 'run')} came from a working tree with uncommitted changes."
+
+
+def _values(column: pd.Series[Any]) -> str:
+    """List the values of a column, numbers in their order; of many, how many and the ends."""
+    texts = plain_texts(column.dropna()).unique().tolist()
+    numbers = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce")
+    if numbers.notna().all():
+        texts = [texts[place] for place in numbers.astype(float).argsort()]
+        if len(texts) > _MOST_VALUES:
+            return f"{len(texts)} values from {texts[0]} to {texts[-1]}"
+    more = f" and {len(texts) - _MOST_VALUES} more" if len(texts) > _MOST_VALUES else ""
+    return ", ".join(texts[:_MOST_VALUES]) + more if texts else "unknown"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _words(name: str) -> str:
+    return name.replace(".name", "").replace("_", " ").replace(".", " ")

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.report.methods import methods
+from batchscape.analysis.report.topic import Section
+
+NAN = float("nan")
+
+
+def said(sweeps: list[Any], *sections: Section) -> dict[str, str]:
+    cells = find_cells(load(*(sweep.path for sweep in sweeps)).runs)
+    return {title: " ".join(text) for title, text in methods(cells, sections).items()}
+
+
+def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> None:
+    cuts, rates = build("cuts", "cuts"), build("rates", "rates")
+    for seed in (0, 1, 2):
+        for geometry in ((1, 32, 1), (2, 8, 2)):
+            cuts.run(geometry, seed=seed)
+    cuts.reject((3, None, None), 32, "no such cut")
+    for seed in (0, 7):
+        for rate in (0.02, 0.004, 0.1):
+            rates.run((1, 8, 1), seed=seed, optimizer__learning_rate=rate)
+    text = said([cuts, rates])
+    assert "13 runs in 6 cells (12 completed, 1 rejected)" in text["Runs"]
+    assert (
+        "cuts (6 completed, 1 rejected): devices 1, 2; micro-batch 8, 32; accumulation 1, 2; "
+        "global batch 32; optimizer learning rate 0.001; seed 0, 1, 2." in text["Runs"]
+    )
+    assert (
+        "rates (6 completed): devices 1; micro-batch 8; accumulation 1; global batch 8; "
+        "optimizer learning rate 0.004, 0.02, 0.1; seed 0, 7." in text["Runs"]
+    )
+    assert "Model: gpt (n layers 2, n heads 4, d model 128" in text["Held fixed"]
+    assert "Data: stdlib (sequence length 64" in text["Held fixed"]
+    assert "learning rate" not in text["Held fixed"]
+    # 40 optimizer steps of 32 and of 8 samples.
+    assert "A run was to see 320, 1280 samples, in 40 optimizer steps." in text["Held fixed"]
+    assert "Samples to train on: 10000." in text["Held fixed"]
+    assert text["Rescaled"].startswith("No setting of the optimizer follows the global batch by a")
+    assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
+    assert "runs of equal seed are paired" in text["Seeds and intervals"]
+
+
+def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    sweep.run(optimizer={"name": "sgd", "learning_rate": 0.1, "momentum": 0.85})
+    text = said([sweep])
+    assert "optimizer adamw, sgd" in text["Runs"]
+    assert "momentum" not in text["Held fixed"]
+    assert "beta1" not in text["Held fixed"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({"learning_rate": "sqrt"}, "the learning rate is multiplied by the square root of B / 16"),
+        ({"learning_rate": "linear"}, "the learning rate is multiplied by B / 16"),
+        ({"betas": "half_life"}, "Adam's betas are raised to the power B / 16"),
+        ({"weight_decay": "timescale"}, "B / (learning rate x weight decay) is held"),
+    ],
+)
+def test_the_rules_are_those_of_the_runs(build: Any, rules: dict[str, str], expected: str) -> None:
+    sweep = build()
+    sweep.run(scaling={"reference_global_batch_size": 16, **rules})
+    text = said([sweep])["Rescaled"]
+    assert "written for a global batch of 16 samples" in text
+    assert expected in text
+    assert ("is the same for all global batches" in text) == ("learning_rate" not in rules)
+
+
+def test_rules_that_differ_are_counted(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0)
+    for seed in (0, 1):
+        sweep.run(seed=seed, scaling={"reference_global_batch_size": 16, "learning_rate": "linear"})
+    text = said([sweep])["Rescaled"]
+    assert "In 1 run: No setting" in text
+    assert "In 2 runs: The optimizer's settings are written for a global batch of 16" in text
+
+
+def test_times_machines_and_what_was_left_out(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 4), measure__warmup_optimizer_steps=3)
+    sweep.run((4, 8, 1), measure__warmup_optimizer_steps=3)
+    sweep.run((1, 8, 2), measure__warmup_optimizer_steps=3, status="diverged", reason="NaN", done=5)
+    sweep.run(
+        (1, 8, 1), measure__warmup_optimizer_steps=3, concurrent_runs=2, hardware="Another CPU"
+    )
+    text = said([sweep])
+    assert "without the first 3;" in text["Times"]
+    assert "Up to 2 runs ran at once." in text["Times"]
+    assert "The times of 1 of 3 completed runs count." in text["Times"]
+    assert "Those of 1 do not: oversubscribed: 4 ranks on 2 cores." in text["Times"]
+    assert "Those of 1 do not: 2 runs at the same time." in text["Times"]
+    assert "1 diverged or pruned run stay" not in text["Seeds and intervals"]
+    assert "1 run diverged or was pruned" in text["Seeds and intervals"]
+    assert "3 runs on Example CPU, 2 cores, cpu, float32" in text["Machines and software"]
+    assert "1 run on Another CPU" in text["Machines and software"]
+    for version in ("batchscape 0.1.0", "Python 3.11.2", "PyTorch 2.9.0", f"code {'0' * 12}."):
+        assert version in text["Machines and software"]
+
+
+def test_methods_of_identified_headlines_are_named_once(build: Any) -> None:
+    sweep = build()
+    sweep.run()
+    known = Estimate(1.0, 0.5, 2.0, 3, "", "jackknife over 3 seeds", "d")
+    unknown = Estimate(NAN, NAN, NAN, 3, "", "none", "d")
+    headlines = dict.fromkeys(("one", "two", "three", "four"), known)
+    text = said([sweep], Section("T", headlines={**headlines, "five": unknown}))
+    assert (
+        "Interval of one, two, three and 1 more: jackknife over 3 seeds."
+        in text["Seeds and intervals"]
+    )
+    assert "none" not in text["Seeds and intervals"]
+
+
+def test_without_a_launched_run_there_are_no_methods(build: Any) -> None:
+    sweep = build()
+    sweep.reject((3, None, None), 32, "no such cut")
+    assert said([sweep]) == {
+        "Runs": "1 run in 1 cell (1 rejected); the runs of a cell differ in nothing but their "
+        "seed. fixed_global_batch: none of its 1 run was launched."
+    }

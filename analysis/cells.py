@@ -20,6 +20,7 @@ from batchscape.record.summary import SUMMARY
 __all__ = [
     "GEOMETRY",
     "NOT_STARTED",
+    "OF_THE_UPDATE",
     "PROGRAMS",
     "SEEDS",
     "WHERE",
@@ -45,6 +46,9 @@ NOT_STARTED = ("pending", "rejected")
 
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
+
+OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
+"""Groups of settings of which each global batch wants its own."""
 
 PROGRAMS = "command"
 """The engine of programs of others. What they do in a step is not ours to say: whether the cuts of
@@ -128,6 +132,14 @@ class Cells:
         """Tell the cells of programs of others; indexed by `cell`."""
         name = self.runs.reindex(columns=["engine.name"])["engine.name"]
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
+
+    def costly(self) -> list[str]:
+        """Return the settings that tell apart what takes other memory or time, as `contexts`.
+
+        Unshown ones are among them: they may follow from one that decides losses alone.
+        """
+        affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
+        return [name for name, what in affects.items() if what is None or what & Affects.COST]
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""

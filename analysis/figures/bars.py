@@ -23,7 +23,6 @@ from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.style import COLUMN_IN, Look, tint
 from batchscape.analysis.numbers import memory_scale, time_scale
-from batchscape.config import Affects, affects_of
 
 __all__ = ["MAX_BARS", "draw_memory", "draw_processor_time", "draw_step_time", "draw_throughput"]
 
@@ -158,9 +157,7 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
 
 def _by_cost(cells: Cells) -> Cells:
     """Sort the runs into cells that differ in memory or time; each is the first of its own."""
-    affects = {name: affects_of(name) for name in cells.contexts}
-    kept = [name for name, what in affects.items() if what is None or what & Affects.COST]
-    table = cells.table.reset_index()
+    kept, table = cells.costly(), cells.table.reset_index()
     first = table.groupby([*GEOMETRY, *kept], dropna=False, sort=False)["cell"].transform("first")
     return replace(cells, runs=cells.runs.assign(cell=cells.runs["cell"].map(first)), contexts=kept)
 

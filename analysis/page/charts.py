@@ -25,7 +25,6 @@ from batchscape.analysis.page.chart import (
     size_axis,
 )
 from batchscape.analysis.page.settings import setting_names
-from batchscape.config import Affects, affects_of
 
 __all__ = [
     "OfRow",
@@ -52,6 +51,8 @@ _SHADES = {
     "light": [[0, "#e8f1fa"], [1, "#3182bd"]],
     "dark": [[0, "#24364a"], [1, "#4a90c8"]],
 }
+_MOST_LAYERS = 50
+"""Heat maps that a page has room for."""
 _QUANTITIES = {
     "steps_to_target": "optimizer steps to target",
     "samples_to_target": "samples to target",
@@ -307,9 +308,7 @@ def cost_chart(
     known = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
     if not figures or known["micro_batch_size"].nunique() < 2:
         return None
-    affects = {name: affects_of(name) for name in cells.contexts}
-    costly = [name for name, what in affects.items() if what is None or what & Affects.COST]
-    cells = replace(cells, contexts=costly)
+    cells = replace(cells, contexts=cells.costly())
     context = cells.context_of()
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
     known = known.sort_values("micro_batch_size", kind="stable")
@@ -387,7 +386,11 @@ def heat_map(
     # Those with most to show come first.
     shown = next(iter(figures))
     counts = {key: int(own[f"{shown}_n"].gt(0).sum()) for key, (_, own) in layers.items()}
-    layers = {key: layers[key] for key in sorted(layers, key=lambda key: -counts[key])}
+    first = sorted(layers, key=lambda key: -counts[key])[:_MOST_LAYERS]
+    few = (
+        "" if len(first) == len(layers) else f" The choice is among {len(first)} of {len(layers)}."
+    )
+    layers = {key: layers[key] for key in first}
     if max(len(own) for _, own in layers.values()) < 2:
         return None
     ticks = [sorted(places[name].unique()) for name in axes]
@@ -407,7 +410,7 @@ def heat_map(
         "Devices and micro-batch",
         f"A field is a cell of the chosen {factor.lower()} and settings: the mean over its "
         "completed runs, or what became of it. Rejected: it cannot be built, or cannot fit, and "
-        "was never launched. Where there is nothing, the sweep had no such cell.",
+        f"was never launched. Where there is nothing, the sweep had no such cell.{few}",
         traces,
         {"xaxis": across, "yaxis": down},
         [

@@ -31,9 +31,9 @@ __all__ = ["THINNING", "loss_chart", "thinned"]
 
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
-_ALL_POINTS = 60_000
+_ALL_POINTS = 40_000
 _MOST, _LEAST = 1000, 40
-"""Points of all curves of a page, and of one. Ours: they make three megabytes of numbers."""
+"""Points of all curves of a page, and of one. Ours: they make two megabytes of numbers."""
 _MOST_RUNS = 500
 """Runs whose curves a page has room for."""
 THINNING = (

@@ -68,6 +68,8 @@ class Grid:
     """Lines under the table, definitions among them."""
     bold: Collection[tuple[int, int]] = ()
     """Cells set in bold, as (row, column) from zero; a note must say what bold means."""
+    lead: Collection[int] = ()
+    """Rows that are shown first where there is no room for all; a note must say which."""
 
     def __post_init__(self) -> None:
         """Clean the texts here, once for all formats: later they are cut and escaped."""
@@ -93,6 +95,7 @@ def columns_grid(
     notes: Sequence[str] = (),
     footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
     bold: Collection[tuple[int, int]] = (),
+    lead: Collection[int] = (),
 ) -> Grid:
     """Put columns side by side, without those on the right that hold nothing in any row.
 
@@ -100,7 +103,7 @@ def columns_grid(
     ----------
     left, right : sequence of Column
         Those that are set flush left, of which there is one at least, and the others.
-    notes, bold
+    notes, bold, lead
         As in `Grid`.
     footnoted : tuple
         As `lettered` returns it.
@@ -118,6 +121,7 @@ def columns_grid(
         footnotes=footnoted[1],
         notes=notes,
         bold=frozenset((row, kept.index(column)) for row, column in bold),
+        lead=lead,
     )
 
 
@@ -208,7 +212,7 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     Parameters
     ----------
     max_rows : int
-        Rows to keep: those with a bold cell, then the first of the others, in their order.
+        Rows to keep: `lead`, those with a bold cell, the first of the others; in their order.
 
     Returns
     -------
@@ -219,11 +223,14 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     if total <= max_rows:
         return grid
     marked = {row for row, _ in grid.bold}
-    kept = sorted(sorted(range(total), key=lambda row: (row not in marked, row))[:max_rows])
+    first = sorted(range(total), key=lambda row: (row not in grid.lead, row not in marked, row))
+    kept = sorted(first[:max_rows])
     rows = grid.marked_rows()
     used = {mark for row in kept for mark in rows[row][1]}
     place = {row: index for index, row in enumerate(kept)}
     which = "those with a bold figure, and the first of the others" if marked else "the first ones"
+    if grid.lead:
+        which = f"those at the best settings of the update, then {which}"
     note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
     return replace(
         grid,
@@ -232,6 +239,7 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
         footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
         notes=[note, *grid.notes],
         bold=frozenset((place[row], column) for row, column in grid.bold if row in place),
+        lead=(),
     )
 
 

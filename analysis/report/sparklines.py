@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import NOT_STARTED, Cells, counted
+from batchscape.analysis.cells import NOT_STARTED, OF_THE_UPDATE, Cells, counted
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -17,7 +17,6 @@ __all__ = ["curve_lines", "sparkline"]
 _MOST = 12
 _WIDTH = 24
 _RATE = "optimizer.learning_rate"
-_OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -57,7 +56,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]
     survivors = counts["completed"] < counts["started"]
     # Settings of the update are what each global batch wants of its own.
-    apart = [name for name in cells.contexts if not name.startswith(_OF_THE_UPDATE)]
+    apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]
     order = ends.assign(survivors=survivors).sort_values(["survivors", "last"], kind="stable")
     firsts = order.groupby([key.loc[order.index] for key in keys], dropna=False)

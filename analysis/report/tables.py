@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, where_they_differ
+from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, where_they_differ
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
@@ -107,7 +108,27 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         notes=definitions,
         footnoted=footnotes(comparison, cells),
         bold=frozenset(bold),
+        lead=_at_best_update(comparison, cells),
     )
+
+
+def _at_best_update(comparison: pd.DataFrame, cells: Cells) -> list[int]:
+    """Return the rows that share the settings of the update with the lowest loss of their batch.
+
+    Of each global batch, and of what else differs; none where one update is all there is.
+    """
+    apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
+    updates = [name for name in cells.contexts if name not in apart]
+    held_out = comparison["final_eval_loss_n"].gt(0).any()
+    losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()
+    if not updates or losses.empty:
+        return []
+    texts = cells.table[["global_batch_size", *apart]].astype(str)
+    place = texts.groupby(list(texts), sort=False).ngroup()
+    update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
+    best = losses.groupby(place.loc[losses.index]).idxmin()
+    wanted = place.map(best.map(update))
+    return np.flatnonzero(update.eq(wanted).loc[comparison.index]).tolist()
 
 
 def _of_memory(label: str, cells: Cells) -> Iterator[str]:

@@ -96,9 +96,9 @@ class Report:
             _say(console, text)
         warnings = sum(len(section.warnings) for section in self.sections)
         behind = ["definitions", "tables", "figures"]
-        behind += [f"{warnings} warnings"] if warnings else []
+        behind += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
         left = len(self.notes) - MOST_NOTES
-        behind += [f"{left} more notes"] if left > 0 else []
+        behind += [f"{left} more note{'s' * (left > 1)}"] if left > 0 else []
         _say(console, f"\nReport: {self.files[0]} ({', '.join(behind)})", in_one_piece=True)
         _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.page import loss as loss_module
 from batchscape.analysis.page.loss import loss_chart, thinned
 from batchscape.analysis.targets.curves import PROGRESS
 
@@ -61,6 +62,35 @@ def test_the_ends_and_the_extremes_of_every_curve_stay(
             known = [x for x in inside if np.isfinite(x)]
             if known:
                 assert {min(known), max(known)} <= set(own["loss"])
+
+
+def test_of_many_runs_some_of_every_cell_are_drawn(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = build()
+    for cut, seeds in (((1, 8, 4), 3), ((1, 32, 1), 2), ((2, 8, 2), 1)):
+        for seed in range(seeds):
+            sweep.run(cut, seed=seed)
+    sweep.reject((3, None, None), 32, "no such cut")
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+
+    def drawn() -> tuple[list[int], str]:
+        chart = loss_chart(cells, tables, None)
+        assert chart is not None
+        held_out = [t for t in chart.traces if t["when"]["curve"] == ["eval_loss"]]
+        positions = sorted(trace["meta"][0] for trace in held_out)
+        for trace in held_out:
+            assert trace["text"] == cells.runs["run_id"].iloc[trace["meta"][0]]
+        return positions, chart.caption
+
+    assert len(drawn()[0]) == 6
+    assert "Drawn are" not in drawn()[1]
+    monkeypatch.setattr(loss_module, "_MOST_RUNS", 5)
+    positions, caption = drawn()
+    counts = cells.runs["cell"].iloc[positions].value_counts()
+    assert sorted(counts) == [1, 2, 2]
+    assert "Drawn are 5 of 6 runs: one of each cell" in caption
 
 
 def test_axes_are_those_of_the_run_folders(build: Any) -> None:

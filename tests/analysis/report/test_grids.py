@@ -3,12 +3,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.comparison import compare
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import (
     GEOMETRY_HEADER,
@@ -22,6 +26,7 @@ from batchscape.analysis.report.grids import (
     to_markdown,
 )
 from batchscape.analysis.report.sections import show_section
+from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topic import Section
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹²'
@@ -153,3 +158,30 @@ def test_a_column_without_anything_is_left_out() -> None:
     assert list(grid.headers) == ["cell", "note", "n", "loss"]
     assert list(grid.rows) == [["a", MISSING, "1", MISSING], ["b", MISSING, "2", "2.0"]]
     assert grid.bold == {(1, 3)}
+
+
+def test_a_short_comparison_has_every_cut_at_the_best_learning_rate_of_its_batch(
+    build: Any,
+) -> None:
+    best = {8: 0.004, 32: 0.016}
+    sweep = build()
+    for cut in ((1, 8, 1), (1, 32, 1), (1, 8, 4)):
+        size = cut[0] * cut[1] * cut[2]
+        for rate in (0.001, 0.004, 0.016):
+
+            def loss(step: np.ndarray, away: float = abs(np.log(rate / best[size]))) -> np.ndarray:
+                return 2 + away + np.exp(-step / 9)
+
+            sweep.run(cut, loss=loss, held_out=loss, optimizer__learning_rate=rate)
+    cells = find_cells(load(sweep.path).runs)
+    comparison = compare(cells)
+    grid = comparison_grid(comparison, cells)
+    short = shorten(grid, 3)
+    shown = [(row[0].rpartition("=")[2], row[1]) for row in short.rows]
+    assert sorted(shown) == [("32", "0.016"), ("32", "0.016"), ("8", "0.004")]
+    assert len(grid.lead) == 3
+    assert "3 of 9 rows are shown: those at the best settings of the update" in short.notes[0]
+    # Where nothing of the update varies there is none to choose.
+    cuts = cells.runs[cells.runs["optimizer.learning_rate"].eq(0.004)]
+    alike = find_cells(cuts.drop(columns="cell"))
+    assert comparison_grid(compare(alike), alike).lead == []

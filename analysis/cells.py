@@ -128,6 +128,15 @@ class Cells:
             labels = labels + ", " + setting_label(name) + " " + values
         return labels
 
+    def incomplete(self) -> pd.Series[bool]:
+        """Tell the cells of which a run was started that did not complete; indexed by `cell`.
+
+        Means over their completed runs are of survivors.
+        """
+        started = self.runs[~self.runs["status"].isin(NOT_STARTED)]
+        failed = started["status"].ne("completed").groupby(started["cell"]).any()
+        return failed.reindex(self.table.index, fill_value=False)
+
     def of_programs(self) -> pd.Series[bool]:
         """Tell the cells of programs of others; indexed by `cell`."""
         name = self.runs.reindex(columns=["engine.name"])["engine.name"]
@@ -139,7 +148,11 @@ class Cells:
         Unshown ones are among them: they may follow from one that decides losses alone.
         """
         affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
-        return [name for name, what in affects.items() if what is None or what & Affects.COST]
+        return [
+            name
+            for name, what in affects.items()
+            if what is None or what & Affects.COST or name == WARMUP
+        ]
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""

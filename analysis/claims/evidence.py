@@ -225,5 +225,7 @@ class Evidence:
 
 def _margins(runs: pd.DataFrame) -> tuple[float, ...]:
     """Return the margins that the runs were launched with."""
+    if _MARGIN not in runs:
+        return (MARGINS[_MARGIN],)
     margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
     return tuple(sorted(set(map(float, margins)))) or (MARGINS[_MARGIN],)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -120,10 +121,15 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-    return {
+    found = {
         f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row, "samples")
         for row in first.to_dict("records")
     }
+    for (name, estimate), note in zip(found.items(), first["note"], strict=True):
+        if not pd.isna(note):
+            # Of one sampled step the table shows the value; no text may quote it.
+            found[name] = replace(estimate, value=math.nan, note=str(note))
+    return found
 
 
 def _estimate(row: Mapping[Hashable, Any], unit: Literal["samples", "tokens"]) -> Estimate:

@@ -133,8 +133,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     few = ""
     if len(drawn) < len(launched):
         few = (
-            f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, then another of "
-            "each, as far as there is room. "
+            f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, completed if there "
+            "is such a one, then another of each, as far as there is room. "
         )
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
@@ -169,8 +169,9 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
 
 
 def _drawn(launched: pd.DataFrame) -> pd.Index[int]:
-    """Choose runs: of many, one of each cell, then another of each, and so on."""
-    turn = launched.groupby("cell").cumcount()
+    """Choose runs: of many, one of each cell, then another of each; completed ones first."""
+    order = launched.loc[launched["status"].ne("completed").sort_values(kind="stable").index]
+    turn = order.groupby("cell").cumcount()
     return turn.sort_values(kind="stable").index[:_MOST_RUNS].sort_values()
 
 

@@ -171,23 +171,31 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
 
 def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
     drawn: frozenset[tuple[str, ...]] = frozenset()
-    next_page_s = 0.0
+    next_page_s, problem = 0.0, ""
     while True:
         # Its own time: on a machine that is in use the clock would tell of others.
         began_s = time.process_time()
-        found = [overview(sweep) for sweep in sweeps]
+        try:
+            found = [overview(sweep) for sweep in sweeps]
+        except (BatchscapeError, OSError) as error:
+            server.shown = replace(server.shown, note=outgoing(str(error)))
+            time.sleep(_LEAST_PAUSE_S)
+            continue
         ended = _ended(found)
-        state, text, note = _state(found), _overview(found), _FOLLOWS if ended != drawn else ""
-        server.shown = replace(server.shown, state=state, overview=text, note=note)
+        note = (problem or _FOLLOWS) if ended != drawn else ""
+        server.shown = replace(
+            server.shown, state=_state(found), overview=_overview(found), note=note
+        )
         pause_s = _PAUSES * (time.process_time() - began_s)
         if ended != drawn and time.monotonic() >= next_page_s:
             began_s = time.process_time()
             try:
                 files = _rendered(sweeps)
             except (BatchscapeError, OSError) as error:
-                server.shown = replace(server.shown, note=outgoing(str(error)))
+                problem = outgoing(str(error))
+                server.shown = replace(server.shown, note=problem)
             else:
-                drawn = ended
+                drawn, problem = ended, ""
                 page = round(time.time() * 1000)
                 server.shown = replace(server.shown, page=page, note="", files=files)
             next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)

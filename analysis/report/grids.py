@@ -230,7 +230,9 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     place = {row: index for index, row in enumerate(kept)}
     which = "those with a bold figure, and the first of the others" if marked else "the first ones"
     if grid.lead:
-        which = f"those at the best settings of the update, then {which}"
+        best = "those at the best settings of the update"
+        which = f"{best}, then {which}" if len(grid.lead) < max_rows else best
+        which = f"the first of {best}" if len(grid.lead) > max_rows else which
     note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
     return replace(
         grid,

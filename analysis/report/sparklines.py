@@ -54,7 +54,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     started = launched.groupby("cell").size()
     completed = runs.groupby("cell").size()
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]
-    survivors = counts["completed"] < counts["started"]
+    survivors = cells.incomplete().loc[ends.index]
     # Settings of the update are what each global batch wants of its own.
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]

@@ -115,7 +115,8 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
 def _at_best_update(comparison: pd.DataFrame, cells: Cells) -> list[int]:
     """Return the rows that share the settings of the update with the lowest loss of their batch.
 
-    Of each global batch, and of what else differs; none where one update is all there is.
+    Of each global batch, and of what else differs, and first among cells whose runs all completed;
+    none where one update is all there is.
     """
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     updates = [name for name in cells.contexts if name not in apart]
@@ -126,7 +127,9 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells) -> list[int]:
     texts = cells.table[["global_batch_size", *apart]].astype(str)
     place = texts.groupby(list(texts), sort=False).ngroup()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
-    best = losses.groupby(place.loc[losses.index]).idxmin()
+    order = pd.DataFrame({"survivors": cells.incomplete(), "loss": losses}).loc[losses.index]
+    order = order.sort_values(["survivors", "loss"], kind="stable")
+    best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
     wanted = place.map(best.map(update))
     return np.flatnonzero(update.eq(wanted).loc[comparison.index]).tolist()
 

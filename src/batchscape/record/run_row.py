@@ -76,6 +76,9 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     not_passed = resolved.pop("not_passed", [])
     batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
     row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
+    # Ramps of one text may climb at other places.
+    climbs = [str(stage["samples"]) for stage in stages[:-1]]
+    row["ramp_samples"] = ", ".join(climbs) if climbs else None
     # What a scaling rule made of the asked one, at the peak of the schedule.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():

@@ -212,6 +212,14 @@ def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> N
     np.testing.assert_allclose(widths, means)
 
 
+def test_times_after_other_warmups_are_other_bars(build: Any) -> None:
+    sweep = build()
+    for repeat, steps in enumerate((0, 5)):
+        sweep.run((1, 8, 1), measure__warmup_optimizer_steps=steps, timing_repeat=repeat)
+    (axes,) = bar_figure(sweep, draw_throughput).axes
+    assert len(axes.get_yticklabels()) == 2
+
+
 def test_a_row_of_panels_without_differences_has_no_room_for_them(build: Any) -> None:
     sweep = build()
     for rate in range(5):

@@ -44,6 +44,21 @@ def test_no_signal_is_not_identified(build: Any) -> None:
     assert row[2].startswith("not identified")
 
 
+def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 4), optimizer_steps=5, noise=(90.0, 1.0))
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    table = cell_noise_scales(cells, tables.steps)
+    assert table["n"].tolist() == [1]
+    section = noise_scale_section(cells, tables.steps, table)
+    assert section is not None
+    assert section.tables[0].grid.rows[0][1].endswith("(n = 1)")
+    (estimate,) = section.headlines.values()
+    assert not estimate.is_identified
+    assert estimate.note == "not identified"
+
+
 def test_nothing_sampled_shows_nothing(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1))

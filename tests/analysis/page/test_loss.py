@@ -93,6 +93,22 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     assert "Drawn are 5 of 6 runs: one of each cell" in caption
 
 
+def test_of_many_runs_completed_ones_come_first(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0, status="oom", reason="out of memory", done=3)
+    sweep.run((1, 32, 1), seed=1)
+    sweep.run((1, 8, 4), seed=0)
+    monkeypatch.setattr(loss_module, "_MOST_RUNS", 2)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    chart = loss_chart(cells, tables, None)
+    assert chart is not None
+    drawn = {cells.runs["status"].iloc[t["meta"][0]] for t in chart.traces if "meta" in t}
+    assert drawn == {"completed"}
+
+
 def test_axes_are_those_of_the_run_folders(build: Any) -> None:
     """Every number of a curve is the recorded one, to the last bit."""
     sweep = build()

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from batchscape.analysis.page import view as view_module
 from batchscape.cli import main
+from batchscape.errors import AnalysisError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
 
@@ -187,3 +190,27 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
     browser.wrong.clear()  # that nobody answers any more
     page.close()
     lock.release()
+
+
+def test_a_page_that_cannot_be_made_says_so_until_it_can(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = build()
+    sweep.run()
+    server = SimpleNamespace(shown=view_module._Shown(0, "", ""))
+    notes: list[str] = []
+
+    def rendered(_: object) -> dict[str, bytes]:
+        msg = "no page of this"
+        raise AnalysisError(msg)
+
+    def sleep(_: float) -> None:
+        notes.append(server.shown.note)
+        if len(notes) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(view_module, "_rendered", rendered)
+    monkeypatch.setattr(view_module.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        view_module._follow([SweepFolder(sweep.path)], server)
+    assert notes == ["no page of this"] * 3

@@ -309,6 +309,15 @@ def test_ramps_are_told_apart(build: Any) -> None:
     sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),))
     report = write_report([sweep.path], figures=False)
     assert report.comparison["ramp"].tolist() == ["8→32", "null"]
+    assert "ramp samples" not in report.grid.headers
+
+
+def test_ramps_that_climb_at_other_samples_are_other_cells(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), seed=0)
+    sweep.run((1, 32, 1), ramp=((640, (1, 8, 1)),), seed=1)
+    table = find_cells(load(sweep.path).runs).table
+    assert table["ramp_samples"].tolist() == ["320", "640"]
 
 
 @pytest.mark.slow

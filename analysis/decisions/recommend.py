@@ -27,6 +27,7 @@ from batchscape.analysis.decisions.reasons import (
     reasons_for,
 )
 from batchscape.analysis.estimates import interval_text
+from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
 __all__ = ["Needs", "Recommendation", "recommend"]
@@ -293,8 +294,8 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
         least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
         if not least["has_interval"]:
             return least, [
-                f"the deadline is {deadline_s / least['time_s']:.3g} times the time, of which "
-                f"there is no interval ({least['note']}): how sure it is to be met is not known"
+                f"the deadline is {significant(deadline_s / least['time_s'], 3)} times the time, "
+                f"of which there is no interval ({least['note']}): how sure it is to be met is not known"
             ]
         return least, ["the deadline is met on average, but lies inside the interval of the time"]
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
@@ -337,8 +338,9 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     ]
     for _, row in front.sort_values("times_dearer").head(1).iterrows():
         lines.append(
-            f"Cheapest: {cut_text(row)} ({row['source']}) takes {row['times_dearer']:.3g} times "
-            f"the device-hours and {row['times_slower']:.3g} times the time."
+            f"Cheapest: {cut_text(row)} ({row['source']}) takes "
+            f"{significant(row['times_dearer'], 3)} times the device-hours and "
+            f"{significant(row['times_slower'], 3)} times the time."
         )
     return lines
 
@@ -394,7 +396,7 @@ def _best_rival(others: pd.DataFrame) -> str:
     if lost <= 0:
         return "No other measured geometry is faster, even at the end of its interval (95 %, each)."
     return (
-        f"If this is the wrong one, at most {lost:.2g} % of the time is lost, against "
+        f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, against "
         f"{cut_text(rival)} at the end of its 95 % interval (that it is the faster one has a "
         f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on "
         "its own, and that this one was chosen as the fastest is not corrected for."

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,16 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
         "[2/3] b failed: too wide",
         "[3/3] completes-d2 diverged: not finite, 0 s",
     ]
+
+
+def test_what_is_no_text_is_counted_in_samples(run: ActiveRun) -> None:
+    run.launch = {"timing_valid": True}
+    run.spec = replace(run.spec, data=replace(run.spec.data, task="class"))
+    output = io.StringIO()
+    summary = {"final_loss": 1.5, "tokens_per_s": 12345.6, "samples_per_s": 678.9}
+    with Progress(Console(file=output, width=200), total=1, samples=72) as progress:
+        progress.run_ended(run, ended(Status.COMPLETED, summary=summary))
+    assert "completed: loss 1.5000, 679 samples/s, 0 s" in output.getvalue()
 
 
 def test_what_the_metrics_of_a_program_lack_is_told(run: ActiveRun) -> None:

@@ -132,7 +132,8 @@ class Progress:
         duration = duration_text(round(time.monotonic() - run.began))
         is_completed = status.status is Status.COMPLETED
         untimed = why_untimed(run.launch, status.summary) if is_completed else None
-        described = _ended_text(status, timed=untimed is None)
+        counted = "tokens" if run.spec.data.task == "next_token" else "samples"
+        described = _ended_text(status, counted if untimed is None else None)
         self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
         if untimed is not None and untimed not in self._untimed:
             self._untimed.add(untimed)
@@ -222,8 +223,8 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
     return line
 
 
-def _ended_text(status: RunStatus, *, timed: bool) -> str:
-    """Say how a run ended: its figures, or its reason; speed only where its times count."""
+def _ended_text(status: RunStatus, counted: str | None) -> str:
+    """Say how a run ended: its figures, or its reason; what was counted a second, if that counts."""
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
@@ -232,9 +233,9 @@ def _ended_text(status: RunStatus, *, timed: bool) -> str:
         parts.append(f"loss {figures['final_loss']:.4f}")
     if figures.get("final_eval_loss") is not None:
         parts.append(f"held-out loss {figures['final_eval_loss']:.4f}")
-    if timed and figures.get("tokens_per_s") is not None:
-        parts.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
-    if not timed and figures.get("processor_time_s") is not None:
+    if counted and (rate := figures.get(f"{counted}_per_s")) is not None:
+        parts.append(f"{rate:,.0f} {counted}/s")
+    if counted is None and figures.get("processor_time_s") is not None:
         spent_ms = 1000 * figures["processor_time_s"]
         parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
     if status.stop_reason is StopReason.TARGET:

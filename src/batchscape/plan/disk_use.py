@@ -128,7 +128,7 @@ def describe_disk_use(use: DiskUse) -> str:
             f"{CHECKPOINTS_KEPT} until it is sealed)"
         )
     if use.unknown:
-        text += f"; without the checkpoints of {use.unknown}, whose models only their code knows"
+        text += f"; not counted: checkpoints of {use.unknown}, whose models only their code knows"
     text += f". Free: {size_text(use.free)}."
     if use.fits:
         return text

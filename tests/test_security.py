@@ -761,6 +761,19 @@ def test_a_page_is_not_written_through_a_link(
     assert len(list(elsewhere.iterdir())) == 4
 
 
+def test_the_list_of_a_report_is_not_written_through_a_link(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, elsewhere = SweepFolder(tmp_path / "sweep"), tmp_path / "precious"
+    sweep.run("a").path.mkdir(parents=True)
+    sweep.report.mkdir()
+    link = sweep.report / "report_files.txt"
+    link.symlink_to(elsewhere)
+    assert main(["report", str(sweep.path)]) == 2
+    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
+    assert not elsewhere.exists()
+
+
 def test_links_of_other_names_and_the_folder_of_a_page_may_be(tmp_path: Path) -> None:
     elsewhere, table, out = tmp_path / "elsewhere", tmp_path / "steps.csv", tmp_path / "out"
     (elsewhere / "tables").mkdir(parents=True)

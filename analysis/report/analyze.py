@@ -88,7 +88,7 @@ class Analysis:
             If a link in the place of what is written leads out of the folder.
         """
         check_place(out, "analysis.md")
-        make_folders(out, emptied=False)
+        make_folders(out)
         name = "reaches" if "steps_to_target" in self.runs else "runs"
         page, runs = out / "analysis.md", out / "tables" / f"{name}.csv"
         lines = [f"# {escape_markdown(self.source.name)}"]

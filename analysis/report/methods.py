@@ -28,6 +28,12 @@ _CUT = {
     "global_batch_size": "global batch",
 }
 _SCALED = ("reference_global_batch_size", "learning_rate", "betas", "weight_decay")
+_RULED = {
+    "learning_rate": (("linear", "sqrt"), ("learning_rate", "adamw_learning_rate")),
+    "betas": (("half_life",), ("beta1", "beta2")),
+    "weight_decay": (("timescale",), ("weight_decay",)),
+}
+"""By setting of `scaling`: its rules, and the settings of the optimizer that they change."""
 _RATE_FACTOR = {"linear": "B / {0}", "sqrt": "the square root of B / {0}"}
 _WHERE = ("hardware", "device_type", "precision", "launch.threads_per_rank")
 _SOFTWARE = {
@@ -59,7 +65,7 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
     if not launched.empty:
         found |= {
             "Held fixed": list(_fixed(launched)),
-            "Rescaled": list(_rescaled(launched)),
+            "Rescaled": list(_rescaled(cells, launched)),
             "Seeds and intervals": list(_intervals(cells, launched, sections)),
             "Times": list(_times(launched)),
             "Machines and software": list(_machines(launched)),
@@ -70,7 +76,8 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
 def _counted(cells: Cells) -> str:
     return (
         f"{_number(len(cells.runs), 'run')} in {_number(len(cells.table), 'cell')} "
-        f"({_statuses(cells.runs)}); the runs of a cell differ in nothing but their seed."
+        f"({_statuses(cells.runs)}); the runs of a cell differ in no setting that decides loss, "
+        "memory or time but seed and timing repeat."
     )
 
 
@@ -94,7 +101,9 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
 
 
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
-    for group, same, _ in trained(launched):
+    ruled = _ruled(launched)
+    for group, shared, _ in trained(launched):
+        same = {leaf: value for leaf, value in shared.items() if f"{group}.{leaf}" not in ruled}
         if group == "scaling" or not same:
             continue
         own = [f"{_words(leaf)} {value}" for leaf, value in same.items() if leaf != "name"]
@@ -109,15 +118,32 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         yield f"A run was to see {samples} samples, in {steps} optimizer steps."
 
 
-def _rescaled(launched: pd.DataFrame) -> Iterator[str]:
+def _ruled(launched: pd.DataFrame) -> list[str]:
+    """Return the settings of the optimizer that a rule changes in some of the runs."""
+    return [
+        f"optimizer.{leaf}"
+        for setting, (rules, leaves) in _RULED.items()
+        if launched.get(f"scaling.{setting}", pd.Series(dtype=object)).isin(rules).any()
+        for leaf in leaves
+        if f"optimizer.{leaf}" in launched and launched[f"optimizer.{leaf}"].notna().any()
+    ]
+
+
+def _rescaled(cells: Cells, launched: pd.DataFrame) -> Iterator[str]:
     """Say by which rules the optimizer's settings follow the global batch."""
     names = [f"scaling.{name}" for name in _SCALED]
     rules = launched.reindex(columns=names).astype(object)
+    # What a program does by a rule of its own is not known.
+    of_programs = launched["cell"].map(cells.of_programs()).astype(bool)
+    rules = rules[~(of_programs & rules[names[0]].isna())]
     texts = pd.DataFrame({name: plain_texts(rules[name]) for name in names})
     kinds = texts.value_counts(sort=False)
     for values, count in kinds.items():
         said = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
-        yield f"{said}." if len(kinds) == 1 else f"In {_number(count, 'run')}: {said}."
+        yield f"{said}." if count == len(launched) else f"In {_number(count, 'run')}: {said}."
+    if ruled := _ruled(launched):
+        parts = [f"{_words(name.partition('.')[2])} {_values(launched[name])}" for name in ruled]
+        yield f"As written, before any rule: {'; '.join(parts)}."
     if "learning_rate" in launched and launched["learning_rate"].notna().any():
         yield f"Learning rates trained with: {_values(launched['learning_rate'])}."
 
@@ -130,8 +156,8 @@ def _rules(reference: str, rate: str, betas: str, decay: str) -> Iterator[str]:
     if rate in _RATE_FACTOR:
         factor = _RATE_FACTOR[rate].format(reference)
         yield f"at a global batch of B the learning rate is multiplied by {factor}"
-    else:
-        yield "the learning rate is the same for all global batches"
+    elif rate == "none":
+        yield "no rule changes the learning rate"
     if betas == "half_life":
         yield f"Adam's betas are raised to the power B / {reference}, so that their half-lives hold"
     if decay == "timescale":
@@ -184,7 +210,7 @@ def _times(launched: pd.DataFrame) -> Iterator[str]:
     together = pd.to_numeric(launched.get("launch.concurrent_runs", pd.Series(dtype=float)))
     if together.notna().any():
         most = int(together.max())
-        yield "No two runs ran at once." if most == 1 else f"Up to {most} runs ran at once."
+        yield f"Each launcher ran {'one run' if most == 1 else f'up to {most} runs'} at a time."
     valid = int(completed["timing_valid"].sum())
     yield f"The times of {valid} of {_number(len(completed), 'completed run')} count."
     notes = completed.loc[~completed["timing_valid"], "timing_note"].value_counts()

@@ -19,10 +19,12 @@ from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
 
 __all__ = [
+    "WRITTEN",
     "check_place",
     "file_name",
     "in_short",
     "make_folders",
+    "remove_stale",
     "section_lines",
     "show_section",
     "table_links",
@@ -34,6 +36,9 @@ _FOLDERS = {"details": ("md",), "tables": ("csv", "md"), "figures": ("png",)}
 _PAPER = "paper"
 _OF_PAPER = {"tables": ("tex",), "figures": ("pdf",)}
 """Likewise in the folder of the paper."""
+
+WRITTEN = "report_files.txt"
+"""The list of the files of a report."""
 
 _SENTENCES = 5
 """Sentences of the first screen."""
@@ -58,20 +63,39 @@ def check_place(out: Path, *pages: str) -> None:
     refuse_links_at(out / _PAPER, (DOCUMENT, *PARTS), _OF_PAPER)
 
 
-def make_folders(out: Path, *, emptied: bool) -> None:
-    """Make the folders beside a page.
+def make_folders(out: Path) -> list[Path]:
+    """Make the folders beside a page, and return them."""
+    folders = [out / name for name in _FOLDERS] + [out / _PAPER / name for name in _OF_PAPER]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folders
+
+
+def remove_stale(out: Path, files: Iterable[Path]) -> Path:
+    """Remove what an earlier report wrote and this one did not; all else there is its owner's.
 
     Parameters
     ----------
-    emptied : bool
-        Remove the files of an earlier report: one that is not written again would be stale.
+    out : Path
+        Folder of the page.
+    files : iterable of Path
+        What this report wrote.
+
+    Returns
+    -------
+    Path
+        The list of them, for the next report.
     """
-    for root, folders in ((out, _FOLDERS), (out / _PAPER, _OF_PAPER)):
-        for folder, endings in folders.items():
-            (root / folder).mkdir(parents=True, exist_ok=True)
-            for path in (root / folder).iterdir() if emptied else ():
-                if path.suffix[1:] in endings:
-                    path.unlink()
+    listing = out / WRITTEN
+    written = {file.relative_to(out).as_posix() for file in files}
+    before = listing.read_text("utf-8", "replace").splitlines() if listing.exists() else []
+    stale = set(before) - written
+    # The folders are searched: a list that came from elsewhere names nothing outside of them.
+    for path in [path for folder in make_folders(out) for path in folder.iterdir()]:
+        if path.relative_to(out).as_posix() in stale and path.is_file():
+            path.unlink()
+    listing.write_text("".join(f"{name}\n" for name in sorted(written)), encoding="utf-8")
+    return listing
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:

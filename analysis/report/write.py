@@ -30,9 +30,11 @@ from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import FIGURES, MOST_NOTES, details, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
+    WRITTEN,
     check_place,
     in_short,
     make_folders,
+    remove_stale,
     write_sections,
 )
 from batchscape.analysis.report.sparklines import curve_lines
@@ -119,7 +121,7 @@ def write_report(
         of a run count once.
     out : Path, optional
         Folder to write to; by default `report` in the first sweep folder. Files of an earlier
-        report are replaced.
+        report are replaced or removed, and no others.
     targets : sequence of float, optional
         Held-out losses to reach; by default chosen from what every global batch reached.
     figures : bool
@@ -140,7 +142,7 @@ def write_report(
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
-    check_place(out, "report.md", "report.html")
+    check_place(out, "report.md", "report.html", WRITTEN)
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
@@ -149,7 +151,7 @@ def write_report(
     material = Material(cells, tables, targets)
     sections = list(find_sections(material))
     notes = find_notes(cells, tables.damaged, tables.copies)
-    make_folders(out, emptied=True)
+    make_folders(out)
     whole = Section(
         title="Comparison",
         tables=[TableView("comparison", "All cells", comparison, grid)],
@@ -190,12 +192,14 @@ def write_report(
         provenance=origins,
     )
     (out / "report.html").write_text(html, encoding="utf-8")
+    files = [out / "report.md", out / "report.html", *files]
+    files.append(remove_stale(out, files))
     return Report(
         out=out,
         comparison=comparison,
         sections=tuple(sections),
         notes=tuple(notes),
-        files=(out / "report.md", out / "report.html", *files),
+        files=tuple(files),
         grid=grid,
         curves=tuple(curve_lines(cells, tables.evals)),
     )

@@ -66,6 +66,7 @@ def check_links(report: Report) -> None:
         linked += [(file.parent / path).resolve() for path in found]
     paper = {report.out / "paper" / f"{name}.tex" for name in ("paper", "macros", "methods")}
     paper.add(report.out / "paper" / "results.tex")
+    paper.add(report.out / "report_files.txt")
     files = {file for file in report.files if file.suffix != ".pdf"}
     assert files - set(linked) == {report.files[0], *paper}
     for section in report.sections:
@@ -421,6 +422,28 @@ def test_an_earlier_report_leaves_nothing_behind(build: Any) -> None:
     left = {path for path in second.out.rglob("*") if path.is_file()}
     assert left == set(second.files)
     assert left < set(first.files)
+
+
+@pytest.mark.slow
+def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: Path) -> None:
+    sweep = build()
+    sweep.run()
+    out = write_report([sweep.path], figures=False).out
+    ours = ["tables/gone.csv", "details/gone.md", "paper/tables/gone.tex", "paper/figures/gone.pdf"]
+    theirs = ["tables/mine.csv", "figures/mine.png", "details/mine.md"]
+    theirs += ["paper/figures/architecture.pdf", "paper/tables/related_work.tex", "paper/mine.tex"]
+    for name in (*ours, *theirs):
+        (out / name).write_text("")
+    (tmp_path / "elsewhere.csv").write_text("precious")
+    listing = out / "report_files.txt"
+    outside = ["../elsewhere.csv", str(tmp_path / "elsewhere.csv"), "paper/paper.tex", "", "tables"]
+    listing.write_text("\n".join([*listing.read_text().splitlines(), *ours, *outside]))
+    report = write_report([sweep.path], figures=False)
+    left = {path for path in out.rglob("*") if path.is_file()}
+    assert left == {*report.files, *(out / name for name in theirs)}
+    assert (tmp_path / "elsewhere.csv").read_text() == "precious"
+    names = {path.relative_to(out).as_posix() for path in report.files}
+    assert set(listing.read_text().splitlines()) == names - {"report_files.txt"}
 
 
 @pytest.mark.slow

@@ -295,7 +295,8 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
         if not least["has_interval"]:
             return least, [
                 f"the deadline is {significant(deadline_s / least['time_s'], 3)} times the time, "
-                f"of which there is no interval ({least['note']}): how sure it is to be met is not known"
+                f"of which there is no interval ({least['note']}): how sure it is to be met is "
+                "not known"
             ]
         return least, ["the deadline is met on average, but lies inside the interval of the time"]
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]

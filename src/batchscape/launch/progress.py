@@ -224,7 +224,7 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
 
 
 def _ended_text(status: RunStatus, counted: str | None) -> str:
-    """Say how a run ended: its figures, or its reason; what was counted a second, if that counts."""
+    """Say how a run ended: its figures, or its reason. Speed is of what is counted, if of any."""
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary

@@ -416,9 +416,9 @@ def _sync(arguments: list[str]) -> int:
     parser = _Parser(
         prog="batchscape sync",
         description="Upload every ended run that Weights & Biases does not have yet: written "
-        "offline, run without a tracker, or gone on with since; and DIR/report, if there is one. A "
-        "second call uploads nothing. Exit code: 0; 1 if a run or the report was not uploaded; 2 "
-        "if none can be (no key, no network).",
+        "offline, run without a tracker, or gone on with since; and DIR/report, if there is one "
+        "and a run has begun. A second call uploads nothing. Exit code: 0; 1 if a run, its name or "
+        "the report was not uploaded; 2 if none can be (no key, no network).",
         epilog="Example: batchscape sync outputs/fixed_global_batch",
     )
     parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")

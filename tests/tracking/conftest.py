@@ -317,11 +317,13 @@ class FakeServer(ThreadingHTTPServer):
         self.artifacts: list[FakeArtifact] = []
         self.views: list[dict[str, Any]] = []
         """Saved workspaces."""
-        self.bytes_received = 0
-        """Content of files."""
+        self.contents: list[bytes] = []
+        """Of files, as they arrived."""
         self.latency_s = 0.0
         """Wait before each answer."""
         self.known_key = KEY
+        self.deleted: set[str] = set()
+        """Ids of runs that were, and that cannot be again."""
         self.refused: dict[str, int] = {}
         """HTTP status for rows of runs whose id has the given beginning."""
         self.fault: Fault | None = None
@@ -335,6 +337,8 @@ class FakeServer(ThreadingHTTPServer):
 
     def fault_of(self, path: str, content: bytes) -> int | str | None:
         """What meets a request, counted."""
+        if b"UpsertBucket" in content and any(name.encode() in content for name in self.deleted):
+            return 409
         fault = self.fault
         if fault is None or (fault.of not in path and fault.of.encode() not in content):
             return None
@@ -487,7 +491,7 @@ class _Answers(BaseHTTPRequestHandler):
         answer, status = {}, 200
         time.sleep(self.server.latency_s)
         if self.command == "PUT":
-            self.server.bytes_received += len(content)
+            self.server.contents.append(content)
         if (fault := self.server.fault_of(self.path, content)) is not None:
             if isinstance(fault, int):
                 self.send_response(fault)

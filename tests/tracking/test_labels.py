@@ -89,6 +89,34 @@ def test_cells_that_would_be_called_alike_are_told_apart(sweep, cell) -> None:
     assert max(map(len, (first.name, first.group, second.name))) <= 128
 
 
+@pytest.mark.parametrize("other", ["stages", "warmup"])
+def test_ramps_of_other_lengths_and_times_of_other_steps_are_other_cells(
+    sweep, cell, other
+) -> None:
+    folders = [cell("a"), cell("aa", seed=4), cell("aaa")]
+    for folder in folders:
+        content = read_json(folder.config)
+        (last,) = content["resolved"]["stages"]
+        short = {**last["geometry"], "gradient_accumulation_steps": 1, "global_batch_size": 16}
+        samples = 256 if folder is folders[2] and other == "stages" else 128
+        first = {**last, "samples": samples, "geometry": short}
+        last = {**last, "samples": last["samples"] - samples}
+        content["resolved"]["stages"] = [first, last]
+        if folder is folders[2] and other == "warmup":
+            content["config"]["measure"]["warmup_optimizer_steps"] = 7
+        write_json(folder.config, content)
+    labels = Labels(sweep)
+    labels.refresh(None)
+    said = {
+        "stages": ("stage_samples=[128,256]", "stage_samples=[256,128]"),
+        "warmup": ("warmup_optimizer_steps=5", "warmup_optimizer_steps=7"),
+    }[other]
+    names = [labels.of(folder).name for folder in folders]
+    assert names == [f"2x8x2 {said[0]} s3", f"2x8x2 {said[0]} s4", f"2x8x2 {said[1]} s3"]
+    groups = [labels.of(folder).group for folder in folders]
+    assert groups[0] == groups[1] != groups[2]
+
+
 def test_what_a_program_was_never_told_is_no_setting_of_its_run(fake_training) -> None:
     content = read_json(fake_training("a").folder.config)
     assert told_settings(content) == content["config"]
@@ -181,9 +209,52 @@ def test_names_and_groups_follow_when_cells_are_added(sweep, server, fake_traini
     other.train(range(1, 3))
     other.end(Status.COMPLETED)
     assert main(["sync", str(sweep.path)]) == 0
-    assert "uploaded 1 run; 1 had been uploaded before" in capsys.readouterr().out
+    assert "uploaded 1 name, 1 run; 1 had been" in capsys.readouterr().out
     assert run.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
     assert run.settings["groupName"].startswith("2x8x2 learning_rate=0.001 (")
     assert run.lines_received == len(run.history)
     assert run.state == "finished"
     assert len(server.runs) == 2
+
+
+@pytest.mark.slow
+def test_a_name_that_is_refused_is_told_and_tried_again(
+    sweep, server, fake_training, rows_of, monkeypatch, capsys
+) -> None:
+    """The run was deleted at the server; the others go on."""
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "4")
+
+    def add(run_id: str, learning_rate: float):
+        training = fake_training(run_id)
+        content = read_json(training.folder.config)
+        content["config"]["optimizer"]["learning_rate"] = learning_rate
+        write_json(training.folder.config, content)
+        training.begin()
+        training.train(range(1, 3))
+        training.end(Status.COMPLETED)
+        return training
+
+    def sync() -> tuple[int, str]:
+        return main(["sync", str(sweep.path)]), " ".join(capsys.readouterr().out.split())
+
+    add("run-a", 0.001)
+    assert sync()[0] == 0
+    ((id_, deleted),) = server.runs.items()
+    del server.runs[id_]
+    server.deleted.add(id_)
+    other = add("run-b", 0.01)
+    for uploaded in ("uploaded 1 run; ", ""):
+        code, said = sync()
+        assert code == 1
+        assert "run-a: not uploaded: W&B refuses to call it by its new name" in said
+        assert "409" in said
+        assert f"Biases: {uploaded}1 not uploaded: the same command tries again" in said
+    assert server.run_of("run-b").visible_history == rows_of(other.folder)
+    assert len(server.runs) == 1
+
+    server.deleted.clear()
+    server.runs[id_] = deleted
+    assert sync() == (0, "Weights & Biases: uploaded 1 name; 2 had been uploaded before")
+    assert deleted.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
+    assert deleted.lines_received == len(deleted.history)
+    assert sync() == (0, "Weights & Biases: nothing to upload; 2 had been uploaded before")

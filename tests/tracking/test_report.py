@@ -15,27 +15,40 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.record.status import Status
-from batchscape.tracking.state import report_content
+from batchscape.tracking.state import report_content, standing_of
 
 TABLES = ("comparison", "targets", "claims")
+SENT = {
+    *("report.html", "report.md", "figures/memory.png", "tables/runs.csv"),
+    *(f"tables/{name}.csv" for name in TABLES),
+}
 
 
 @pytest.fixture
-def report(sweep, fake_training):
-    """A run that ended, and what `batchscape report` writes beside it, small."""
+def report(sweep, fake_training, tmp_path):
+    """A run that ended, and what `batchscape report` writes beside it, small.
+
+    Links lead to what is not of the report, and its author has begun to write.
+    """
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))
     training.end(Status.COMPLETED)
-    for folder in ("tables", "figures", "details"):
+    for folder in ("tables", "figures", "details", "paper/tables"):
         (sweep.report / folder).mkdir(parents=True)
     (sweep.report / "report.html").write_text("<p>which cut</p>")
     (sweep.report / "report.md").write_text("which cut")
     for name in (*TABLES, "runs"):
-        rows = [["cell", "note", "loss_mean"], [0, "", 1.5], [1, "not all", ""]]
+        rows = [["seeds", "note", "loss_mean"], [3, "NA", 1.5], ["", "null", ""], [2, "", 2]]
         with (sweep.report / "tables" / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
     matplotlib.image.imsave(sweep.report / "figures" / "memory.png", np.zeros((4, 4)))
+    for name in ("paper.tex", "paper.aux", "tables/comparison.tex"):
+        (sweep.report / "paper" / name).write_text("a draft")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("not to be sent")
+    (sweep.report / "data").symlink_to(tmp_path / "outside")
+    (sweep.report / "link.md").symlink_to(tmp_path / "outside" / "secret")
     return sweep.report
 
 
@@ -58,14 +71,18 @@ def check(server, sweep, rows: int = 1) -> None:
     row = run.last_row
     for name in TABLES:
         table = row[f"report/{name}"]
-        assert (table["_type"], table["nrows"], table["ncols"]) == ("table-file", 2, 3)
+        assert (table["_type"], table["nrows"], table["ncols"]) == ("table-file", 3, 3)
     kinds = {name: row[name]["_type"] for name in ("report/page", "figures/memory")}
     assert kinds == {"report/page": "html-file", "figures/memory": "image-file"}
     assert {value["path"] for value in row.values() if isinstance(value, dict)} <= run.files
     artifacts = [artifact for artifact in server.artifacts if artifact.type == "report"]
     assert len(artifacts) == rows
-    files = {str(p.relative_to(sweep.report)) for p in sweep.report.rglob("*") if p.is_file()}
-    assert artifacts[-1].files == files
+    assert artifacts[-1].files == SENT
+    # Texts that pandas would take for missing, and whole numbers beside one that is.
+    shown = [json.loads(c)["data"] for c in server.contents if c.startswith(b'{"columns"')]
+    expected = [[3, "NA", 1.5], [None, "null", None], [2, None, 2.0]]
+    assert len(shown) >= rows * len(TABLES)
+    assert {json.dumps(data) for data in shown} == {json.dumps(expected)}
     assert {artifact.state for artifact in server.artifacts} == {"COMMITTED"}
     assert run.summary["report_sha256"] == report_content(sweep)
 
@@ -80,9 +97,10 @@ def test_the_report_is_sent_once_and_anew_when_it_changed(
     assert run.settings["groupName"] in trained.settings["groupName"]
     assert json.loads(trained.settings["config"])["sweep_id"]["value"] == run.settings["groupName"]
     assert run.settings["project"] == trained.settings["project"] == "geometry"
-    received = server.bytes_received
+    received = len(server.contents)
+    (report / "paper" / "paper.log").write_text("LaTeX was here")
     assert "nothing to upload" in sync(sweep, capsys)
-    assert server.bytes_received == received
+    assert len(server.contents) == received
     # Nothing of W&B lies outside of the sweep.
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
 
@@ -124,15 +142,30 @@ def test_killed_on_the_way_and_called_again(sweep, server, moment, capsys) -> No
 
 
 @pytest.mark.usefixtures("report")
-def test_what_links_lead_to_outside_is_no_part_of_a_report(sweep, tmp_path) -> None:
+def test_what_an_author_adds_is_no_part_of_a_report(sweep, tmp_path) -> None:
+    """Neither what links lead to outside, nor what comes to be in `paper/`."""
     before = report_content(sweep)
-    (tmp_path / "secret").write_text("not to be sent")
-    (sweep.report / "link.md").symlink_to(tmp_path / "secret")
+    (tmp_path / "outside" / "secret").write_text("another one")
+    (tmp_path / "outside" / "more").write_text("not to be sent either")
+    (sweep.report / "paper" / "paper.log").write_text("LaTeX was here")
     assert report_content(sweep) == before
     (sweep.report / "details" / "comparison.md").write_text("more")
     assert report_content(sweep) != before
     (sweep.report / "report.html").unlink()
     assert report_content(sweep) is None
+
+
+def test_a_report_of_runs_that_never_began_waits_for_one(sweep, fake_training, capsys) -> None:
+    """All of them were rejected: W&B has no run of the sweep that it could be called after."""
+    training = fake_training("run-a")
+    training.status.status = Status.REJECTED
+    training.status.write(training.folder.status)
+    sweep.report.mkdir()
+    (sweep.report / "report.html").write_text("<p>nothing ran</p>")
+    assert not standing_of(sweep.path).lacks_report
+    assert "nothing to upload" in sync(sweep, capsys)
+    training.begin()
+    assert standing_of(sweep.path).lacks_report
 
 
 @pytest.mark.slow

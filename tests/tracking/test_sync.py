@@ -332,8 +332,9 @@ def test_what_is_there_already_is_counted_and_nothing_is_sent(sweep, fake_traini
         training = fake_training(name)
         training.status.status = Status.COMPLETED
         training.status.write(training.folder.status)
-        content = content_of(training.status)
-        MirrorState("geometry", None, "online", content=content).write(training.folder)
+        state = MirrorState("geometry", None, "online", content=content_of(training.status))
+        state.name, state.group = "2x8x2 s3", "2x8x2 ()"
+        state.write(training.folder)
     fake_training("run-c")
     assert sync(sweep, capsys) == (
         0,

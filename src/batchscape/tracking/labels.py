@@ -24,6 +24,8 @@ __all__ = ["Label", "Labels", "told_settings"]
 _SEEDS = frozenset({"seed", "init_seed", "data_seed"})
 _OTHERWISE = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: the geometry, the precision, the type of device."""
+_WARMUP = "measure.warmup_optimizer_steps"
+"""It decides nothing of a run, but of which steps the recorded time is the median."""
 _LONG = 40
 """Letters of a value that a name has room for."""
 _LONGEST = 128
@@ -132,13 +134,15 @@ def _settings(folder: RunFolder) -> Settings | None:
             if key not in _SEEDS and not key.startswith(_OTHERWISE) and _tells_apart(key)
         }
         geometry = content["geometry"]
-        batches = [stage["geometry"]["global_batch_size"] for stage in resolved["stages"]]
+        stages = resolved["stages"]
+        batches = [stage["geometry"]["global_batch_size"] for stage in stages]
         init, data = resolved["init_seed"], resolved["data_seed"]
         seeds = str(init) if init == data else f"{init}.{data}"
         return {
             **flat,
             "nodes": geometry["nodes"],
-            "ramp": batches if len(batches) > 1 else None,
+            "ramp": batches if len(stages) > 1 else None,
+            "ramp.stage_samples": [s["samples"] for s in stages] if len(stages) > 1 else None,
             "device": resolved["device_type"],
             "precision": resolved["precision"],
             "code": resolved["source_hash"],
@@ -168,7 +172,7 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 def _tells_apart(key: str) -> bool:
     affects = affects_of(key)
-    return affects is None or bool(affects & Affects.ALL)
+    return affects is None or bool(affects & Affects.ALL) or key == _WARMUP
 
 
 def _cell_keys(cell: Settings) -> list[str]:

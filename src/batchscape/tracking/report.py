@@ -7,8 +7,8 @@ id, name        follow from the sweep; `job_type` is `report`
 `report/page`   `report.html`, as it is
 `report/...`    `comparison`, `targets` and `claims` of `tables/*.csv`, as tables
 `figures/...`   `figures/*.png`
-artifact        the folder, of type `report`
-summary         `report_sha256`: a digest of all the files
+artifact        these files and all others but `paper/`, of type `report`
+summary         `report_sha256`: a digest of all the files of the artifact
 ==============  =====================================================================
 
 All of it is one row, and a changed report the next row and the next version of the artifact. The
@@ -71,8 +71,10 @@ def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bo
             settings=quiet_settings(patience_s),
         )
         artifact = wandb.Artifact(f"report-{state.group}", type="report")
-        # W&B would copy every file first.
-        artifact.add_dir(str(sweep.report.resolve()), skip_cache=True, policy="immutable")
+        for file in report_files(sweep):
+            name = file.relative_to(sweep.report.resolve()).as_posix()
+            # W&B would copy every file first.
+            artifact.add_file(str(file), name=name, skip_cache=True, policy="immutable")
         run.log_artifact(artifact)
         artifact.wait()
         run.log(_row(sweep), step=run.starting_step)
@@ -109,6 +111,9 @@ def _row(sweep: SweepFolder) -> dict[str, Any]:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """Read a table; what is missing is None, which W&B shows as empty."""
-    table = pd.read_csv(path)
+    """Read a table; what is missing is None, which W&B shows as empty.
+
+    Missing is an empty field: a cell may be called `NA`. Whole numbers stay whole beside it.
+    """
+    table = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype_backend="numpy_nullable")
     return table.astype(object).where(table.notna(), None)

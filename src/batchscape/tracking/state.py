@@ -17,6 +17,7 @@ from batchscape.record.containment import is_plain_name
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
+from batchscape.tracking.labels import Label, Labels
 
 __all__ = [
     "MIRRORED_STATUSES",
@@ -70,6 +71,10 @@ class MirrorState:
     def covers(self, status: RunStatus) -> bool:
         """Whether W&B has, or has on disk, all there is of a run that ended with `status`."""
         return self.content == content_of(status)
+
+    def is_called(self, label: Label | None) -> bool:
+        """Whether W&B knows a run by its label; one that has none keeps its name."""
+        return label is None or (self.name, self.group) == (label.name, label.group)
 
     def is_at_server(self, sweep_dir: Path) -> bool:
         """Whether the server has the rows up to `last_step`."""
@@ -140,6 +145,8 @@ class Uploads:
     sweep_dir: Path
     uploaded: list[str] = field(default_factory=list)
     """The server has them as they ended."""
+    misnamed: list[str] = field(default_factory=list)
+    """Those among them that are called otherwise there than they are now."""
     offline: list[str] = field(default_factory=list)
     """Written offline as they ended, and not uploaded."""
     lacking: list[str] = field(default_factory=list)
@@ -150,7 +157,8 @@ class Uploads:
     """Those that cannot be read, and why."""
     projects: set[str] = field(default_factory=set)
     lacks_report: bool = False
-    """Whether there is a report that the server does not have as it is."""
+    """Whether there is a report that the server does not have as it is, of a sweep of which a run
+    has begun: the report is called after that one."""
     lacks_workspace: bool = False
     """Whether a workspace can be saved for it, and was not."""
 
@@ -198,9 +206,13 @@ def standing_of(sweep_dir: Path) -> Uploads:
     with suppress(RecordError):  # told by whoever sends it
         noted = MirrorState.read(sweep)
     content = report_content(sweep)
-    found.lacks_report = content is not None and (noted is None or noted.content != content)
-    found.lacks_workspace = _can_save_workspaces() and (noted is None or noted.workspace is None)
-    for folder in SweepFolder(sweep_dir).run_folders():
+    labels = Labels(sweep)
+    labels.refresh(None if noted is None else noted.group)
+    if labels.sweep_id:
+        found.lacks_report = content is not None and (noted is None or noted.content != content)
+        has_view = noted is not None and noted.workspace is not None
+        found.lacks_workspace = _can_save_workspaces() and not has_view
+    for folder in sweep.run_folders():
         name = folder.path.name
         if not folder.status.exists():
             continue
@@ -220,6 +232,8 @@ def standing_of(sweep_dir: Path) -> Uploads:
             continue
         found.projects.add(state.project)
         (found.uploaded if state.is_at_server(sweep_dir) else found.offline).append(name)
+        if state.mode == "online" and not state.is_called(labels.of(folder)):
+            found.misnamed.append(name)
     return found
 
 
@@ -233,13 +247,17 @@ def content_of(status: RunStatus) -> str:
 def report_files(sweep: SweepFolder) -> list[Path]:
     """Return the files of the report of a sweep, by name; none where no page has been written.
 
-    What a link leads to outside of the folder is left out.
+    What a link leads to outside of the folder is left out, and `paper/`, where an author writes.
     """
     root = sweep.report.resolve()
     if not (root / "report.html").is_file():
         return []
     files = (path for path in root.rglob("*") if path.is_file())
-    return sorted(path for path in files if path.resolve().is_relative_to(root))
+    return sorted(
+        path
+        for path in files
+        if path.resolve().is_relative_to(root) and path.relative_to(root).parts[0] != "paper"
+    )
 
 
 def report_content(sweep: SweepFolder) -> str | None:

@@ -81,7 +81,8 @@ def sync(
                     continue
                 progress.advance(task)
                 if event.kind == "done":
-                    done[_KINDS.get(str(event.run), "run")] += 1
+                    renamed = "name" if event.run in sweep.misnamed else "run"
+                    done[_KINDS.get(str(event.run), renamed)] += 1
                 else:
                     failed += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
@@ -108,7 +109,7 @@ def _workspace(sweep: Uploads) -> str | None:
 
 
 def _waiting(sweep: Uploads) -> set[str]:
-    found = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
+    found = {*sweep.offline, *sweep.lacking, *sweep.misnamed} - sweep.damaged.keys()
     if sweep.lacks_report:
         found.add(REPORT)
     if sweep.lacks_workspace and (found or sweep.uploaded):
@@ -159,7 +160,7 @@ def _worked(
         for event in worker.events(timeout_s):
             if event.kind == "refused":
                 raise LaunchError(str(event.reason))
-            # A run that W&B has may be called by another name there since: that is no news.
+            # A run may have ended since: that is no news.
             if event.run is None or event.run not in left:
                 continue
             if event.kind == "begin":

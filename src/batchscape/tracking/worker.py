@@ -175,7 +175,15 @@ class _Mirror:
         if status.status not in MIRRORED_STATUSES or not self._lacks(folder, status):
             return True
         _tell(Event("begin", name))
-        run = self._open.pop(folder.path, None) or self._opened(folder, status)
+        try:
+            run = self._open.pop(folder.path, None) or self._opened(folder, status)
+        except wandb.Error as error:
+            if self._lacks_rows(folder, status):
+                raise
+            # Such as one that was deleted there: the others go on.
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            _tell(Event("damaged", name, f"W&B refuses to call it by its new name: {said}"))
+            return True
         if not run.close(status):
             # It was refused for good; the next run would cost the same wait.
             msg = f"the server does not show the end of {name}"
@@ -184,12 +192,16 @@ class _Mirror:
         return True
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
+        if self._lacks_rows(folder, status):
+            return True
+        state = MirrorState.read(folder)
+        if state is None or state.mode != self._mode:
+            return False
+        return not state.is_called(self._labels.of(folder))
+
+    def _lacks_rows(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
         if state is None or not state.covers(status):
-            return True
-        label = self._labels.of(folder)
-        called = label is None or (state.name, state.group) == (label.name, label.group)
-        if not called and state.mode == self._mode:
             return True
         return self._mode == "online" and not state.is_at_server(self._sweep.path)
 

@@ -91,7 +91,7 @@ def decision_section(
         if figure is not None:
             own = f"{evidence.label}: " if evidence.label else ""
             caption = (
-                f"{own}Device-hours against time to the target, with 95 % intervals of the time. "
+                f"{own}Device time against time to the target, with 95 % intervals of the time. "
                 "Line: the front, the geometries that none beats in both."
             )
             pictures.append(Picture(f"pareto{suffix}", caption, figure))

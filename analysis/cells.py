@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import known_where, was_started
 from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.config import Affects, affects_of
+from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
 from batchscape.record.summary import SUMMARY
 
 __all__ = [
     "GEOMETRY",
-    "NOT_STARTED",
     "OF_THE_UPDATE",
     "PROGRAMS",
     "SEEDS",
@@ -40,9 +39,6 @@ GEOMETRY = (
     "global_batch_size",
 )
 """Columns of a geometry: the three factors and their product."""
-
-NOT_STARTED = ("pending", "rejected")
-"""Statuses of runs that have done nothing yet, or never will."""
 
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
@@ -93,8 +89,6 @@ _NOT_SETTINGS = {
 _NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_")
 _RESOLVED = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: columns of `GEOMETRY` and `WHERE`."""
-WARMUP = "measure.warmup_optimizer_steps"
-"""It decides nothing of a run, but of which steps the recorded time is the median."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +127,7 @@ class Cells:
 
         Means over their completed runs are of survivors.
         """
-        started = self.runs[~self.runs["status"].isin(NOT_STARTED)]
+        started = self.runs[was_started(self.runs)]
         failed = started["status"].ne("completed").groupby(started["cell"]).any()
         return failed.reindex(self.table.index, fill_value=False)
 
@@ -148,11 +142,7 @@ class Cells:
         Unshown ones are among them: they may follow from one that decides losses alone.
         """
         affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
-        return [
-            name
-            for name, what in affects.items()
-            if what is None or what & Affects.COST or name == WARMUP
-        ]
+        return [name for name, what in affects.items() if what is None or what & Affects.COST]
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""
@@ -179,7 +169,7 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         raise RecordError(msg)
     runs = known_where(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
-    candidates = [name for name in runs.columns if _tells_apart(name)]
+    candidates = [name for name in runs.columns if _is_setting(name) and tells_apart(name)]
     plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
     where = [name for name in WHERE if name in runs and runs[name].nunique() > 1]
     settings = where + [name for name in candidates if plain[name].nunique() > 1]
@@ -196,12 +186,8 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     return Cells(runs.assign(cell=cell), table, settings, shown, contexts)
 
 
-def _tells_apart(name: str) -> bool:
-    """Tell whether runs that differ in a column are never pooled."""
-    if name in _NOT_SETTINGS or name.startswith((*_NOT_SETTING_PREFIXES, *_RESOLVED)):
-        return False
-    affects = affects_of(name)
-    return affects is None or bool(affects & Affects.ALL) or name == WARMUP
+def _is_setting(name: str) -> bool:
+    return name not in _NOT_SETTINGS and not name.startswith((*_NOT_SETTING_PREFIXES, *_RESOLVED))
 
 
 def counted(statuses: pd.Series[str]) -> str:

@@ -133,9 +133,10 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `cell`, `trajectory_id`, and a float column for each of `QUANTITIES`, NaN where missing.
     """
-    completed = runs[runs["status"].eq("completed")]
     names = [quantity.name for quantity in QUANTITIES]
-    figures: pd.DataFrame = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    needed = runs.reindex(columns=["cell", "trajectory_id", "timing_valid", *names])
+    completed = needed[runs["status"].eq("completed")]
+    figures: pd.DataFrame = completed[names].apply(pd.to_numeric).astype(float)
     figures = figures.where(np.isfinite(figures))
     times = [quantity.name for quantity in QUANTITIES if quantity.kind == "time"]
     figures[times] = figures[times].where(completed["timing_valid"], axis=0)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.record.timing import VERDICT, why_untimed
 
-__all__ = ["known_where"]
+__all__ = ["known_where", "was_started"]
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
 _WAITED = ("core_wait_pct", "optimizer_steps", "measured_optimizer_steps")
@@ -39,7 +39,7 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     notes = [why_untimed(*of_run) for of_run in zip(launches, figures, strict=True)]
     note = pd.Series(notes, index=runs.index, dtype=object)
     launched = _column(runs, "launch.world_size").notna()
-    ended = ~runs["status"].isin(["rejected", "pending"])
+    ended = was_started(runs)
     asked = _column(runs, "engine.precision")
     columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
     devices = zip(*(_column(runs, name) for name in columns), strict=True)
@@ -53,6 +53,21 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
         timing_note=note.where(launched | ended),
         **{name: _fill(column, runs["sweep_dir"]) for name, column in where.items()},
     )
+
+
+def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Tell the runs that did something from those that have not yet, or never will.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        With `status`.
+
+    Returns
+    -------
+    Series of bool
+    """
+    return ~runs["status"].isin(["pending", "rejected"])
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:

@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, SEEDS, WARMUP, Cells, plain_texts
+from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
@@ -183,7 +184,7 @@ class Evidence:
 
     def _runs(self) -> pd.DataFrame:
         runs = self.cells.runs
-        runs = runs[~runs["status"].isin(["rejected", "pending"])]
+        runs = runs[was_started(runs)]
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
         runs = runs.assign(**{name: runs[name].astype("int64") for name in GEOMETRY})
         rate = runs.get("learning_rate", runs.get(_RATE))
@@ -200,7 +201,7 @@ class Evidence:
             return True
         affects = affects_of(name)
         if view == "cost" and affects is not None and not affects & Affects.COST:
-            return name != WARMUP
+            return True
         if view == "reaching" and name.startswith("budget."):
             return True
         # A rule may set the optimizer by the global batch; a model that differs is another model.

@@ -98,7 +98,7 @@ def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
     return runs.reindex(columns=[name])[name]
 
 
-def _memory(device_type: object, devices: object, *figures: Any) -> float:  # noqa: ANN401
+def _memory(device_type: object, devices: object, *figures: Any) -> float:  # noqa: ANN401  (of a table)
     ranks, limit_gib, host_gib, device_gib = (
         math.nan if figure is None or pd.isna(figure) else float(figure) for figure in figures
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import WARMUP, Cells
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.config import Affects, affects_of
@@ -151,5 +151,4 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
 def _has_cost(name: str) -> bool:
     affects = affects_of(name)
     # What is no setting is where a run ran; two versions of a model's code are of one cost.
-    known = name != "source_hash" if affects is None else bool(affects & Affects.COST)
-    return known or name == WARMUP
+    return name != "source_hash" if affects is None else bool(affects & Affects.COST)

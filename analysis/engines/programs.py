@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from batchscape.analysis.cells import PROGRAMS, Cells
+from batchscape.analysis.hardware import was_started
 
 __all__ = ["OBSERVED", "observed_batches"]
 
@@ -31,7 +32,7 @@ def observed_batches(cells: Cells) -> pd.DataFrame:
     """
     runs = cells.runs
     engine = runs.reindex(columns=["engine.name"])["engine.name"]
-    launched = ~runs["status"].isin(["rejected", "pending"])
+    launched = was_started(runs)
     own = runs[engine.eq(PROGRAMS) & launched]
     table = own[["cell", "run_id", "status", "reason"]].copy()
     same = []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+from fontTools.ttLib import TTFont
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, fontManager
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -42,6 +47,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's colours for every kind of colour vision, without their yellow, which is too pale
 for lines (https://jfly.uni-koeln.de/color/)."""
 
+_DEJAVU = "DejaVu Sans"
 _DPI = 200
 _LETTERS_AN_INCH = 15
 """Of a title, in the size of `name_group`."""
@@ -54,7 +60,6 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.titlesize": 8,
     "figure.dpi": _DPI,
-    "font.family": "DejaVu Sans",
     "font.size": 8,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
@@ -136,7 +141,27 @@ def paper_style() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
+        mpl.rcParams["font.family"] = [_font(), _DEJAVU]
         yield
+
+
+@cache
+def _font() -> str:
+    """Write DejaVu Sans without its tables of ligatures and scripts, which figures have not.
+
+    Every PDF holds the letters that it shows; to choose them took most of its time with the tables.
+    """
+    folder = TemporaryDirectory(prefix="batchscape-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "figures.ttf"
+    font = TTFont(findfont(_DEJAVU))
+    for table in ("GDEF", "GPOS", "GSUB"):
+        del font[table]
+    for name in font["name"].names:
+        name.string = name.toUnicode().replace("DejaVu", "Figures")
+    font.save(path)
+    fontManager.addfont(path)
+    return "Figures Sans"
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:

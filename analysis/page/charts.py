@@ -169,7 +169,7 @@ def _reached(
 def _fitted(fit: pd.DataFrame, quantities: Mapping[str, str]) -> Iterable[dict[str, Any]]:
     sizes = fit["global_batch_size"]
 
-    def line(name: str, column: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    def line(name: str, column: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
         counted = _steps_and_samples(fit[column], sizes, quantities)
         return scatter(name, sizes, counted, mode="lines", **more)
 
@@ -231,7 +231,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     if len(rows) < 2:
         return None
 
-    def places(own: pd.DataFrame, kind: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    def places(own: pd.DataFrame, kind: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
         names = list(map(geometry_text, own.to_dict("records")))
         # The others would lie on top of each other.
         shown = [text if on else "" for text, on in zip(names, own["on_front"], strict=True)]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import NOT_STARTED, Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import (
     Chart,
@@ -100,7 +101,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
-    launched = runs[~runs["status"].isin(NOT_STARTED)]
+    launched = runs[was_started(runs)]
     drawn = _drawn(launched)
     found = {
         value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
@@ -177,7 +178,7 @@ def _drawn(launched: pd.DataFrame) -> pd.Index[int]:
 
 def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
-    launched: list[int] = sorted(runs.loc[~runs["status"].isin(NOT_STARTED), "cell"].unique())
+    launched: list[int] = sorted(runs.loc[was_started(runs), "cell"].unique())
     labels = geometry_label(cells.table).loc[launched]
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]

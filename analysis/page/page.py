@@ -19,6 +19,7 @@ from markupsafe import Markup
 from batchscape.analysis.cells import GEOMETRY, counted
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.decisions.show import is_to_target
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.page.chart import Chart
 from batchscape.analysis.page.charts import (
@@ -164,7 +165,7 @@ def _there(*charts: Chart | None) -> list[Chart]:
 
 def _groups(material: Material) -> pd.DataFrame:
     """What the comparison is parted by; nothing where no run was started."""
-    if material.cells.runs["status"].isin(["rejected", "pending"]).all():
+    if not was_started(material.cells.runs).any():
         return pd.DataFrame({"label": [], "cells": []})
     return material.groups
 

@@ -73,7 +73,7 @@ class _Shown:
 class _Server(ThreadingHTTPServer):
     shown: _Shown
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (socketserver's)
         """Say nothing of a browser that went away."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401  (http.server's)
         """Leave the terminal alone."""
 
 

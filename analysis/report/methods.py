@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
-from batchscape.analysis.cells import WARMUP, Cells, plain_texts
+from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.provenance import trained
 from batchscape.analysis.report.topic import Section
 
 __all__ = ["methods"]
 
-_NOT_LAUNCHED = ("rejected", "pending")
 _MOST_VALUES = 8
 """Values of a setting that a sentence lists; of more it says how many, and the ends."""
 _MOST_NAMED = 3
@@ -60,7 +60,7 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
         Sentences of plain text by title.
     """
     runs = cells.runs
-    launched = runs[~runs["status"].isin(_NOT_LAUNCHED)]
+    launched = runs[was_started(runs)]
     found = {"Runs": [_counted(cells), *_of_sweeps(runs, launched)]}
     if not launched.empty:
         found |= {
@@ -201,10 +201,11 @@ def _times(launched: pd.DataFrame) -> Iterator[str]:
     completed = launched[launched["status"].eq("completed")]
     if completed.empty:
         return
-    if WARMUP in launched and launched[WARMUP].notna().any():
+    warmup = "measure.warmup_optimizer_steps"
+    if warmup in launched and launched[warmup].notna().any():
         yield (
             "The step time of a run is the median over its optimizer steps, without the first "
-            f"{_values(launched[WARMUP])}; evaluation, checkpoints, compilation and start-up are "
+            f"{_values(launched[warmup])}; evaluation, checkpoints, compilation and start-up are "
             "no part of it."
         )
     together = pd.to_numeric(launched.get("launch.concurrent_runs", pd.Series(dtype=float)))

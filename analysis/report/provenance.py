@@ -9,6 +9,7 @@ from importlib import resources
 import pandas as pd
 
 from batchscape.analysis.cells import plain_texts
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.grids import Grid
 
 __all__ = ["provenance", "questions", "trained"]
@@ -62,7 +63,7 @@ def provenance(runs: pd.DataFrame) -> dict[str, Grid]:
 
 
 def _where(runs: pd.DataFrame) -> Grid:
-    launched = runs[~runs["status"].isin(["rejected", "pending"])]
+    launched = runs[was_started(runs)]
     names = ["hardware", "device_type", "precision", *_VERSIONS, "environment.git.revision"]
     columns = [name for name in names if name in launched and launched[name].notna().any()]
     if launched.empty or not columns:

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import NOT_STARTED, OF_THE_UPDATE, Cells, counted
+from batchscape.analysis.cells import OF_THE_UPDATE, Cells, counted
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -50,7 +51,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     by_seed = ends.groupby([of_run["cell"], of_run["trajectory_id"]]).mean()
     ends = by_seed.groupby("cell").mean()
     table = cells.table.loc[ends.index]
-    launched = cells.runs[~cells.runs["status"].isin(NOT_STARTED)]
+    launched = cells.runs[was_started(cells.runs)]
     started = launched.groupby("cell").size()
     completed = runs.groupby("cell").size()
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]

@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import NOT_STARTED, Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
@@ -81,7 +82,7 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     AnalysisError
         If no run was started, or none measured its held-out loss.
     """
-    runs = cells.runs[~cells.runs["status"].isin(NOT_STARTED)]
+    runs = cells.runs[was_started(cells.runs)]
     if runs.empty:
         msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
         raise AnalysisError(msg)
@@ -134,7 +135,7 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
         One row a group, indexed by `group` from 0 in the order of the cells: `label` (empty for
         a single group), one text column a setting that tells groups apart, and `cells` (a tuple).
     """
-    started = cells.runs.loc[~cells.runs["status"].isin(NOT_STARTED), "cell"].unique()
+    started = cells.runs.loc[was_started(cells.runs), "cell"].unique()
     table = cells.table.loc[np.sort(started)]
     rates = [name for name in _LEARNING_RATE if name in table]
     given = ["global_batch_size", *rates]

@@ -76,7 +76,13 @@ from batchscape.config.optimizer import (
 from batchscape.config.run import (
     RunConfig,
 )
-from batchscape.config.settings import OUR_GROUPS, affects_of, is_of_our_loop, that_affect
+from batchscape.config.settings import (
+    OUR_GROUPS,
+    affects_of,
+    is_of_our_loop,
+    tells_apart,
+    that_affect,
+)
 from batchscape.config.types import Affects
 
 __all__ = [
@@ -136,5 +142,6 @@ __all__ = [
     "WarmupStableDecay",
     "affects_of",
     "is_of_our_loop",
+    "tells_apart",
     "that_affect",
 ]

@@ -62,8 +62,8 @@ class Checkpoint:
 class Measure:
     """What is measured beside the loss."""
 
-    warmup_optimizer_steps: Annotated[NonNegative, Affects.NOTHING] = 5
-    """First optimizer steps that stay out of step-time figures; finished runs keep theirs."""
+    warmup_optimizer_steps: Annotated[NonNegative, Affects.TIME] = 5
+    """First optimizer steps that stay out of step-time figures."""
     memory: Annotated[bool, Affects.RECORD] = True
     """Measure peak memory; on CPU this is a short probe before training."""
     noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from batchscape.config.run import RunConfig
 from batchscape.config.types import OUR_LOOP, Affects
 
-__all__ = ["OUR_GROUPS", "Setting", "affects_of", "is_of_our_loop", "settings_of", "that_affect"]
+__all__ = [
+    "OUR_GROUPS",
+    "Setting",
+    "affects_of",
+    "is_of_our_loop",
+    "settings_of",
+    "tells_apart",
+    "that_affect",
+]
 
 
 class Setting(NamedTuple):
@@ -70,6 +78,18 @@ def affects_of(key: str) -> Affects | None:
     while key and key not in _AFFECTS:
         key = key.rpartition(".")[0]
     return _AFFECTS.get(key)
+
+
+def tells_apart(key: str) -> bool:
+    """Return whether runs that differ in something are never pooled.
+
+    Parameters
+    ----------
+    key : str
+        Dotted key. What is no setting is where a run ran, and tells runs apart.
+    """
+    affects = affects_of(key)
+    return affects is None or bool(affects & Affects.ALL)
 
 
 def is_of_our_loop(key: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscape.config import Affects, affects_of
+from batchscape.config import tells_apart
 from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -24,8 +24,6 @@ __all__ = ["Label", "Labels", "told_settings"]
 _SEEDS = frozenset({"seed", "init_seed", "data_seed"})
 _OTHERWISE = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: the geometry, the precision, the type of device."""
-_WARMUP = "measure.warmup_optimizer_steps"
-"""It decides nothing of a run, but of which steps the recorded time is the median."""
 _LONG = 40
 """Letters of a value that a name has room for."""
 _LONGEST = 128
@@ -131,7 +129,7 @@ def _settings(folder: RunFolder) -> Settings | None:
         flat = {
             key: value
             for key, value in _flat(told)
-            if key not in _SEEDS and not key.startswith(_OTHERWISE) and _tells_apart(key)
+            if key not in _SEEDS and not key.startswith(_OTHERWISE) and tells_apart(key)
         }
         geometry = content["geometry"]
         stages = resolved["stages"]
@@ -168,11 +166,6 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _tells_apart(key: str) -> bool:
-    affects = affects_of(key)
-    return affects is None or bool(affects & Affects.ALL) or key == _WARMUP
 
 
 def _cell_keys(cell: Settings) -> list[str]:

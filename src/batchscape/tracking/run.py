@@ -199,7 +199,7 @@ class WandbRun:
         )
         for name in (TIMES if untimed is not None else frozenset()) | unknown:
             # An attempt that ended before may have left them there.
-            del self._run.summary[FIGURES.get(name, name)]  # type: ignore[no-untyped-call]
+            del self._run.summary[FIGURES.get(name, name)]  # type: ignore[no-untyped-call]  # of wandb
         self._run.tags = self._tags(status)
         path, written = self._run.path, Path(self._run.dir).parent.name
         ended_well = status.status in {Status.COMPLETED, Status.PRUNED}

@@ -37,6 +37,7 @@ from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.tradeoff.topic import tradeoff_section
+from batchscape.record.tables import Tables
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128}
 VENDOR = Path(page_module.__file__).parent / "vendor"
@@ -70,6 +71,16 @@ class Parsed(HTMLParser):
             self.scripts[-1] += data
         elif self._inside != "style":
             self.texts.append(data)
+
+
+@pytest.fixture
+def joined(build: Any) -> Tables:
+    """The same cuts on two machines; runs have the same ids on both."""
+    sweeps = [build("one").fork((0, 1, 2)), build("two")]
+    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
+        for seed in (0, 1, 2):
+            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
+    return load(*(sweep.path for sweep in sweeps))
 
 
 def content_of(html: str) -> dict[str, Any]:
@@ -158,14 +169,9 @@ def test_rows_lead_to_their_runs(varied: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_recommended_cut_opens_its_own_runs(build: Any) -> None:
+def test_a_recommended_cut_opens_its_own_runs(joined: Tables) -> None:
     """On its own machine, though runs have the same ids on both; what is predicted has none."""
-    sweeps = [build("one").fork((0, 1, 2)), build("two")]
-    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
-        for seed in (0, 1, 2):
-            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
-    tables = load(*(sweep.path for sweep in sweeps))
-    cells = find_cells(tables.runs)
+    tables, cells = joined, find_cells(joined.runs)
     assert cells.runs["run_id"].value_counts().eq(2).sum() == 12
     index = RunIndex(cells)
     section = decision_section(cells, tables)
@@ -212,14 +218,9 @@ def test_a_setting_that_a_cell_lacks_is_known_by_its_absence(build: Any) -> None
 
 
 @pytest.mark.slow
-def test_claims_of_joined_folders_open_the_runs_of_their_machine(build: Any) -> None:
-    """Though runs have the same ids on both; a claim of several contexts has a line for each."""
-    sweeps = [build("one").fork((0, 1, 2)), build("two")]
-    for cut in ((1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)):
-        for seed in (0, 1, 2):
-            sweeps[1].run(cut, seed=seed, hardware="Other CPU", core_wait=1e-6)
-    tables = load(*(sweep.path for sweep in sweeps))
-    cells = find_cells(tables.runs)
+def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables) -> None:
+    """A claim of several contexts has a line for each."""
+    tables, cells = joined, find_cells(joined.runs)
     section = claims_section(Evidence(cells, tables.steps, tables.evals, tables.ranks))
     assert section is not None
     (view,) = section.tables

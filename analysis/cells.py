@@ -86,7 +86,7 @@ _NOT_SETTINGS = {
     "train_samples",
     "trajectory_id",
 }
-_NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_")
+_NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_", "predicted.")
 _RESOLVED = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: columns of `GEOMETRY` and `WHERE`."""
 

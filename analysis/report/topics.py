@@ -14,6 +14,7 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.cost.frontier_topic import frontier_section
+from batchscape.analysis.cost.predicted_topic import predicted_section
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
@@ -193,6 +194,7 @@ TOPICS = (
     Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
     Topic("What a step costs", lambda m: cost_section(m.cells)),
     Topic("Where memory ends", lambda m: frontier_section(m.cells)),
+    Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
     Topic("Learning rate", _learning_rate),
     Topic("Targets", _targets),
     Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),

@@ -35,6 +35,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape sweep    run every combination of settings, and skip what is done
   batchscape run      run one combination
   batchscape plan     show what a sweep would run, and run nothing
+  batchscape probe    the largest micro-batch that fits, by a few short trainings
   batchscape status   how far the runs of a sweep are
   batchscape report   tables and figures of finished sweeps
   batchscape view     the page of a sweep in a browser, while it runs
@@ -92,6 +93,16 @@ with their reasons. Launches nothing and writes nothing but the cache of prepare
 
 Example:
   batchscape plan sweeps=musev_224
+""",
+    "probe": """\
+Find the largest micro-batch that fits, with the global batch and the devices held: a few trainings
+of three optimizer steps, begun where the predicted memory says. They are runs of outputs/probe, so
+the same command knows them. On a CPU give the limit of memory that the answer is for.
+
+Example:
+  batchscape probe batch.global_batch_size=256 device.memory_limit_gib=0.5
+
+  --json                  print the same as JSON
 """,
 }
 
@@ -184,6 +195,22 @@ def _plan(arguments: list[str]) -> int:
         from batchscape.plan.table import plan_table
 
         _console().print(plan_table(_make_plan(grid)[0]))
+    return 0
+
+
+def _probe(arguments: list[str]) -> int:
+    as_text = "--json" not in arguments
+    grid = _compose([argument for argument in arguments if argument != "--json"], "probe")
+    if grid is None:
+        return 0
+    from batchscape.probe import as_json, probe, show_found
+
+    console = _console() if as_text else _console(stderr=True)
+    found = probe(grid, console)
+    if as_text:
+        show_found(console, found)
+    else:
+        sys.stdout.write(as_json(found) + "\n")
     return 0
 
 
@@ -626,6 +653,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "sweep": _sweep,
     "run": _run,
     "plan": _plan,
+    "probe": _probe,
     "status": _status,
     "report": _report,
     "view": _view,
@@ -681,12 +709,12 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     return 1 if result.failed or result.stopped else 0
 
 
-def _console() -> Console:
+def _console(*, stderr: bool = False) -> Console:
     from batchscape.terminal import OutgoingConsole
 
     # A pipe or a file has no width to wrap at.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    return OutgoingConsole(width=width, highlight=False, markup=False)
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PIPE_WIDTH
+    return OutgoingConsole(width=width, highlight=False, markup=False, stderr=stderr)
 
 
 _PIPE_WIDTH = 160

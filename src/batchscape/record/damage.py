@@ -61,7 +61,7 @@ def _check(folder: RunFolder) -> None:
         msg = f"{folder.config} is damaged: it is of run {spec.run_id}"
         raise DamageError(msg)
     # Not the mirror's notes: a training is not repeated because they are damaged.
-    for path in (folder.launch, folder.environment, folder.command):
+    for path in folder.beside:
         if path.exists() or path.name in status.files:
             read_json(path)
     if not status.status.is_sealed:

@@ -6,6 +6,7 @@
         config.json          what the run is: identity, geometry, resolved settings (RunSpec)
         status.json          how it stands: status, reason, attempts, summary, seal (RunStatus)
         environment.json     where it ran: versions, revision, hardware, threads
+        prediction.json      what the plan said that it would take, before it ran
         launch.json          how its processes were started: devices, threads, concurrency
         command.json         of engine=command: what was started, and the batch that it really used
         program/             of engine=command: what the program wrote, `{run_dir}`
@@ -65,6 +66,11 @@ class RunFolder:
         return self.path / "environment.json"
 
     @property
+    def prediction(self) -> Path:
+        """What the plan said that it would take, before its first attempt."""
+        return self.path / "prediction.json"
+
+    @property
     def launch(self) -> Path:
         """How its processes were started, the latest time."""
         return self.path / "launch.json"
@@ -73,6 +79,11 @@ class RunFolder:
     def command(self) -> Path:
         """What the program of `engine=command` was told, and the batch that it really used."""
         return self.path / "command.json"
+
+    @property
+    def beside(self) -> tuple[Path, ...]:
+        """JSON files beside what the run is and how it stands, where there are such."""
+        return self.prediction, self.launch, self.environment, self.command
 
     @property
     def program(self) -> Path:

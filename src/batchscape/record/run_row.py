@@ -90,6 +90,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row |= _flatten(launch, "launch.")
     if folder.environment.exists() or folder.environment.name in status.files:
         row |= _flatten(read_json(folder.environment), "environment.")
+    if folder.prediction.exists() or folder.prediction.name in status.files:
+        row |= _flatten(read_json(folder.prediction), "predicted.")
     if config["data"] is not None:
         row["data.manifest_hash"] = config["data"]["manifest_hash"]
         row["task"] = config["data"]["task"]

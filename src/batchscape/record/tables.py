@@ -129,8 +129,7 @@ def note_rows(
         raise DamageError(msg) from error
     status.rows = {table: len(rows) for table, rows in tables.items()}
     fold_notes(folder, status)
-    beside = (folder.launch, folder.environment, folder.command)
-    status.files = [path.name for path in beside if path.exists()]
+    status.files = [path.name for path in folder.beside if path.exists()]
     return tables
 
 

@@ -1,0 +1,106 @@
+"""What the plan predicted of each cell, against what its runs measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.comparison import valid_figures
+
+__all__ = ["PREDICTED", "compare_predictions", "prediction_errors"]
+
+PREDICTED = {"peak_allocated_gib": "peak memory", "step_time_s": "step time"}
+"""Figures of a run that a plan predicts."""
+
+
+def compare_predictions(cells: Cells) -> pd.DataFrame:
+    """Set what was predicted before a run beside what it measured.
+
+    Completed runs with both figures count; times, where they are valid.
+
+    Returns
+    -------
+    DataFrame
+        One row a cell, figure and method of prediction: `cell`, the geometry, `geometry` (its
+        label), `figure` (a name of `PREDICTED`), `method`, `predicted`, `low` and `high` (means
+        over the runs, which may know more one after the other; NaN where no range was given),
+        `measured` (mean), `n` (runs), `error_pct` (100 x (predicted / measured - 1)), `n_ranged`
+        and `n_within` (runs whose prediction had a range, and of those the ones that measured
+        within it) and `run_ids`.
+    """
+    figures = valid_figures(cells.runs)
+    rows = []
+    for figure in PREDICTED:
+        names = {part: f"predicted.{figure}.{part}" for part in ("value", "low", "high", "method")}
+        if names["value"] not in cells.runs:
+            continue
+        said = cells.runs.reindex(columns=list(names.values())).set_axis(list(names), axis=1)
+        numbers = said[["value", "low", "high"]].apply(pd.to_numeric).astype(float)
+        runs = numbers.assign(
+            method=said["method"],
+            measured=figures[figure],
+            cell=cells.runs["cell"],
+            run_id=cells.runs["run_id"],
+        ).dropna(subset=["value", "measured"])
+        runs["ranged"] = runs["low"].notna() & runs["high"].notna()
+        runs["within"] = runs["ranged"] & runs["measured"].between(runs["low"], runs["high"])
+        for (cell, method), own in runs.groupby(["cell", "method"], sort=True):
+            predicted, measured = own["value"].mean(), own["measured"].mean()
+            rows.append(
+                {
+                    "cell": cell,
+                    "figure": figure,
+                    "method": method,
+                    "predicted": predicted,
+                    "low": own["low"].mean(),
+                    "high": own["high"].mean(),
+                    "measured": measured,
+                    "n": len(own),
+                    "error_pct": 100 * (predicted / measured - 1) if measured > 0 else np.nan,
+                    "n_ranged": int(own["ranged"].sum()),
+                    "n_within": int(own["within"].sum()),
+                    "run_ids": ";".join(own["run_id"]),
+                }
+            )
+    if not rows:
+        return pd.DataFrame(columns=["cell", "figure", "method", "error_pct"])
+    table = pd.DataFrame(rows)
+    cuts = cells.table[list(GEOMETRY)].assign(geometry=geometry_label(cells.table))
+    return table.merge(cuts, left_on="cell", right_index=True).sort_values(
+        ["figure", "method", "cell"], ignore_index=True
+    )
+
+
+def prediction_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Sum up how far predictions were off.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `compare_predictions` returns it.
+
+    Returns
+    -------
+    DataFrame
+        One row a figure and method: `figure`, `method`, `cells`, `runs`, `median_error_pct` and
+        `worst_error_pct` (of the absolute errors of cells), `worst` (its geometry), `n_ranged`
+        and `n_within` (runs).
+    """
+    rows = []
+    for (figure, method), own in table.dropna(subset="error_pct").groupby(["figure", "method"]):
+        errors = own["error_pct"].abs()
+        rows.append(
+            {
+                "figure": figure,
+                "method": method,
+                "cells": len(own),
+                "runs": own["n"].sum(),
+                "median_error_pct": errors.median(),
+                "worst_error_pct": errors.max(),
+                "worst": own["geometry"].iloc[errors.argmax()],
+                "n_ranged": own["n_ranged"].sum(),
+                "n_within": own["n_within"].sum(),
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,99 @@
+"""Which is the largest micro-batch that fits: a search by real trainings, begun at a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from batchscape.geometry import BatchGeometry
+
+__all__ = ["Tried", "expected_largest", "seek_largest"]
+
+_TRUSTED = 3
+"""Trainings that go where the prediction says; later ones halve what is left."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a real training with one micro-batch came to."""
+
+    geometry: BatchGeometry
+    fits: bool
+    taken_gib: float | None = None
+    """Memory that the limit is held against, of one that fits."""
+    run_id: str = ""
+
+
+def seek_largest(
+    candidates: Sequence[BatchGeometry],
+    expected: Callable[[Sequence[Tried]], int | None],
+    attempt: Callable[[BatchGeometry], Tried],
+) -> list[Tried]:
+    """Try geometries until the last that fits and the first that does not are neighbours.
+
+    Parameters
+    ----------
+    candidates : sequence of BatchGeometry
+        In the order of their micro-batches. Where one does not fit, no later one does.
+    expected : callable
+        Takes what was tried and returns the position of the last candidate that should fit, -1
+        where none should; None: nothing is known.
+    attempt : callable
+        Trains one for a few steps.
+
+    Returns
+    -------
+    list of Tried
+        In the order in which they were tried: with a right expectation two at most.
+    """
+    tried: list[Tried] = []
+    last, first_out = -1, len(candidates)
+    while first_out - last > 1:
+        guess = expected(tried) if len(tried) < _TRUSTED else None
+        if guess is None:
+            position = (last + first_out) // 2
+        else:
+            # What should fit is tried first; once it does, the next one should not.
+            position = min(max(guess, last + 1), first_out - 1)
+        outcome = attempt(candidates[position])
+        tried.append(outcome)
+        if outcome.fits:
+            last = position
+        else:
+            first_out = position
+    return tried
+
+
+def expected_largest(
+    predicted_gib: Sequence[float], limit_gib: float, tried: Sequence[tuple[int, float]]
+) -> int:
+    """Return the position of the last candidate that should fit.
+
+    What a limit counts is more than tensors: libraries take memory too, and allocators keep some.
+    How much is learned from trainings that fit: of one the difference, of several a line.
+
+    Parameters
+    ----------
+    predicted_gib : sequence of float, shape (candidates,)
+        Peak of tensors, in the order of the micro-batches.
+    limit_gib : float
+    tried : sequence of (int, float)
+        Position and memory taken of trainings that fit.
+
+    Returns
+    -------
+    int
+        -1 where not even the first should.
+    """
+    predicted = np.asarray(predicted_gib, float)
+    taken = predicted
+    if tried:
+        x = predicted[[position for position, _ in tried]]
+        y = np.array([gib for _, gib in tried])
+        # A line never falls: more tensors never take less.
+        slope = 1.0 if np.ptp(x) == 0 else max(1.0, np.polyfit(x, y, 1)[0])
+        taken = y.mean() + slope * (predicted - x.mean())
+    fitting = np.flatnonzero(taken <= limit_gib)
+    return int(fitting[-1]) if len(fitting) else -1

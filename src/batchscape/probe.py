@@ -1,0 +1,255 @@
+"""The largest micro-batch that fits, found by a few short trainings with the global batch held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from batchscape.config import Command, RunConfig
+from batchscape.data.corpus import prepare
+from batchscape.errors import ConfigError, LaunchError
+from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.launch import run_sweep
+from batchscape.plan.build import make_plan
+from batchscape.plan.expand import Cell, SweepCells, set_values
+from batchscape.plan.largest import Tried, expected_largest, seek_largest
+from batchscape.plan.machine import Machine
+from batchscape.plan.stages import solve_geometries
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+__all__ = ["Found", "probe", "show_found"]
+
+_STEPS = 3
+"""Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
+_SHORT: dict[str, Any] = {
+    "budget.samples": None,
+    "budget.tokens": None,
+    "budget.optimizer_steps": _STEPS,
+    "budget.target_loss": None,
+    "evaluation.every_samples": None,
+    "batch.ramp": [],
+    "checkpoint.every_s": None,
+    "measure.warmup_optimizer_steps": 0,
+}
+"""What decides no peak of memory, and is short here."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The largest micro-batch that fits, and what was tried to find it."""
+
+    candidates: tuple[BatchGeometry, ...]
+    """All geometries of the global batch on these devices, by micro-batch."""
+    predicted_gib: tuple[float, ...] | None
+    """Peak of tensors of each; None: it cannot be predicted, for `unpredicted`."""
+    unpredicted: str | None
+    limit_gib: float
+    """Memory of a device."""
+    tried: tuple[Tried, ...]
+
+    @property
+    def largest(self) -> BatchGeometry | None:
+        """The last that fits; None where the smallest does not."""
+        fitting = [one.geometry for one in self.tried if one.fits]
+        return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
+
+
+def probe(grid: SweepCells, console: Console) -> Found:
+    """Train a few steps with some micro-batches, each in processes of its own.
+
+    Parameters
+    ----------
+    grid : SweepCells
+        One cell: its global batch and its devices are held, its micro-batch is not.
+    console : Console
+        Where the trainings are shown.
+
+    Raises
+    ------
+    ConfigError
+        If there are several cells, the program is not ours, or the device has no limit of memory
+        that a training could run out of.
+    LaunchError
+        If a training ended in another way than by its last step or by its memory.
+    """
+    if len(grid.cells) > 1:
+        msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
+        raise ConfigError(msg)
+    settings = set_values(grid.cells[0].settings, _SHORT)
+    settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
+    machine = Machine.detect()
+    evaluation = settings["evaluation"] = {**settings["evaluation"]}
+    evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
+    measure = settings["measure"] = {**settings["measure"]}
+    if measure["noise_scale_every"] is not None:
+        measure["noise_scale_every"] = _STEPS - 1  # which takes memory, and must be among them
+    if machine.device_type(RunConfig.from_mapping(settings).launcher) == "cpu":
+        measure["memory"] = False  # a rehearsal of tensors; the limit is of the whole process
+    candidates = _candidates(settings)
+    sweep, specs = _planned(grid, settings, candidates, machine)
+    limit_gib = _limit_gib(specs[0], machine)
+    predicted, unpredicted = _predicted(specs)
+    positions = {geometry: position for position, geometry in enumerate(candidates)}
+
+    def expected(tried: Sequence[Tried]) -> int | None:
+        if predicted is None:
+            return None
+        known = [(positions[t.geometry], t.taken_gib) for t in tried if t.taken_gib is not None]
+        return expected_largest(predicted, limit_gib, known)
+
+    def attempt(geometry: BatchGeometry) -> Tried:
+        spec = specs[positions[geometry]]
+        if run_sweep([spec], sweep, machine, console=console).interrupted:
+            raise KeyboardInterrupt
+        return _outcome(spec, sweep, geometry)
+
+    tried = seek_largest(candidates, expected, attempt)
+    return Found(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+
+
+def show_found(console: Console, found: Found) -> None:
+    """Print what was tried, and the answer."""
+    table = Table("micro-batch", "accumulation", box=box.SIMPLE_HEAD)
+    for header in ("tensors, predicted (GiB)", "taken (GiB)", "outcome"):
+        table.add_column(header)
+    for one in found.tried:
+        position = found.candidates.index(one.geometry)
+        said = None if found.predicted_gib is None else found.predicted_gib[position]
+        table.add_row(
+            str(one.geometry.micro_batch_size),
+            str(one.geometry.gradient_accumulation_steps),
+            "" if said is None else f"{said:.4g}",
+            "" if one.taken_gib is None else f"{one.taken_gib:.4g}",
+            "fits" if one.fits else "out of memory",
+        )
+    console.print(table)
+    if found.unpredicted is not None:
+        console.print(f"Not predicted: {found.unpredicted}")
+    console.print(_answer(found), soft_wrap=True)
+
+
+def as_json(found: Found) -> str:
+    """Write the same as JSON."""
+
+    def entry(geometry: BatchGeometry) -> dict[str, int]:
+        return {
+            "data_parallel_size": geometry.data_parallel_size,
+            "micro_batch_size": geometry.micro_batch_size,
+            "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
+            "global_batch_size": geometry.global_batch_size,
+        }
+
+    return json.dumps(
+        {
+            "largest": None if found.largest is None else entry(found.largest),
+            "limit_gib": found.limit_gib,
+            "candidates": [geometry.micro_batch_size for geometry in found.candidates],
+            "predicted_gib": found.predicted_gib,
+            "tried": [
+                {
+                    **entry(one.geometry),
+                    "fits": one.fits,
+                    "taken_gib": one.taken_gib,
+                    "run_id": one.run_id,
+                }
+                for one in found.tried
+            ],
+        },
+        indent=2,
+    )
+
+
+def _answer(found: Found) -> str:
+    count = f"{len(found.tried)} training{'s' * (len(found.tried) != 1)}"
+    of = f"of {found.limit_gib:.4g} GiB, by {count} with {len(found.candidates)} to choose from"
+    if found.largest is None:
+        return (
+            f"No micro-batch fits a device {of}: not even {found.candidates[0].micro_batch_size}. "
+            "Shard the state (engine=fsdp), recompute activations "
+            "(engine.activation_checkpointing=true), or take a smaller model or sequence."
+        )
+    best = found.largest
+    which = (
+        "all fit; the largest is" if best == found.candidates[-1] else "the largest that fits is"
+    )
+    return (
+        f"Of the micro-batches of global batch {best.global_batch_size} on "
+        f"{best.data_parallel_size} device{'s' * (best.data_parallel_size != 1)} {of}, {which} "
+        f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
+        f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
+    )
+
+
+def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
+    """List all cuts of the global batch on these devices, whatever cut was asked for."""
+    batch = settings["batch"]
+    if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
+        free = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
+        settings = set_values(settings, free)
+    asked = solve_geometries(RunConfig.from_mapping(settings))[-1]
+    return tuple(
+        enumerate_geometries(
+            asked.global_batch_size,
+            data_parallel_sizes=[asked.data_parallel_size],
+            nodes=asked.nodes,
+        )
+    )
+
+
+def _planned(
+    grid: SweepCells,
+    settings: dict[str, Any],
+    candidates: Sequence[BatchGeometry],
+    machine: Machine,
+) -> tuple[SweepFolder, list[RunSpec]]:
+    """Plan a short training of every candidate: one folder, so that what was tried is known."""
+    keys = ("batch.micro_batch_size", "batch.gradient_accumulation_steps")
+    cells = []
+    for geometry in candidates:
+        cut = (geometry.micro_batch_size, geometry.gradient_accumulation_steps)
+        values = dict(zip(keys, cut, strict=True))
+        cells.append(Cell(set_values(settings, values), values))
+    fixed = {key: value for key, value in grid.fixed.items() if key not in keys}
+    plan = make_plan(replace(grid, cells=cells, fixed=fixed, sweep_file="probe"), machine, prepare)
+    if plan.rejections:
+        raise ConfigError(str(plan.rejections[0].reason))
+    if isinstance(plan.specs[0].config.engine, Command):
+        msg = "`probe` trains for a few steps, which a program of engine=command decides by itself"
+        raise ConfigError(msg)
+    return SweepFolder(plan.sweep_dir), plan.specs
+
+
+def _predicted(specs: Sequence[RunSpec]) -> tuple[tuple[float, ...] | None, str | None]:
+    return None, "later"
+
+
+def _limit_gib(spec: RunSpec, machine: Machine) -> float:
+    limit = spec.config.device.memory_limit_gib
+    if limit is None and spec.device_type == "cuda":
+        limit = min((d.memory_gib for d in machine.cuda_devices if d.memory_gib), default=None)
+    if limit is None:
+        msg = (
+            "`probe` runs out of memory on purpose, which on a CPU takes the whole machine along: "
+            "give a device.memory_limit_gib, such as 2"
+        )
+        raise ConfigError(msg)
+    return limit
+
+
+def _outcome(spec: RunSpec, sweep: SweepFolder, geometry: BatchGeometry) -> Tried:
+    status = RunStatus.read(sweep.run(spec.run_id).status)
+    fits = status.status is Status.COMPLETED
+    if not fits and status.status is not Status.OOM:
+        log = sweep.run(spec.run_id).log
+        msg = f"the training with {geometry} ended as {status.status}: {status.reason}; log: {log}"
+        raise LaunchError(msg)
+    figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
+    return Tried(geometry, fits, status.summary.get(figure) if fits else None, spec.run_id)

@@ -1,0 +1,83 @@
+"""Predictions against what was measured: by hand, and as a report shows them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from batchscape.analysis import find_cells, load
+from batchscape.analysis.cost.predicted import compare_predictions, prediction_errors
+from batchscape.analysis.cost.predicted_topic import predicted_section
+from batchscape.analysis.numbers import TIMES
+from batchscape.record.files import write_json
+from batchscape.record.folder import RunFolder
+
+
+def cut(*factors: int) -> str:
+    return TIMES.join(map(str, factors))
+
+
+def measured(folder: RunFolder, figure: str) -> float:
+    return float(json.loads(folder.status.read_text())["summary"][figure])
+
+
+def predict(folder: RunFolder, figure: str, times: float, reach: float | None, method: str) -> None:
+    """Predict a multiple of what was measured, with a range of `reach` times it on both sides."""
+    value = times * measured(folder, figure)
+    ends = {} if reach is None else {"low": value * (1 - reach), "high": value * (1 + reach)}
+    said = json.loads(folder.prediction.read_text()) if folder.prediction.exists() else {}
+    write_json(folder.prediction, said | {figure: {"value": value, **ends, "method": method}})
+
+
+def test_errors_by_hand(build: Any) -> None:
+    sweep = build()
+    for of, times in (((1, 32, 1), 1.1), ((1, 8, 4), 0.98), ((2, 8, 2), 1.0)):
+        for seed in (0, 1):
+            folder = sweep.run(of, seed=seed)
+            predict(folder, "peak_allocated_gib", times, 0.05, "fake tensors")
+            predict(folder, "step_time_s", 2.0, None, "datasheet")
+    sweep.run((4, 8, 1))  # nothing was predicted of it
+    failed = sweep.run((1, 16, 2), status="failed", reason="it broke")
+    write_json(failed.prediction, {"peak_allocated_gib": {"value": 1.0, "method": "fake tensors"}})
+    table = compare_predictions(find_cells(load(sweep.path).runs))
+    memory = table[table["figure"] == "peak_allocated_gib"].set_index("geometry")
+    assert memory[["n", "n_within"]].loc[
+        [cut(1, 32, 1), cut(1, 8, 4), cut(2, 8, 2)]
+    ].to_numpy().tolist() == [[2, 0], [2, 2], [2, 2]]
+    assert len(memory) == 3
+    errors = prediction_errors(table).set_index("figure")
+    found = errors.loc["peak_allocated_gib"]
+    assert (found["cells"], found["runs"]) == (3, 6)
+    assert (found["n_ranged"], found["n_within"]) == (6, 4)
+    assert found["worst"] == cut(1, 32, 1)
+    assert found["worst_error_pct"] == pytest.approx(10)
+    assert found["median_error_pct"] == pytest.approx(2)
+    assert errors.loc["step_time_s", ["n_ranged", "n_within"]].tolist() == [0, 0]
+    assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
+
+
+def test_what_the_report_says_of_them(build: Any) -> None:
+    sweep = build()
+    for seed in (0, 1):
+        for of in ((1, 32, 1), (1, 8, 4)):
+            predict(sweep.run(of, seed=seed), "peak_allocated_gib", 1.02, 0.05, "fake tensors")
+    cells = find_cells(load(sweep.path).runs)
+    # What was predicted tells no cells apart.
+    assert (len(cells.table), cells.settings) == (2, [])
+    section = predicted_section(cells)
+    assert section is not None
+    (sentence,) = section.answer
+    assert sentence == (
+        "Peak memory, predicted (fake tensors), was off by 2.0 % in the median of 2 cells and by "
+        f"2.0 % at most ({cut(1, 32, 1)}); 4 of 4 runs measured within the stated range."
+    )
+    (view,) = section.tables
+    assert len(view.grid.rows) == len(view.table) == 2
+
+
+def test_times_of_a_busy_machine_judge_no_prediction(build: Any) -> None:
+    folder = build().run((1, 32, 1), concurrent_runs=2)
+    predict(folder, "step_time_s", 1.0, 0.1, "datasheet")
+    assert predicted_section(find_cells(load(folder.path.parents[1]).runs)) is None

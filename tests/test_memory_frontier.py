@@ -65,7 +65,7 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     witness = runs.loc[512, "run_id"]
     assert runs.loc[1024, "reason"] == (
         "not launched: micro_batch_size 512 ran out of memory with all else alike on 1 device of "
-        f"0.3 GiB each (run {witness}), and 1024 is larger; launcher.skip_larger_after_oom=false "
+        f"0.3 GiB each (run {witness}), and 1024 is larger; launcher.skip_unfit=false "
         "launches it"
     )
 

@@ -96,9 +96,9 @@ def test_the_refusal_says_why_and_how_to_launch_all_the_same(folder: Folder) -> 
     folder.write(changed(run("v", (8, 1)), **LIMIT))
     assert folder.refusal(changed(LARGER, **LIMIT)) == (
         "not launched: micro_batch_size 8 ran out of memory with all else alike on 1 device of "
-        "0.5 GiB each (run v), and 32 is larger; launcher.skip_larger_after_oom=false launches it"
+        "0.5 GiB each (run v), and 32 is larger; launcher.skip_unfit=false launches it"
     )
-    tried = changed(LARGER, **LIMIT, launcher={"skip_larger_after_oom": False})
+    tried = changed(LARGER, **LIMIT, launcher={"skip_unfit": False})
     assert folder.refusal(tried) is None
 
 
@@ -283,7 +283,7 @@ def test_a_sweep_launches_nothing_larger_than_what_ran_out(folder: Folder, launc
     assert not folder.sweep.run("completes-32-later").launch.exists()
     # The next launch knows it from the folder, and reconsiders.
     assert statuses(launch(*specs())) == expected
-    tried = launch(*specs(skip_larger_after_oom=False))
+    tried = launch(*specs(skip_unfit=False))
     assert statuses(tried) == expected | {"completes-32-later": "completed"}
 
 

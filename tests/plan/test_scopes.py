@@ -265,7 +265,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "retries": 2,
             "retry": ["oom"],
             "max_failures": 2,
-            "skip_larger_after_oom": False,
+            "skip_unfit": False,
         },
     ),
     WandbTracker: (

@@ -117,9 +117,10 @@ class Local:
     max_failures: Annotated[Count | None, Affects.NOTHING] = None
     """Once this many runs of one launch have ended by a fault, no more are started; those that
     run are finished. null: no limit."""
-    skip_larger_after_oom: Annotated[bool, Affects.NOTHING] = True
-    """Reject a run whose micro-batch is larger than that of a run that ran out of memory with all
-    else that decides memory alike; false: try each."""
+    skip_unfit: Annotated[bool, Affects.NOTHING] = True
+    """Reject a run that is predicted to need more memory than there is, or whose micro-batch is
+    larger than that of a run that ran out of memory with all else that decides memory alike; false:
+    try each."""
 
 
 Launcher = Local

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
@@ -39,6 +39,7 @@ def begin(
     entry: str,
     launch: dict[str, Any],
     environment: dict[str, Any],
+    prediction: Mapping[str, Any] | None,
     variables: dict[str, str],
     keep_open: Sequence[int] = (),
 ) -> ActiveRun:
@@ -57,6 +58,8 @@ def begin(
         For `launch.json`; the attempt is added, and what an earlier one says about its times.
     environment : dict
         For `environment.json`.
+    prediction : mapping or None
+        For `prediction.json`, which a later attempt leaves as it is.
     variables : dict
         Environment variables of the ranks.
     keep_open : sequence of int
@@ -102,6 +105,8 @@ def begin(
             lost.cause = str(Cause.INTERRUPTED)
         spec.write(folder.config)
         write_json(folder.environment, environment)
+        if prediction is not None and not attempts:
+            write_json(folder.prediction, dict(prediction))
         launch = {"attempt": attempt, **launch, "rendezvous": meeting}
         write_json(folder.launch, launch)
         _set_log_aside(spec, folder, attempt)

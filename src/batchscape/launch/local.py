@@ -21,6 +21,7 @@ from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.placement import Placement
+from batchscape.launch.predictions import predict
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
@@ -166,12 +167,14 @@ def _launched(
             return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
+        scratch = stack.enter_context(scratch_folder())
         claims = ClaimedRuns(sweep, standing)
         stack.callback(claims.release_all)
         durations = Durations(sweep, standing.specs)
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
         stack.callback(processes.close)
+        predictions = predict(missing, sweep, processes, scratch, lambda: interrupts.count > 0)
         session = Session(
             sweep=sweep,
             machine=machine,
@@ -182,7 +185,8 @@ def _launched(
             claims=claims,
             placement=placement,
             entry=entry,
-            scratch=stack.enter_context(scratch_folder()),
+            scratch=scratch,
+            predictions=predictions,
             max_failures=missing[0].config.launcher.max_failures,
             command=command,
         )

@@ -1,4 +1,6 @@
-"""What runs that are out of memory tell of others: a larger micro-batch need not be tried.
+"""Which runs cannot fit: by what is predicted of them, and by others that are out of memory.
+
+A run whose tensors alone are predicted to take more than there is need not be tried.
 
 A run out of memory is a witness for every run with all else alike that decides memory: devices,
 model, data, engine, precision, optimizer, limit of memory, evaluation batch and so on. It rules out
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
+from batchscape.plan.room import room_gib
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -46,15 +49,24 @@ class OomKnowledge:
         Runs of earlier launches count.
     machine : Machine
         Those that ran out of memory on other devices do not.
+    predictions : mapping of str to mapping
+        What `prediction.json` holds, by run.
     """
 
-    def __init__(self, queue: Sequence[RunSpec], sweep: SweepFolder, machine: Machine) -> None:
+    def __init__(
+        self,
+        queue: Sequence[RunSpec],
+        sweep: SweepFolder,
+        machine: Machine,
+        predictions: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         self._sweep = sweep
+        self._predictions = predictions
         self._machine = machine
         self._witnesses: defaultdict[str, dict[str, RunSpec]] = defaultdict(dict)
         self._reconsidered: set[str] = set()
         queued = {spec.run_id: spec for spec in queue}
-        if not any(spec.config.launcher.skip_larger_after_oom for spec in queue):
+        if not any(spec.config.launcher.skip_unfit for spec in queue):
             return
         for folder in sweep.run_folders():
             spec = self._witness_in(folder)
@@ -85,17 +97,34 @@ class OomKnowledge:
         RecordError
             If its folder is damaged.
         """
-        if not spec.config.launcher.skip_larger_after_oom:
+        if not spec.config.launcher.skip_unfit:
             return None
         witnesses = self._witnesses.get(_memory_key(spec), {}).values()
         larger_than = [witness for witness in witnesses if _needs_more(spec, witness)]
-        if not larger_than or RunStatus.read(self._sweep.run(spec.run_id).status).attempts:
+        predicted = self._unfit(spec)
+        if not (predicted or larger_than):
             return None
+        if RunStatus.read(self._sweep.run(spec.run_id).status).attempts:
+            return None
+        if predicted:
+            return predicted
         witness = min(larger_than, key=lambda found: (_micro(found), found.run_id))
         return (
             f"not launched: micro_batch_size {_micro(witness)} ran out of memory with "
             f"{_described(witness)} (run {witness.run_id}), and {_micro(spec)} is larger; "
-            "launcher.skip_larger_after_oom=false launches it"
+            "launcher.skip_unfit=false launches it"
+        )
+
+    def _unfit(self, spec: RunSpec) -> str | None:
+        """Say that a run's tensors alone take more than there is; None where they may fit."""
+        said = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib")
+        room = room_gib(spec, self._machine)
+        if said is None or room is None or said["low"] <= room:
+            return None
+        return (
+            f"not launched: its tensors are predicted to take {said['value']:.4g} GiB on each "
+            f"device ({said['method']}), and there are {room:.4g}; "
+            "launcher.skip_unfit=false launches it"
         )
 
     def begun(self, spec: RunSpec) -> None:

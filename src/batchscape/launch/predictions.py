@@ -12,6 +12,7 @@ from batchscape.errors import BatchscapeError
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
 from batchscape.record.files import read_json_lines
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
 __all__ = ["PREDICTOR", "predict"]
@@ -27,6 +28,7 @@ _NAME = "prediction"
 
 def predict(
     specs: Iterable[RunSpec],
+    sweep: SweepFolder,
     processes: Processes,
     scratch: Path,
     should_stop: Callable[[], bool],
@@ -36,6 +38,8 @@ def predict(
     Parameters
     ----------
     specs : iterable of RunSpec
+    sweep : SweepFolder
+        Runs that it holds a prediction of keep that.
     processes : Processes
         Nothing else was started yet.
     scratch : Path
@@ -48,7 +52,13 @@ def predict(
     dict of str to mapping
         By run: what `prediction.json` holds. Runs of which nothing can be said are not in it.
     """
-    asked = [spec for spec in specs if not isinstance(spec.config.engine, Command)]
+    asked = [
+        spec
+        for spec in specs
+        if not (
+            isinstance(spec.config.engine, Command) or sweep.run(spec.run_id).prediction.exists()
+        )
+    ]
     if not asked:
         return {}
     folder = scratch / _NAME

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Command
 from batchscape.errors import BatchscapeError, DiskError
@@ -69,6 +70,8 @@ class Session:
         Empty folder on this machine for the meeting points of ranks.
     max_failures : int or None
         Once so many runs have ended by a fault, no more are started.
+    predictions : mapping of str to mapping
+        What `prediction.json` of a run is to hold, by run.
     command : str, optional
         What asked for these runs, recorded with each.
     """
@@ -87,6 +90,7 @@ class Session:
         entry: str,
         scratch: Path,
         max_failures: int | None,
+        predictions: Mapping[str, Mapping[str, Any]],
         command: str | None = None,
     ) -> None:
         self._sweep = sweep
@@ -103,6 +107,7 @@ class Session:
         self._failures = 0
         self.stopped: str | None = None
         """Why no more runs are started, where no signal is the reason: the first that there was."""
+        self._predictions = predictions
         self._command = command
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
         self._retried: Counter[str] = Counter()
@@ -112,7 +117,7 @@ class Session:
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
-        self._oom = OomKnowledge(queue, self._sweep, self._machine)
+        self._oom = OomKnowledge(queue, self._sweep, self._machine, self._predictions)
         queue = deque(self._oom.first_the_witnesses(queue))
         while True:
             self._claims.renew()
@@ -233,6 +238,7 @@ class Session:
                 "rendezvous": str(self._scratch / spec.run_id),
             },
             environment=self._environment,
+            prediction=self._predictions.get(spec.run_id),
             # By UUID: the numbers of NVML and of CUDA may differ.
             variables={"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in leased)},
             keep_open=(*claim.descriptors, *lease.locks),

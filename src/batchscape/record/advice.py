@@ -73,9 +73,9 @@ CAUSE_ADVICE: dict[Cause, str] = {
 
 _NOT_LAUNCHED = (
     "use a smaller micro-batch with more accumulation, which trains alike; to try it all the same: "
-    "launcher.skip_larger_after_oom=false"
+    "launcher.skip_unfit=false"
 )
-"""What to do about a run that was rejected because a smaller one was out of memory."""
+"""What to do about a run that was rejected because it cannot fit."""
 
 
 def advice(status: Status | str, cause: Cause | None = None) -> str:

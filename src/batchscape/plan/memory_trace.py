@@ -14,6 +14,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -157,9 +159,19 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     with _caller_undisturbed(), group, FakeTensorMode(allow_non_fake_inputs=True):
         counter = _Counter()
         loader = _Blanks(sample, geometry, counter)
-        with counter:
+        with counter, counter.resizes_seen():
             rehearse(spec, loader, build, counter.phase, _OPTIMIZER_STEPS)
     return counter.trace()
+
+
+@dataclass
+class _Alive:
+    """A storage that was born."""
+
+    reference: weakref.ref[Any]
+    """Tells of its death."""
+    number: int
+    """Of its birth, or of the last change of its size."""
 
 
 class _Counter(TorchDispatchMode):
@@ -167,7 +179,8 @@ class _Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._alive: dict[int, weakref.ref[Any] | None] = {}
+        self._alive: dict[int, _Alive] = {}
+        self._left_out: set[int] = set()
         self._sizes: list[int] = []
         self._events: list[int] = []
         self._phases: list[tuple[str, int]] = []
@@ -177,7 +190,7 @@ class _Counter(TorchDispatchMode):
 
     def leave_out(self, tensor: Tensor) -> None:
         """Not count a tensor, which must live as long as this does."""
-        self._alive[tensor.untyped_storage()._cdata] = None
+        self._left_out.add(tensor.untyped_storage()._cdata)
 
     def trace(self) -> Trace:
         sizes, events = (np.array(some, dtype=np.int64) for some in (self._sizes, self._events))
@@ -190,25 +203,44 @@ class _Counter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it computes with its part, and that is seen
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
                 self._see(tensor.untyped_storage())
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self._alive:
-            return
-        self._sizes.append(storage.nbytes())
+        if key not in self._alive and key not in self._left_out:
+            self._alive[key] = _Alive(weakref.ref(storage, lambda _: self._dies(key)), self._born(storage.nbytes()))
+
+    def _born(self, size: int) -> int:
+        self._sizes.append(size)
         number = len(self._sizes)
-
-        def dies(_: object) -> None:
-            del self._alive[key]
-            self._events.append(-number)
-
-        self._alive[key] = weakref.ref(storage, dies)
         self._events.append(number)
+        return number
+
+    def _dies(self, key: int) -> None:
+        self._events.append(-self._alive.pop(key).number)
+
+    @contextmanager
+    def resizes_seen(self) -> Iterator[None]:
+        """See what changes the size of a storage, which no operator does."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
+            alive = self._alive[storage._cdata]
+            self._events.append(-alive.number)
+            alive.number = self._born(size)
+            return resize(storage, size)
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
 
 class _Blanks:

@@ -30,7 +30,10 @@ _LIBRARIES = {"accelerate": "accelerate", "deepspeed": "deepspeed", "fabric": "l
 
 
 def build_engine(
-    spec: RunSpec, device: torch.device, examine: Callable[[nn.Module], None] | None = None
+    spec: RunSpec,
+    device: torch.device,
+    examine: Callable[[nn.Module], None] | None = None,
+    make: Callable[..., Engine] | None = None,
 ) -> Engine:
     """Build the model of a run on a device, and the engine that trains it.
 
@@ -41,6 +44,8 @@ def build_engine(
         Of this rank.
     examine : callable, optional
         Shown the model as it was written, whole and on the device, before anything wraps it.
+    make : callable, optional
+        Called in place of the engine that the settings name.
 
     Raises
     ------
@@ -58,12 +63,14 @@ def build_engine(
             raise
         msg = f"engine={name} needs {_LIBRARIES[name]}: pip install 'batchscape[{name}]'"
         raise ConfigError(msg) from None
-    module = build_model(spec.config, spec.data, spec.precision).to(device)
+    module: nn.Module = build_model(spec.config, spec.data, spec.precision)
+    if device.type != "cpu":
+        module = module.to(device)
     if examine is not None:
         examine(module)
     if spec.config.in_process.activation_checkpointing:
         checkpoint_activations(module)
-    engine: Engine = getattr(engine_module, _ENGINES[name])(
+    engine: Engine = (make or getattr(engine_module, _ENGINES[name]))(
         module,
         spec.config.engine,
         spec.stages[0].optimizer,

@@ -46,12 +46,7 @@ class DdpEngine(ReplicatedEngine):
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
         if geometry.data_parallel_size > 1:
-            wrapped = DistributedDataParallel(
-                module,
-                bucket_cap_mb=config.bucket_cap_mb,
-                gradient_as_bucket_view=True,
-            )
-            self._exchange_through(wrapped)
+            self._exchange_through(self._wrap(module, config))
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
@@ -71,3 +66,8 @@ class DdpEngine(ReplicatedEngine):
         if self._wrapped is None:
             return Reported(data_parallel_size=1)
         return Reported(dist.get_world_size(self._wrapped.process_group))
+
+    def _wrap(self, module: nn.Module, config: Ddp) -> DistributedDataParallel:
+        return DistributedDataParallel(
+            module, bucket_cap_mb=config.bucket_cap_mb, gradient_as_bucket_view=True
+        )

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -246,7 +247,8 @@ class _SummedExchange:
 def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> None:
     """Shard blocks, then the rest; sum gradients and count what is exchanged."""
     group = dist.distributed_c10d._get_default_group()
-    mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
+    with unset_fake_temporarily():  # its numbers are looked at, in a prediction of memory too
+        mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
     blocks = list(dict.fromkeys(blocks_of(module)))
     if config.compile:
         # The forward alone: what gathers around it is not for a compiler.

@@ -91,7 +91,11 @@ class ReplicatedEngine(PlainEngine):
         few = slice(_PROBED_SAMPLES)
         with undisturbed(self.module), autocast(self._device_type, self._precision):
             loss, _ = self.forward(inputs[few], labels[few])
-        found = self._one * float(bool(unreached(self.module, loss)))
+        return self._is_so_anywhere(bool(unreached(self.module, loss)))
+
+    def _is_so_anywhere(self, here: bool) -> bool:
+        """Return whether something is so on some rank; on all ranks together."""
+        found = self._one * float(here)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
 

@@ -8,16 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
 from batchscape.engines.declared import check_exchanged, declaration
-from batchscape.errors import BatchscapeError, CheckpointError
+from batchscape.errors import CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
 from batchscape.measure.memory_report import OUTSIDE
@@ -39,24 +39,16 @@ from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
+from batchscape.train.accumulation import Accumulated, accumulate
 from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
+from batchscape.train.rehearsal import rehearse
 from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
 
 __all__ = ["Training"]
-
-
-class _Accumulated(NamedTuple):
-    """What the micro-steps of one optimizer step come to."""
-
-    loss_sum: Tensor
-    """Of this rank, a scalar."""
-    labels: int
-    """Of the global batch."""
-    micro_steps: int
 
 
 class Training:
@@ -113,46 +105,20 @@ class Training:
         self._clock: StepClock
 
     def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
-        """Build everything and train a few steps for a memory probe, then forget it all.
-
-        Two micro-steps stand for any higher number: the second meets the gradients of the first,
-        the third meets nothing more.
-
-        Parameters
-        ----------
-        phase : callable
-            Told the name of each phase as it begins, as in `run`.
-        optimizer_steps : int
-            Steps, at least 2: the first makes the optimizer's state.
-        """
-        phase("after_model")
-        self._build(CpuClock())
-        phase("first_backward")
-        heaviest = self._timeline.heaviest_step()
-        for k in range(optimizer_steps):
-            labels = self._accumulate(heaviest, most_micro_steps=2).labels
-            phase("first_optimizer_step" if k == 0 else "steady")
-            beat(Phase.OPTIMIZER)
-            self._engine.optimizer_step(self.spec.stages[0].optimizer, 0.0)
-            if self._average is not None:
-                self._average.update(labels)
-            phase("steady")
-        self._forget()
+        """Train a few steps for a memory probe; parameters are those of `rehearsal.rehearse`."""
+        build = partial(build_engine, self.spec, self._device)
+        rehearse(self.spec, self._loader, build, phase, optimizer_steps)
 
     def compile_ahead(self) -> None:
         """Compile once and forget it, before a rehearsal fills the caches of the compiler."""
         if self.spec.config.in_process.compile:
             self._build(CpuClock())
             self._compile()
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop what was built for a rehearsal."""
-        self._engine.close()
-        del self._engine
-        self._average = None
-        # A compiled module refers to itself: it would stay, with all its parameters.
-        gc.collect()
+            self._engine.close()
+            del self._engine
+            self._average = None
+            # A compiled module refers to itself: it would stay, with all its parameters.
+            gc.collect()
 
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
@@ -297,33 +263,6 @@ class Training:
         # Ranks draw their own dropout; the parameters are already the same everywhere.
         torch.manual_seed(1_000_003 * (self.spec.config.resolved_init_seed + 1) + self._rank)
 
-    def _accumulate(self, k: int, most_micro_steps: int | None = None) -> _Accumulated:
-        """Do the micro-steps of optimizer step k (from 0)."""
-        began = time.perf_counter()
-        # A rehearsal comes before the first step.
-        number = k + 1 if most_micro_steps is None else 0
-        beat(Phase.DATA, number)
-        step = self._loader.step(k, sampling=most_micro_steps is None)
-        self._clock.add_data(time.perf_counter() - began)
-        if step.labels == 0:
-            msg = (
-                f"optimizer step {k + 1} has no label that bears a loss: the loss is divided by "
-                "their number in the global batch, which must be above 0; leave out samples "
-                "without such labels, or use a larger global batch"
-            )
-            raise BatchscapeError(msg)
-        weight = 1.0 / step.labels
-        last = min(step.micro_steps, most_micro_steps or step.micro_steps) - 1
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for micro_step in range(last + 1):
-            began = time.perf_counter()
-            beat(Phase.DATA, number, micro_step)
-            inputs, labels = next(step.batches)
-            self._clock.add_data(time.perf_counter() - began)
-            beat(Phase.FORWARD)
-            loss_sum += self._engine.micro_step(inputs, labels, weight, last=micro_step == last)
-        return _Accumulated(loss_sum, step.labels, last + 1)
-
     def _step(self, k: int) -> None:
         """Do optimizer step k (from 0) and give it to the recorder."""
         planned = self._timeline.step(k)
@@ -335,7 +274,7 @@ class Training:
             self._phase(OUTSIDE if self._stream.is_cut(k) else "steady")
         self.recorder.begin()
         self._clock.begin()
-        done, noise = self._accumulate_and_sample(k)
+        done, noise = self._accumulate(k)
         if k == 0:
             self._sketch_gradient()
             self._phase("first_optimizer_step")
@@ -374,13 +313,13 @@ class Training:
             write_sketch(self._folder, sketch.numpy())
         self._clock.resume()
 
-    def _accumulate_and_sample(self, k: int) -> tuple[_Accumulated, NoiseSample | None]:
-        """Do what `_accumulate` does, and sample the noise where it is the turn of the step."""
+    def _accumulate(self, k: int) -> tuple[Accumulated, NoiseSample | None]:
+        """Do the micro-steps of optimizer step k, and sample the noise where it is its turn."""
         small = self._stream.small_batch_size(k)
         if small is None:
-            return self._accumulate(k), None
+            return accumulate(self._engine, self._loader, self._clock, k), None
         with GradientSquares(self._engine.module) as squares:
-            done = self._accumulate(k)
+            done = accumulate(self._engine, self._loader, self._clock, k)
         size = self._timeline.step(k).stage.geometry.global_batch_size
         total = squares.total(self._engine.gradient_scale)
         return done, NoiseSample(small, size // small, total)

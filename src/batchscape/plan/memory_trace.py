@@ -1,0 +1,358 @@
+"""A rehearsal of a run's training on tensors that hold no numbers, and what it allocates.
+
+The code is the training's own, from the model to the optimizer; only the ranks beside the first
+are missing. torch is imported here: `plan.memory` asks for this module once there is something to
+predict.
+
+Source: `FakeTensorMode` computes shapes, types and strides and allocates nothing,
+https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from batchscape.config import Ddp, Fsdp
+from batchscape.data.datasets import open_dataset
+from batchscape.engines import build_engine
+from batchscape.engines.base import Reported
+from batchscape.engines.ddp import DdpEngine
+from batchscape.errors import BatchscapeError
+from batchscape.geometry import BatchGeometry
+from batchscape.measure.memory_report import AllocatedBytes
+from batchscape.record.spec import RunSpec
+from batchscape.train.batches import to_device
+from batchscape.train.loader import StepBatches
+from batchscape.train.rehearsal import rehearse
+
+__all__ = ["Sample", "Trace", "sample_of", "trace"]
+
+_CPU = torch.device("cpu")
+_OPTIMIZER_STEPS = 2
+"""The first makes the optimizer's state, the second is like all later ones."""
+_LOOKED_AT = 4
+"""Samples whose shapes are compared, from all over the data."""
+_CUDA_BLOCK = 512
+"""Bytes that CUDA's allocator rounds up to, and counts: `kMinBlockSize` of
+c10/cuda/CUDACachingAllocator.cpp."""
+
+
+class Sample(NamedTuple):
+    """Inputs or labels of one sample, as the training is handed them."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Of a batch, in numbers."""
+    dtype: torch.dtype
+    is_torchs: bool
+    """Whether torch's allocator has it, and not NumPy's, whose memory nobody counts."""
+
+
+class Trace(NamedTuple):
+    """What a rehearsal allocated and freed, in its order."""
+
+    sizes: NDArray[np.int64]
+    """Bytes of each storage, by the number of its birth."""
+    events: NDArray[np.int64]
+    """Number of a storage that was born, counted from 1; negative where it died."""
+    phases: tuple[tuple[str, int], ...]
+    """Phases as they began, and how many events there had been."""
+
+    def allocated(self, device_type: str) -> dict[str, AllocatedBytes]:
+        """Return the bytes of each phase, as the meter of a device counts them."""
+        block = _CUDA_BLOCK if device_type == "cuda" else 1
+        sizes = -(-self.sizes // block) * block
+        totals = np.cumsum(np.sign(self.events) * sizes[np.abs(self.events) - 1])
+        totals = np.concatenate(([0], totals))
+        ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
+        seen: dict[str, AllocatedBytes] = {}
+        for (name, begin), end in zip(self.phases, ends, strict=True):
+            phase = seen.setdefault(name, AllocatedBytes())
+            phase.see(int(totals[begin : end + 1].max()))
+            phase.see(int(totals[end]))
+        return seen
+
+    def is_like(self, other: Trace) -> bool:
+        """Whether the same storages come and go in the same order, whatever their sizes."""
+        return self.phases == other.phases and np.array_equal(self.events, other.events)
+
+
+def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
+    """Look at a few training samples of a run.
+
+    Returns
+    -------
+    tuple of Sample
+        Of inputs and labels.
+
+    Raises
+    ------
+    BatchscapeError
+        If their shapes differ, or there are no such data.
+    """
+    dataset = open_dataset(spec.config, spec.data, "train")
+    spread = np.linspace(0, dataset.num_samples - 1, min(_LOOKED_AT, dataset.num_samples))
+    indices = spread.astype(np.int64)
+    batches = [to_device(dataset.batch(indices), _CPU, spec.precision)]
+    batches += [to_device(dataset.batch(indices[i : i + 1]), _CPU, "") for i in range(len(indices))]
+    inputs, labels = zip(*batches, strict=True)
+    return _common(inputs), _common(labels)
+
+
+def _common(tensors: tuple[Tensor, ...]) -> Sample:
+    shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
+    if len(shapes) > 1:
+        msg = (
+            f"samples differ in their shape ({', '.join(map(str, sorted(shapes)))}), so that a "
+            "micro-batch is as large as the samples in it; pad all of them alike"
+        )
+        raise BatchscapeError(msg)
+    whole = tensors[0]
+    return Sample(
+        tuple(whole.shape[1:]),
+        whole.stride(),
+        whole.dtype,
+        # What torch has not allocated itself it cannot make larger.
+        whole.untyped_storage().resizable(),
+    )
+
+
+def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry) -> Trace:
+    """Rehearse the training of a run, as its first rank, and return what it allocates.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        Of engine `ddp` or `fsdp`.
+    sample : tuple of Sample
+        Of inputs and labels.
+    geometry : BatchGeometry
+        Of the stage that holds most.
+
+    Raises
+    ------
+    Exception
+        Whatever the model's own code raises where tensors hold no numbers.
+    """
+    config = spec.config.engine
+    ranks = geometry.data_parallel_size
+    make = partial(_Alone, ranks) if isinstance(config, Ddp) else None
+    group = _group_of(ranks) if isinstance(config, Fsdp) and ranks > 1 else nullcontext()
+    build = partial(build_engine, spec, _CPU, make=make)
+    with _caller_undisturbed(), group, FakeTensorMode(allow_non_fake_inputs=True):
+        counter = _Counter()
+        loader = _Blanks(sample, geometry, counter)
+        with counter, counter.resizes_seen():
+            rehearse(spec, loader, build, counter.phase, _OPTIMIZER_STEPS)
+    return counter.trace()
+
+
+@dataclass
+class _Alive:
+    """A storage that was born."""
+
+    reference: weakref.ref[Any]
+    """Tells of its death."""
+    number: int
+    """Of its birth, or of the last change of its size."""
+
+
+class _Counter(TorchDispatchMode):
+    """Notes births and deaths of storages."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive: dict[int, _Alive] = {}
+        self._left_out: set[int] = set()
+        self._sizes: list[int] = []
+        self._events: list[int] = []
+        self._phases: list[tuple[str, int]] = []
+
+    def phase(self, name: str) -> None:
+        self._phases.append((name, len(self._events)))
+
+    def leave_out(self, tensor: Tensor) -> None:
+        """Not count a tensor, which must live as long as this does."""
+        self._left_out.add(tensor.untyped_storage()._cdata)
+
+    def trace(self) -> Trace:
+        sizes, events = (np.array(some, dtype=np.int64) for some in (self._sizes, self._events))
+        return Trace(sizes, events, tuple(self._phases))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  (an operator)
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it computes with its part, and that is seen
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
+                self._see(tensor.untyped_storage())
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._alive and key not in self._left_out:
+            self._alive[key] = _Alive(weakref.ref(storage, lambda _: self._dies(key)), self._born(storage.nbytes()))
+
+    def _born(self, size: int) -> int:
+        self._sizes.append(size)
+        number = len(self._sizes)
+        self._events.append(number)
+        return number
+
+    def _dies(self, key: int) -> None:
+        self._events.append(-self._alive.pop(key).number)
+
+    @contextmanager
+    def resizes_seen(self) -> Iterator[None]:
+        """See what changes the size of a storage, which no operator does."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
+            alive = self._alive[storage._cdata]
+            self._events.append(-alive.number)
+            alive.number = self._born(size)
+            return resize(storage, size)
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+
+class _Blanks:
+    """Hands out micro-batches without content."""
+
+    def __init__(
+        self, sample: tuple[Sample, Sample], geometry: BatchGeometry, counter: _Counter
+    ) -> None:
+        self._sample = sample
+        self._geometry = geometry
+        # Outside of the counting, and all the time.
+        self._uncounted = {one: self._blank(one) for one in sample if not one.is_torchs}
+        for tensor in self._uncounted.values():
+            counter.leave_out(tensor)
+
+    def step(self, _optimizer_step: int, *, sampling: bool = True) -> StepBatches:
+        assert not sampling
+        micro_steps = self._geometry.gradient_accumulation_steps
+        return StepBatches(1, micro_steps, (self._batch() for _ in range(micro_steps)))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = (
+            self._uncounted[one] if one in self._uncounted else self._blank(one)
+            for one in self._sample
+        )
+        return inputs, labels
+
+    def _blank(self, sample: Sample) -> Tensor:
+        shape = (self._geometry.micro_batch_size, *sample.shape)
+        return torch.empty_strided(shape, sample.strides, dtype=sample.dtype)
+
+
+class _Alone(DdpEngine):
+    """One of many ranks, that exchanges with nobody: the others allocate what it does."""
+
+    def __init__(self, ranks: int, *arguments: Any) -> None:  # noqa: ANN401  (of a `DdpEngine`)
+        self._ranks = ranks
+        super().__init__(*arguments)
+
+    def reported(self) -> Reported:
+        return Reported(data_parallel_size=self._ranks)
+
+    def _wrap(self, module: nn.Module, _config: Ddp) -> DistributedDataParallel:
+        return cast("DistributedDataParallel", _Buckets(module))
+
+    def _is_so_anywhere(self, here: bool) -> bool:  # noqa: FBT001  (as it is asked)
+        return here
+
+
+class _Buckets(nn.Module):
+    """What DDP allocates: room for all gradients, which the last micro-step moves into it.
+
+    DDP's own reducer is C++ and wants tensors with numbers. Source: `Reducer` in
+    torch/csrc/distributed/c10d/reducer.cpp, `gradient_as_bucket_view`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._exchanges = True
+        self._engine: DdpEngine
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._views = {p: torch.empty_like(p) for p in trained}
+        self._hooks = [p.register_post_accumulate_grad_hook(self._move) for p in trained]
+
+    def forward(self, *batch: Tensor) -> Any:  # noqa: ANN401  (the module's)
+        return self.module(*batch)
+
+    def register_comm_hook(self, engine: DdpEngine, _hook: object) -> None:
+        self._engine = engine
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._exchanges = False
+        try:
+            yield
+        finally:
+            self._exchanges = True
+
+    def _move(self, parameter: Tensor) -> None:
+        if self._exchanges:
+            parameter.grad = self._views[cast("nn.Parameter", parameter)]
+            self._engine.exchange_is_whole = True
+
+
+@contextmanager
+def _caller_undisturbed() -> Iterator[None]:
+    """Put the random state back, and keep the collector from freeing what a rank would hold."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _group_of(ranks: int) -> Iterator[None]:
+    """Be the first of many ranks, of which there is no other."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        msg = "engine=fsdp is predicted in a process that has no process group"
+        raise BatchscapeError(msg)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -26,7 +26,7 @@ LAYERS = (
     {"programs", "train"},
     {"plan", "launch"},
     {"doctor"},
-    {"cli", "compose", "__main__"},
+    {"cli", "compose", "probe", "__main__"},
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
@@ -41,6 +41,7 @@ WITHIN_A_LAYER = {
     ("launch", "plan"),  # a machine, as the plan saw it
     ("__main__", "cli"),
     ("cli", "compose"),
+    ("cli", "probe"),
 }
 PARTS = sorted(set.union(*LAYERS))
 

@@ -59,18 +59,17 @@ def test_a_right_expectation_takes_two_trainings(data: st.DataObject, batch: int
 
 
 @pytest.mark.parametrize(
-    ("limit_gib", "tried", "position"),
+    ("limit_gib", "fitted", "position"),
     [
-        (4.0, [], 2),  # as predicted
-        (0.9, [], -1),
-        (9.0, [], 3),
-        (4.0, [(0, 2.0)], 1),  # 1 GiB beside the tensors
-        (4.0, [(0, 1.5), (1, 3.0)], 1),  # 1.5 times the tensors
-        (6.0, [(0, 1.5), (1, 3.0)], 2),
-        (4.0, [(0, 2.0), (1, 2.0)], 1),  # no less than the tensors, from the mean on
+        (4.0, [], 1),  # twice the tensors
+        (1.9, [], -1),
+        (99.0, [], 3),
+        (4.0, [(0, 1.0)], 2),  # tensors alone
+        (4.0, [(1, 6.0), (0, 1.5)], 0),  # the largest says: three times the tensors
+        (6.0, [(0, 1.5), (1, 6.0)], 1),
     ],
 )
 def test_what_trainings_took_moves_the_expectation(
-    limit_gib: float, tried: list[tuple[int, float]], position: int
+    limit_gib: float, fitted: list[tuple[int, float]], position: int
 ) -> None:
-    assert expected_largest([1.0, 2.0, 4.0, 8.0], limit_gib, tried) == position
+    assert expected_largest([1.0, 2.0, 4.0, 8.0], limit_gib, fitted, times=2.0) == position

@@ -11,7 +11,7 @@ from batchscape.config import Command
 from batchscape.errors import BatchscapeError
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
-from batchscape.record.files import read_json_lines
+from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
@@ -72,8 +72,8 @@ def predict(
         while not processes.wait(_LOOK_S):
             if should_stop() or time.monotonic() > until:
                 processes.signal(_NAME, 9)
-        said = folder / "predictions.jsonl"
-        return {row.pop("run_id"): row for row in read_json_lines(said)} if said.exists() else {}
+        said = folder / "predictions"
+        return read_json(said) if said.exists() else {}
     except BatchscapeError:
         # Runs come before what is said of them: whatever the matter is, they meet it themselves.
         return {}

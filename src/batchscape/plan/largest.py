@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from batchscape.geometry import BatchGeometry
 
 __all__ = ["Tried", "expected_largest", "seek_largest"]
@@ -67,33 +65,33 @@ def seek_largest(
 
 
 def expected_largest(
-    predicted_gib: Sequence[float], limit_gib: float, tried: Sequence[tuple[int, float]]
+    predicted_gib: Sequence[float],
+    limit_gib: float,
+    fitted: Sequence[tuple[int, float]],
+    *,
+    times: float,
 ) -> int:
     """Return the position of the last candidate that should fit.
 
     What a limit counts is more than tensors: libraries take memory too, and allocators keep some.
-    How much is learned from trainings that fit: of one the difference, of several a line.
+    How many times as much, the largest training that fits tells.
 
     Parameters
     ----------
     predicted_gib : sequence of float, shape (candidates,)
         Peak of tensors, in the order of the micro-batches.
     limit_gib : float
-    tried : sequence of (int, float)
+    fitted : sequence of (int, float)
         Position and memory taken of trainings that fit.
+    times : float
+        How many times as much before there is such a training.
 
     Returns
     -------
     int
         -1 where not even the first should.
     """
-    predicted = np.asarray(predicted_gib, float)
-    taken = predicted
-    if tried:
-        x = predicted[[position for position, _ in tried]]
-        y = np.array([gib for _, gib in tried])
-        # A line never falls: more tensors never take less.
-        slope = 1.0 if np.ptp(x) == 0 else max(1.0, np.polyfit(x, y, 1)[0])
-        taken = y.mean() + slope * (predicted - x.mean())
-    fitting = np.flatnonzero(taken <= limit_gib)
-    return int(fitting[-1]) if len(fitting) else -1
+    if fitted:
+        position, taken_gib = max(fitted)
+        times = taken_gib / predicted_gib[position]
+    return sum(times * gib <= limit_gib for gib in predicted_gib) - 1

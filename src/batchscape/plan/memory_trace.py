@@ -214,7 +214,9 @@ class _Counter(TorchDispatchMode):
     def _see(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key not in self._alive and key not in self._left_out:
-            self._alive[key] = _Alive(weakref.ref(storage, lambda _: self._dies(key)), self._born(storage.nbytes()))
+            self._alive[key] = _Alive(
+                weakref.ref(storage, lambda _: self._dies(key)), self._born(storage.nbytes())
+            )
 
     def _born(self, size: int) -> int:
         self._sizes.append(size)
@@ -289,7 +291,7 @@ class _Alone(DdpEngine):
     def _wrap(self, module: nn.Module, _config: Ddp) -> DistributedDataParallel:
         return cast("DistributedDataParallel", _Buckets(module))
 
-    def _is_so_anywhere(self, here: bool) -> bool:  # noqa: FBT001  (as it is asked)
+    def _is_so_anywhere(self, here: bool) -> bool:
         return here
 
 

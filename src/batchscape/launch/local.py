@@ -174,7 +174,9 @@ def _launched(
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
         stack.callback(processes.close)
-        predictions = predict(missing, sweep, processes, scratch, lambda: interrupts.count > 0)
+        predictions = {}
+        if entry == WORKER:
+            predictions = predict(missing, sweep, processes, scratch, lambda: interrupts.count > 0)
         session = Session(
             sweep=sweep,
             machine=machine,

@@ -32,6 +32,7 @@ from batchscape.record.notes import add_note
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
+from batchscape.train.accumulation import Accumulated, accumulate
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import save_checkpoint
@@ -39,7 +40,6 @@ from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
 from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
-from batchscape.train.accumulation import Accumulated, accumulate
 from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.rehearsal import rehearse

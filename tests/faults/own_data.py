@@ -126,3 +126,14 @@ class Greedy(Blobs):
             self.began = True
             torch.empty(2**28).fill_(0.0)
         return super().batch(indices)
+
+
+class Pictures(Blobs):
+    """Noise of three channels, and a class for each."""
+
+    features = None  # type: ignore[assignment]
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Pictures as float32, and their classes."""
+        noise = [np.random.default_rng(int(i)).normal(size=(3, 12, 12)) for i in indices]
+        return torch.from_numpy(np.stack(noise)).float(), torch.from_numpy(self._labels[indices])

@@ -159,3 +159,33 @@ def nothing_to_train() -> nn.Module:
 def no_module() -> str:
     """Return something else."""
     return "a model"
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch normalisation, and a loss of their own."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1, stride=2),
+            nn.GELU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2 * width, 3),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+    def loss_sum(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - functional.one_hot(labels, 3)).square().sum()
+
+
+class Looking(Bigram):
+    """Does what the numbers of its inputs say."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if int(inputs.max()) > 3 else inputs + 1)

@@ -11,6 +11,7 @@ https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html.
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -157,7 +158,7 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     group = _group_of(ranks) if isinstance(config, Fsdp) and ranks > 1 else nullcontext()
     build = partial(build_engine, spec, _CPU, make=make)
     with _caller_undisturbed(), group, FakeTensorMode(allow_non_fake_inputs=True):
-        counter = _Counter()
+        counter = _Counter(on_cpu=spec.device_type == "cpu")
         loader = _Blanks(sample, geometry, counter)
         with counter, counter.resizes_seen():
             rehearse(spec, loader, build, counter.phase, _OPTIMIZER_STEPS)
@@ -174,11 +175,64 @@ class _Alive:
     """Of its birth, or of the last change of its size."""
 
 
+class _Scratch(NamedTuple):
+    """Bytes that a kernel takes for itself, which no operator of torch shows."""
+
+    before: int = 0
+    """Taken and freed before the result."""
+    beside: int = 0
+    """Freed once there is a result."""
+    after: int = 0
+    """Taken and freed once there is a result."""
+
+
+_NO_SCRATCH = _Scratch()
+_DEVICE = torch.ops.prim.device.default
+_FORWARD = torch.ops.aten.convolution.default
+_BACKWARD = torch.ops.aten.convolution_backward.default
+_FEW_CHANNELS = 4
+"""Of images that oneDNN takes as they are."""
+
+
+def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa: ANN401
+    """Return what a convolution on a CPU takes, the one kernel here that takes much.
+
+    oneDNN computes in blocks of channels: it copies what it is given, and what it returns. Where
+    torch unfolds the images instead, as in bfloat16 without AVX-512, their windows are written out.
+    Source: mkldnn/Conv.cpp and ConvolutionMM2d.cpp in aten/src/ATen/native; the copies as the
+    profiler shows them on x86, torch 2.13.
+    """
+    if func is _FORWARD:
+        inputs, weight, bias, *settings = args
+        output = result
+    elif func is _BACKWARD:
+        output, inputs, weight, _, *settings, mask = args
+        bias = None
+    else:
+        return _NO_SCRATCH
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    kernel = torch._C._select_conv_backend(
+        inputs, weight, bias, **dict(zip(names, settings, strict=True)), bias_sizes=None
+    )
+    if kernel == torch._C._ConvBackend.Mkldnn:
+        reordered = inputs.nbytes if inputs.shape[1] > _FEW_CHANNELS else 0
+        passing = reordered + weight.nbytes + output.nbytes
+        if func is _FORWARD:
+            return _Scratch(before=passing, beside=output.nbytes)
+        return _Scratch(before=3 * inputs.nbytes if mask[0] else 0, after=passing)
+    if kernel == torch._C._ConvBackend.Slow2d:
+        samples, _, *size = output.shape
+        windows = math.prod((samples, *size, *weight.shape[1:])) * inputs.itemsize
+        return _Scratch(beside=windows) if func is _FORWARD else _Scratch(after=windows)
+    return _NO_SCRATCH
+
+
 class _Counter(TorchDispatchMode):
     """Notes births and deaths of storages."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_cpu: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._on_cpu = on_cpu
         self._alive: dict[int, _Alive] = {}
         self._left_out: set[int] = set()
         self._sizes: list[int] = []
@@ -203,29 +257,40 @@ class _Counter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for by two calls in three; the short way
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its part, and that is seen
         result = func(*args, **(kwargs or {}))
+        scratch = _scratch(func, args, result) if self._on_cpu else _NO_SCRATCH
+        self._free(self._take(scratch.before))
+        beside = self._take(scratch.beside)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
                 self._see(tensor.untyped_storage())
+        self._free(beside)
+        self._free(self._take(scratch.after))
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key not in self._alive and key not in self._left_out:
-            self._alive[key] = _Alive(
-                weakref.ref(storage, lambda _: self._dies(key)), self._born(storage.nbytes())
-            )
+            number = self._take(storage.nbytes())
+            reference = weakref.ref(storage, lambda _: self._free(self._alive.pop(key).number))
+            self._alive[key] = _Alive(reference, number)
 
-    def _born(self, size: int) -> int:
+    def _take(self, size: int) -> int:
+        """Note that bytes are taken; return the number to free them by, 0 for none of them."""
+        if size == 0:
+            return 0
         self._sizes.append(size)
         number = len(self._sizes)
         self._events.append(number)
         return number
 
-    def _dies(self, key: int) -> None:
-        self._events.append(-self._alive.pop(key).number)
+    def _free(self, number: int) -> None:
+        if number:
+            self._events.append(-number)
 
     @contextmanager
     def resizes_seen(self) -> Iterator[None]:
@@ -234,8 +299,8 @@ class _Counter(TorchDispatchMode):
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
             alive = self._alive[storage._cdata]
-            self._events.append(-alive.number)
-            alive.number = self._born(size)
+            self._free(alive.number)
+            alive.number = self._take(size)
             return resize(storage, size)
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
@@ -258,8 +323,8 @@ class _Blanks:
         for tensor in self._uncounted.values():
             counter.leave_out(tensor)
 
-    def step(self, _optimizer_step: int, *, sampling: bool = True) -> StepBatches:
-        assert not sampling
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002
+        """Return micro-batches of any step, whose loss is divided by one label."""
         micro_steps = self._geometry.gradient_accumulation_steps
         return StepBatches(1, micro_steps, (self._batch() for _ in range(micro_steps)))
 

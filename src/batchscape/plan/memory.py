@@ -1,0 +1,182 @@
+"""The memory of a training step, known before anything runs.
+
+The training's own code is rehearsed on tensors that have shapes and no numbers, and what it would
+allocate is counted (`plan.memory_trace`): two optimizer steps of the first rank, in the stage that
+holds most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP and
+convolutions of a CPU take by themselves. docs/planning.md says what is exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from batchscape.config import Affects, Command, Ddp, Fsdp, that_affect
+from batchscape.errors import BatchscapeError
+from batchscape.geometry import BatchGeometry
+from batchscape.measure.memory_report import MemoryReport
+from batchscape.record.spec import RunSpec
+from batchscape.train.timeline import Timeline
+
+if TYPE_CHECKING:
+    from batchscape.plan.memory_trace import Trace
+
+    _Line = Callable[[int], Trace]
+
+__all__ = ["memory_key", "predict_memories", "predict_memory"]
+
+_METHODS = {"cpu": "fake tensors", "cuda": "fake tensors, kernels as on a CPU"}
+_NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
+"""Groups that say what fits, or what is held beside the training, or in another form below."""
+_MOST_TRACED = 3
+"""Micro-batches of a training that are each rehearsed; of more, as many tell all of them."""
+
+
+def predict_memory(spec: RunSpec) -> MemoryReport:
+    """Say what the training step of a run allocates on each rank; see `predict_memories`."""
+    return predict_memories([spec])[0]
+
+
+def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:
+    """Say what the training steps of runs allocate on each rank, before anything runs.
+
+    Runs of one `memory_key` are rehearsed once. Of many micro-batches of one training three are
+    rehearsed, and one of a single sample: where every storage grows by a line through two of them,
+    and the third lies on it, that line is taken for the others.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        Their data are prepared on this machine.
+
+    Returns
+    -------
+    list of MemoryReport
+        For each run the figures of `allocated_...` and `peak_allocated_...`, of the rank that holds
+        most, without cuBLAS's workspace; or the `problem` why there are none.
+    """
+    keys = [(_settings(spec), _heaviest(spec).micro_batch_size) for spec in specs]
+    groups: dict[str, dict[int, RunSpec]] = {}
+    for (settings, micro_batch_size), spec in zip(keys, specs, strict=True):
+        groups.setdefault(settings, {}).setdefault(micro_batch_size, spec)
+    told = {settings: _reports(runs) for settings, runs in groups.items()}
+    return [told[settings][micro_batch_size] for settings, micro_batch_size in keys]
+
+
+def memory_key(spec: RunSpec) -> str:
+    """Return what decides the prediction of a run: two with the same key have the same.
+
+    These are the settings that affect memory, without those of limits, loaders and evaluations; the
+    micro-batch; whether there is accumulation; and the ranks, of which DDP's are one or several.
+    """
+    return json.dumps([_settings(spec), _heaviest(spec).micro_batch_size])
+
+
+def _settings(spec: RunSpec) -> str:
+    """Return all of the key but the micro-batch."""
+    kept = that_affect(spec.config, Affects.MEMORY)
+    for group in _NO_PART:
+        kept.pop(group, None)
+    geometry = _heaviest(spec)
+    ranks = geometry.data_parallel_size
+    resolved = {
+        "ranks": min(ranks, 2) if isinstance(spec.config.engine, Ddp) else ranks,
+        "micro_steps": min(geometry.gradient_accumulation_steps, 2),
+        "averages": spec.config.evaluation.ema_half_life_tokens is not None,
+        "clips": spec.stages[0].optimizer.gradient_clip_norm is not None,
+        "device_type": spec.device_type,
+        "precision": spec.precision,
+        "data": spec.data.manifest_hash,
+        "source": spec.source_hash,
+    }
+    return json.dumps([kept, resolved], sort_keys=True)
+
+
+def _heaviest(spec: RunSpec) -> BatchGeometry:
+    timeline = Timeline(spec.stages)
+    return timeline.step(timeline.heaviest_step()).stage.geometry
+
+
+def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
+    """Return the report of each micro-batch, of runs that differ in nothing else."""
+    spec = next(iter(runs.values()))
+    method = _METHODS[spec.device_type]
+    if (reason := _refusal(spec)) is not None:
+        return dict.fromkeys(runs, MemoryReport(method, problem=reason))
+    # Imports torch.
+    from batchscape.plan.memory_trace import sample_of, trace
+
+    try:
+        sample = sample_of(spec)
+    except BatchscapeError as error:
+        return dict.fromkeys(runs, MemoryReport(method, problem=str(error)))
+
+    def traced(micro_batch_size: int) -> Trace | str:
+        run = runs[micro_batch_size]
+        try:
+            return trace(run, sample, _heaviest(run))
+        except BatchscapeError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001  (the model's code is the user's)
+            first, _, _ = str(error).partition("\n")
+            return (
+                "the code of this training cannot be rehearsed on tensors without numbers: "
+                f"{type(error).__name__}: {first}"
+            )
+
+    return {
+        size: MemoryReport(method, problem=found)
+        if isinstance(found, str)
+        else MemoryReport.from_bytes(method, found.allocated(spec.device_type))
+        for size, found in _traces(runs, traced).items()
+    }
+
+
+def _refusal(spec: RunSpec) -> str | None:
+    """Say why a run is not predicted, before it is tried."""
+    engine = spec.config.engine
+    if isinstance(engine, Command):
+        return "engine=command trains by a program, whose memory only the program knows"
+    if not isinstance(engine, Ddp | Fsdp):
+        return (
+            f"engine={engine.name} allocates as its library does, which wants ranks and numbers; "
+            "memory is predicted with engine=ddp and engine=fsdp"
+        )
+    if engine.compile:
+        return (
+            "engine.compile=true: what is kept for the backward is known once it is compiled; "
+            "memory is predicted with engine.compile=false"
+        )
+    return None
+
+
+def _traces(sizes: Iterable[int], traced: Callable[[int], Trace | str]) -> dict[int, Trace | str]:
+    """Return the trace of each micro-batch, or why there is none."""
+    # A single sample may take other kernels, and copies that it need not make.
+    several = sorted(size for size in sizes if size > 1)
+    if len(several) <= _MOST_TRACED:
+        return {size: traced(size) for size in sizes}
+    low, middle, high = several[0], several[len(several) // 2], several[-1]
+    found = {size: traced(size) for size in {1, low, middle, high}.intersection(sizes)}
+    line = _line(low, found[low], high, found[high])
+    here = found[middle]
+    is_one = line is not None and not isinstance(here, str) and _are_equal(line(middle), here)
+    others = [size for size in several if size not in found]
+    return found | {size: line(size) if line and is_one else traced(size) for size in others}
+
+
+def _line(low: int, at_low: Trace | str, high: int, at_high: Trace | str) -> _Line | None:
+    """Return the line through two traces, by the micro-batch; None where there is none."""
+    if isinstance(at_low, str) or isinstance(at_high, str) or not at_low.is_like(at_high):
+        return None
+    slope, rest = np.divmod(at_high.sizes - at_low.sizes, high - low)
+    if rest.any():
+        return None
+    return lambda size: at_low._replace(sizes=at_low.sizes + slope * (size - low))
+
+
+def _are_equal(one: Trace, other: Trace) -> bool:
+    return one.is_like(other) and np.array_equal(one.sizes, other.sizes)

@@ -1,0 +1,305 @@
+"""What a training step allocates, predicted and measured."""
+
+from __future__ import annotations
+
+import gc
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchscape.measure.memory_report import GIB
+from batchscape.plan import memory_trace
+from batchscape.plan.memory import memory_key, predict_memories, predict_memory
+from batchscape.plan.parameters import count_parameters
+from batchscape.record.tables import read_table
+
+FIGURES = (
+    "allocated_after_model_gib",
+    "peak_allocated_first_backward_gib",
+    "peak_allocated_first_optimizer_step_gib",
+    "peak_allocated_steady_gib",
+    "peak_allocated_gib",
+)
+SCALARS = 160
+"""Bytes of scalars that kernels make within themselves, where no operator shows them."""
+RANDOM_STATE = 5056
+"""Bytes of a generator's state, which activation checkpointing keeps for each block."""
+
+FLOAT32 = {"name": "ddp", "precision": "float32"}
+BFLOAT16 = {"name": "ddp", "precision": "bfloat16"}
+FLOAT16 = {"name": "ddp", "precision": "float16"}
+FSDP = {"name": "fsdp", "precision": "bfloat16"}
+SGD = {"name": "sgd", "learning_rate": 0.1}
+MUON = {"name": "muon", "learning_rate": 0.1}
+GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}
+LLAMA = {"name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 48}
+TRANSFORMERS = {
+    "name": "transformers",
+    "settings": {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32},
+}
+CONVOLUTIONS = {
+    "model": {"name": "custom", "_target_": "own_models.Convolutions"},
+    "data": {"name": "custom", "_target_": "own_data.Pictures"},
+}
+DIGITS = {"model": {"name": "mlp", "hidden_sizes": [64]}, "data": {"name": "digits"}}
+
+
+@pytest.fixture
+def run_of(spec_of, trainer):  # the trainer finds models of a user's own
+    """Return a short run whose memory is measured."""
+
+    def run(geometry, **settings):
+        short = {
+            "engine": FLOAT32,
+            "measure": {"memory": True, "noise_scale_every": None},
+            "budget": {"optimizer_steps": 1},
+            "evaluation": {"samples": 2, "batch_size": 2},
+        }
+        return spec_of(geometry, **{**short, **settings})
+
+    return run
+
+
+def bytes_of(report):
+    return {name: round(getattr(report, name) * GIB) for name in FIGURES}
+
+
+def measured(trainer, spec, folder):
+    """Bytes on the rank that held most, by the CPU's allocator."""
+    ranks = read_table(trainer.train(spec, folder), "ranks")
+    assert set(ranks["memory_method"]) == {"cpu allocator events"}
+    return {name: round(ranks[name].max() * GIB) for name in FIGURES}
+
+
+def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
+    spec = run_of((2, 8, 2), engine=BFLOAT16)
+    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    assert predicted == pytest.approx(found, abs=SCALARS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("geometry", "settings"),
+    [
+        ((1, 32, 1), {}),
+        ((2, 4, 1), {"model": LLAMA, "optimizer": MUON}),
+        ((1, 8, 3), {"model": LLAMA, "engine": BFLOAT16, "optimizer": SGD}),
+        ((1, 8, 2), {"engine": FLOAT16}),
+        ((1, 8, 1), {"engine": FLOAT16, "optimizer": MUON}),
+        ((1, 4, 2), {"engine": {"name": "ddp", "precision": "float64"}}),
+        ((1, 8, 2), {"model": {**GPT, "loss_chunk": 48}}),
+        ((1, 8, 2), {"model": {**GPT, "dropout": 0.1}, "engine": BFLOAT16}),
+        ((2, 8, 2), {"model": TRANSFORMERS, "engine": BFLOAT16}),
+        ((1, 8, 1), {"model": TRANSFORMERS, "optimizer": MUON}),
+        ((1, 32, 2), DIGITS),
+        ((1, 16, 1), CONVOLUTIONS),
+        ((2, 16, 2), {**CONVOLUTIONS, "engine": BFLOAT16}),
+        ((1, 1, 2), {**CONVOLUTIONS, "optimizer": SGD}),
+        ((2, 8, 1), {"engine": FSDP}),
+        ((2, 8, 2), {"engine": {**FSDP, "precision": "float32"}, "model": LLAMA}),
+        ((2, 8, 2), {"engine": {**FSDP, "exchange_every_micro_step": True}}),
+        ((2, 8, 2), {"engine": {**FSDP, "reshard_after_forward": False}}),
+        ((1, 8, 2), {"engine": FSDP}),
+        ((1, 8, 2), {"evaluation": {"samples": 2, "ema_half_life_tokens": 999.0}}),
+    ],
+)
+def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer, tmp_path):
+    spec = run_of(geometry, **settings)
+    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    assert predicted == pytest.approx(found, abs=SCALARS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_recomputed_activations_are_predicted_but_for_random_states(
+    model, run_of, trainer, tmp_path
+):
+    engine = {**BFLOAT16, "activation_checkpointing": True}
+    spec = run_of((1, 8, 2), engine=engine, model=model)
+    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    states = 2 * RANDOM_STATE
+    for name in FIGURES:
+        assert 0 <= found[name] - predicted[name] <= states + SCALARS
+    whole = predict_memory(run_of((1, 8, 2), engine=BFLOAT16, model=model))
+    assert predicted["peak_allocated_gib"] < 0.8 * bytes_of(whole)["peak_allocated_gib"]
+
+
+def test_what_is_held_is_parameters_gradients_state_and_buckets(run_of):
+    """By counting: 4 bytes each of P parameters, as many of gradients, twice as many of moments."""
+    alone, among = run_of((1, 2, 1)), run_of((4, 2, 1))
+    parameters = 4 * count_parameters(alone.config, alone.data)
+    one, many = map(bytes_of, predict_memories([alone, among]))
+    assert one["allocated_after_model_gib"] == pytest.approx(parameters, abs=SCALARS)
+    assert many["allocated_after_model_gib"] == pytest.approx(2 * parameters, abs=SCALARS)
+    # Each of AdamW's step counters is a number more.
+    for found in (one, many):
+        updating = found["peak_allocated_first_optimizer_step_gib"]
+        assert updating == pytest.approx(4 * parameters, abs=SCALARS + 4 * 2 * 26)
+
+
+def test_accumulation_costs_one_gradient_and_no_more(run_of):
+    """On one rank; with DDP the buckets hold a gradient from the beginning, and it is another."""
+    for ranks in (1, 2):
+        runs = [run_of((ranks, 4, steps)) for steps in (1, 2, 3, 64)]
+        one, two, three, many = predict_memories(runs)
+        gradient = 4 * count_parameters(runs[0].config, runs[0].data)
+        grown = bytes_of(two)["peak_allocated_gib"] - bytes_of(one)["peak_allocated_gib"]
+        assert grown == pytest.approx(gradient, abs=SCALARS)
+        assert two == three == many
+        assert len({memory_key(run) for run in runs}) == 2
+
+
+def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_hold_less(run_of):
+    two, thousand = run_of((2, 4, 2)), run_of((1024, 4, 2))
+    assert memory_key(two) == memory_key(thousand) != memory_key(run_of((1, 4, 2)))
+    # Apart, so that both are rehearsed.
+    assert predict_memory(two) == predict_memory(thousand)
+    few, many = (predict_memory(run_of((ranks, 4, 1), engine=FSDP)) for ranks in (2, 1024))
+    assert many.problem is None
+    assert many.peak_allocated_gib < few.peak_allocated_gib
+    assert memory_key(run_of((2, 4, 1), engine=FSDP)) != memory_key(two)
+
+
+@settings(max_examples=3)
+@given(sizes=st.sets(st.integers(1, 200), min_size=6, max_size=9))
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "convolutions", "chunked"])
+def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of, trainer):
+    """And a larger one never holds less."""
+    settings = {
+        "gpt": {"model": GPT},
+        "convolutions": CONVOLUTIONS,
+        "chunked": {"model": {**GPT, "loss_chunk": 100}},
+    }[model]
+    runs = [spec_of((1, size, 2), **{"engine": BFLOAT16, **settings}) for size in sorted(sizes)]
+    together = predict_memories(runs)
+    assert together == [predict_memory(run) for run in runs]
+    peaks = [report.peak_allocated_gib for report in together]
+    assert peaks == sorted(peaks)
+
+
+def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monkeypatch):
+    rehearsed = []
+    trace = memory_trace.trace
+
+    def counted(spec, *others):
+        rehearsed.append(spec.geometry.micro_batch_size)
+        return trace(spec, *others)
+
+    monkeypatch.setattr(memory_trace, "trace", counted)
+    sizes = range(1, 41)
+    runs = [run_of((1, size, steps), seed=seed) for size in sizes for steps, seed in ((2, 0), (3, 1))]
+    reports = predict_memories(runs)
+    assert sorted(rehearsed) == [1, 2, 21, 40]
+    assert reports[::2] == reports[1::2]
+    assert len({report.peak_allocated_gib for report in reports}) == len(sizes)
+
+
+def test_the_key_holds_what_decides_memory_and_nothing_else(run_of):
+    base = run_of((1, 8, 2))
+    same = [
+        {"seed": 3},
+        {"optimizer": {"name": "adamw", "learning_rate": 1.0, "beta1": 0.5}},
+        {"budget": {"samples": 16}},
+        {"loader": {"workers": 1}},
+        {"device": {"memory_limit_gib": 1.0}},
+    ]
+    other = [
+        {"optimizer": SGD},
+        {"engine": BFLOAT16},
+        {"engine": {**FLOAT32, "activation_checkpointing": True}},
+        {"model": {**GPT, "n_layers": 3}},
+        {"data": {"name": "stdlib", "sequence_length": 33}},
+        {"evaluation": {"samples": 2, "ema_half_life_tokens": 9.0}},
+    ]
+    samples = {"budget": {"optimizer_steps": 1}}
+    for settings in same:
+        if "samples" in settings.get("budget", {}):
+            config = run_of((1, 8, 2), **samples).config
+            assert memory_key(replace(base, config=config)) == memory_key(base)
+        else:
+            assert memory_key(run_of((1, 8, 2), **settings)) == memory_key(base)
+    keys = {memory_key(run_of((1, 8, 2), **settings)) for settings in other}
+    assert len(keys | {memory_key(base), memory_key(run_of((1, 9, 2)))}) == len(other) + 2
+
+
+def test_cuda_counts_blocks_of_512_bytes(run_of):
+    run = run_of((1, 3, 2), engine=BFLOAT16)
+    here, there = predict_memories([run, replace(run, device_type="cuda")])
+    for name in FIGURES:
+        exact, in_blocks = (round(getattr(report, name) * GIB) for report in (here, there))
+        assert in_blocks % 512 == 0
+        # A tensor of this model is rounded by less than a block, and less than 1,000 live.
+        assert exact <= in_blocks < exact + 512 * 1000
+    assert there.method != here.method
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"engine": {**FLOAT32, "compile": True}}, "engine.compile=true"),
+        ({"engine": {"name": "accelerate"}}, "engine=accelerate allocates as its library does"),
+        ({"engine": {"name": "fabric"}}, "engine=fabric allocates as its library does"),
+        ({"engine": {"name": "deepspeed", "zero_stage": 3}}, "engine=deepspeed allocates"),
+        (
+            {"model": {"name": "custom", "_target_": "own_models.Looking"}},
+            "cannot be rehearsed on tensors without numbers: DataDependentOutputException",
+        ),
+        (
+            {
+                "model": {"name": "custom", "_target_": "own_models.Bigram"},
+                "data": {"name": "custom", "_target_": "own_data.Counting"},
+            },
+            "samples differ in their shape",
+        ),
+    ],
+)
+def test_what_is_not_predicted_is_refused_with_a_reason(settings, says, run_of):
+    refused, there = predict_memories([run_of((1, 4, 1), **settings), run_of((1, 4, 1))])
+    assert says in refused.problem
+    assert {getattr(refused, name) for name in FIGURES} == {None}
+    assert there.problem is None
+
+
+def test_fsdp_leaves_the_group_of_its_caller_alone(run_of, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        report = predict_memory(run_of((2, 4, 1), engine=FSDP))
+        assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()
+    assert "a process that has no process group" in report.problem
+
+
+@pytest.mark.parametrize("settings", [{"model": TRANSFORMERS}, CONVOLUTIONS, {"engine": FSDP}])
+def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
+    run = run_of((2, 4, 2), **settings)
+    monkeypatch.chdir(tmp_path)
+    apply, resize = torch.nn.Module.__dict__, torch.UntypedStorage.resize_
+    before = dict(apply)
+
+    def state():
+        return (
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # noqa: NPY002
+            torch.get_default_device(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            gc.isenabled(),
+            dist.is_initialized(),
+        )
+
+    found = state()
+    assert predict_memory(run).problem is None
+    assert state() == found
+    assert list(tmp_path.iterdir()) == []
+    assert dict(apply) == before
+    assert torch.UntypedStorage.resize_ is resize
+    assert type(torch.empty(1)) is torch.Tensor

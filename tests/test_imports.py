@@ -19,7 +19,10 @@ ROOT = Path(batchscape.__file__).parent
 # <- train, programs <- plan, launch <- doctor <- cli. A part imports from lower layers, and from
 # its own one only where it is listed.
 LAYERS = (
-    {"completion", "credentials", "errors", "geometry", "outgoing", "user_code", "terminal"},
+    {
+        *("completion", "credentials", "errors", "geometry", "outgoing", "step_time"),
+        *("terminal", "user_code"),
+    },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
     {"engines", "tracking"},
@@ -39,6 +42,7 @@ WITHIN_A_LAYER = {
     ("models", "record"),
     ("measure", "record"),
     ("launch", "plan"),  # a machine, as the plan saw it
+    ("plan", "launch"),  # how long a sweep takes is told by the launcher's own queue
     ("__main__", "cli"),
     ("cli", "compose"),
     ("cli", "probe"),
@@ -97,7 +101,7 @@ def test_imports_point_down(part: str) -> None:
 
 def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
     for path in files("analysis"):
-        below = {"config", "record", "errors", "geometry", "outgoing", "terminal"}
+        below = {"config", "record", "errors", "geometry", "outgoing", "step_time", "terminal"}
         assert own_parts(path) <= {"analysis", *below}, path
         roots = {name.split(".")[0] for name in imported(path)}
         assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path

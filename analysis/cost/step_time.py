@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.linear import Combination
@@ -13,24 +12,25 @@ from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost,
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
+from batchscape.step_time import WEIGHTS
 
 __all__ = ["StepTimeModel", "fit_step_time"]
 
 _MICRO_STEPS = {
     "micro_step_fixed_s": Term(
-        lambda cut: cut.accumulation,
+        lambda cut: WEIGHTS["micro_step_fixed_s"](*cut),
         "time of a micro-step that does not grow with the micro-batch",
         ("micro_batch_size",),
     ),
     "per_sample_s": Term(
-        lambda cut: cut.accumulation * cut.micro,
+        lambda cut: WEIGHTS["per_sample_s"](*cut),
         "time that each further sample of a micro-batch takes",
         ("micro_batch_size",),
     ),
 }
 _EXCHANGE = {
     "exchange_s": Term(
-        lambda cut: 2 * (cut.devices - 1) / cut.devices,
+        lambda cut: WEIGHTS["exchange_s"](*cut),
         "time of the gradient exchange that backward does not hide, at two devices; at D devices "
         "times 2 (D - 1) / D, the bytes that a ring moves",
         ("data_parallel_size",),
@@ -38,7 +38,7 @@ _EXCHANGE = {
 }
 _OPTIMIZER = {
     "optimizer_s": Term(
-        lambda cut: np.ones_like(cut.devices),
+        lambda cut: WEIGHTS["optimizer_s"](*cut),
         "time of an optimizer step outside micro-steps and exchange: clipping and update",
         ("gradient_accumulation_steps", "micro_batch_size"),
     )
@@ -110,9 +110,8 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
 
     Notes
     -----
-    A ring all-reduce moves 2 (D - 1) / D times the gradient through each device (Patarasuk and
-    Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Hops between machines differ, so fit runs of one
-    node apart from those of several.
+    The form is `batchscape.step_time`'s. Hops between machines differ, so fit runs of one node
+    apart from those of several.
     """
     rows = one_group(table, ["step_time_s"])
     if rows.empty:

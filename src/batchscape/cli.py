@@ -6,10 +6,12 @@ import argparse
 import difflib
 import gc
 import io
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -45,6 +47,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape doctor   what this machine has, what is missing, and how to repair it
   batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
   batchscape configs  write such files from one geometry
+  batchscape geometry  list every way to cut a global batch
   batchscape completion  what makes bash or zsh complete verbs, studies and settings
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
@@ -60,8 +63,8 @@ _SETTINGS_HELP = """
 Settings:
   key=value               one setting, such as optimizer.learning_rate=0.003
   group=option            one of batch, model, data, optimizer, schedule, scaling, budget,
-                          evaluation, engine, device, loader, checkpoint, measure, launcher,
-                          tracker
+                          evaluation, engine, device, cluster, loader, checkpoint, measure,
+                          launcher, tracker
   --config-dir DIR        a folder with options and sweeps of your own
   --cfg job               show the settings instead
 """
@@ -88,11 +91,17 @@ Example:
   batchscape run batch.micro_batch_size=8 model=gpt_micro
 """,
     "plan": """\
-Show the runs that `batchscape sweep` would launch with the same arguments, and the rejected cells
-with their reasons. Launches nothing and writes nothing but the cache of prepared data.
+Show the runs that `batchscape sweep` would launch with the same arguments, the rejected cells with
+their reasons, and what runs and sweep will take: step time, device-hours, end, disk. Launches
+nothing and writes nothing but the cache of prepared data.
 
-Example:
+Examples:
   batchscape plan sweeps=musev_224
+  batchscape plan sweeps=musev_224 cluster=h100_80g cluster.nodes=2 batch.nodes=2
+
+  --json                  print all of it as JSON
+  --runs DIR              predict from the runs of a sweep, beside those of the plan's own folder
+  cluster=NAME            a machine that is declared in conf/cluster/; this one by default
 """,
     "probe": """\
 Find the largest micro-batch that fits, with the global batch and the devices held: a few trainings
@@ -190,11 +199,84 @@ def _run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    grid = _compose(arguments, "plan")
-    if grid is not None:
-        from batchscape.plan.table import plan_table
+    parser = _Parser(prog="batchscape plan", add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
+    parsed, settings = parser.parse_known_args(arguments)
+    grid = _compose(settings, "plan")
+    if grid is None:
+        return 0
+    from datetime import datetime
 
-        _console().print(plan_table(_make_plan(grid)[0]))
+    from batchscape.plan.forecast import forecast
+    from batchscape.plan.table import plan_json, plan_table
+    from batchscape.record.folder import SweepFolder
+
+    machine = _machine(grid)
+    plan = _make_plan(grid, machine)
+    sweep = SweepFolder(plan.sweep_dir)
+    measured = None
+    if dirs := [*parsed.runs, *([sweep.path] if sweep.run_folders() else [])]:
+        from batchscape.analysis.cost.measured import MeasuredSteps
+
+        measured = MeasuredSteps(dirs, machine.is_like)
+    predicted = forecast(plan.specs, sweep, machine, measured)
+    begin = datetime.now().astimezone()
+    if parsed.json:
+        sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
+    else:
+        _console().print(plan_table(plan, predicted, begin))
+    return 0
+
+
+def _geometry(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="batchscape geometry",
+        description="List every way to cut a global batch: devices x micro-batch x accumulation.",
+        epilog="Example: batchscape geometry --global 224 --devices 16",
+    )
+    parser.add_argument(
+        "--global", metavar="B", type=int, dest="total", required=True, help="samples in a step"
+    )
+    parser.add_argument("--devices", metavar="D", type=int, nargs="+", help="numbers of ranks")
+    parser.add_argument("--nodes", metavar="N", type=int, default=1, help="machines; default: 1")
+    most = {"metavar": "MOST", "type": int}
+    parser.add_argument("--max-devices", help="ranks at most", **most)
+    parser.add_argument("--max-micro", help="samples per rank and micro-step at most", **most)
+    parser.add_argument("--max-accumulation", help="micro-steps at most", **most)
+    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parsed = parser.parse_args(arguments)
+    from batchscape.geometry import enumerate_geometries
+
+    found = enumerate_geometries(
+        parsed.total,
+        nodes=parsed.nodes,
+        data_parallel_sizes=parsed.devices,
+        max_data_parallel_size=parsed.max_devices,
+        max_micro_batch_size=parsed.max_micro,
+        max_gradient_accumulation_steps=parsed.max_accumulation,
+    )
+    if not found:
+        ways = enumerate_geometries(parsed.total)
+        counts = ", ".join(map(str, dict.fromkeys(one.data_parallel_size for one in ways)))
+        msg = (
+            "devices x micro-batch x accumulation must be the global batch, and devices a multiple "
+            f"of the nodes; given {shlex.join(arguments)}; a global batch of {parsed.total} can "
+            f"take {counts} devices; or raise a limit"
+        )
+        raise ConfigError(msg)
+    if parsed.json:
+        rows = [
+            {
+                **asdict(one),
+                "data_parallel_size": one.data_parallel_size,
+                "global_batch_size": one.global_batch_size,
+            }
+            for one in found
+        ]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        sys.stdout.writelines(f"{one}\n" for one in found)
     return 0
 
 
@@ -663,6 +745,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "doctor": _doctor,
     "check-config": _check_config,
     "configs": _configs,
+    "geometry": _geometry,
     "completion": _completion,
 }
 
@@ -673,13 +756,23 @@ def _compose(arguments: list[str], verb: str) -> SweepCells | None:
     return compose(arguments, f"batchscape {verb}")
 
 
-def _make_plan(grid: SweepCells) -> tuple[Plan, Machine]:
-    from batchscape.data.corpus import prepare
-    from batchscape.plan.build import make_plan
+def _machine(grid: SweepCells) -> Machine:
+    from batchscape.config import Cluster, RunConfig
     from batchscape.plan.machine import Machine
 
-    machine = Machine.detect()
-    return make_plan(grid, machine, prepare), machine
+    try:
+        cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
+    except ConfigError:
+        # The plan tells what is wrong, of all cells.
+        cluster = Cluster()
+    return Machine.of(cluster)
+
+
+def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
+    from batchscape.data.corpus import prepare
+    from batchscape.plan.build import make_plan
+
+    return make_plan(grid, machine, prepare)
 
 
 def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
@@ -688,7 +781,15 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
-    plan, machine = _make_plan(grid)
+    machine = _machine(grid)
+    if machine.is_declared:
+        msg = (
+            f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
+            "launched on it: use `batchscape plan` with the same arguments, or "
+            "cluster=this_machine on the machine itself"
+        )
+        raise ConfigError(msg)
+    plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
     use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))
     if not use.fits:

@@ -16,6 +16,7 @@ from batchscape.config import (
     Batch,
     Budget,
     Checkpoint,
+    Cluster,
     Command,
     Constant,
     Cosine,
@@ -69,11 +70,13 @@ BASE: Settings = {
     "engine": {"name": "ddp"},
     "loader": {},
     "device": {},
+    "cluster": {},
     "checkpoint": {},
     "measure": {},
     "launcher": {"name": "local", "device": "cpu"},
     "tracker": {"name": "none"},
 }
+PRODUCTS = ("float64", "float32", "tf32", "float16", "bfloat16")
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.2}
 ENGINE = {
     "precision": "bfloat16",
@@ -237,6 +240,27 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
     Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
     Checkpoint: ("checkpoint", {}, {"every_s": 1.0}),
     Device: ("device", {}, {"memory_limit_gib": 0.5}),
+    Cluster: (
+        "cluster",
+        {
+            "device": "mine",
+            "compute_capability": 9.0,
+            "memory_gib": 80.0,
+            "devices_per_node": 8,
+            "nodes": 1,
+        },
+        {
+            "device": "another",
+            "driver_name": "its name",
+            "compute_capability": 7.5,
+            "memory_gib": 40.0,
+            **dict.fromkeys((f"{name}_tflops" for name in PRODUCTS), 3.0),
+            **dict.fromkeys(("memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"), 3.0),
+            "devices_per_node": 4,
+            "nodes": 2,
+            "source": "a datasheet",
+        },
+    ),
     Measure: (
         "measure",
         {},

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from batchscape.errors import RecordError
 from batchscape.plan.build import Plan
+from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
 from batchscape.record.causes import Cause
@@ -26,7 +28,8 @@ STUDY = "sweeps=fixed_global_batch"
 
 def shown(plan: Plan) -> str:
     text = io.StringIO()
-    Console(width=200, file=text).print(plan_table(plan))
+    predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), Machine(2, "two cores"))
+    Console(width=200, file=text).print(plan_table(plan, predicted, datetime(2030, 1, 1, tzinfo=UTC)))
     return text.getvalue()
 
 

@@ -12,6 +12,7 @@ from batchscape.config.batch import (
     Evaluation,
     RampStage,
 )
+from batchscape.config.cluster import Cluster
 from batchscape.config.command import (
     Command,
     ExternalData,
@@ -93,6 +94,7 @@ __all__ = [
     "Batch",
     "Budget",
     "Checkpoint",
+    "Cluster",
     "Command",
     "Constant",
     "Cosine",

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.batch import Batch, Budget, Evaluation
+from batchscape.config.cluster import Cluster
 from batchscape.config.command import Command, ExternalData, ExternalModel
 from batchscape.config.data import CustomData, Data, Digits, Documents, StandardLibrary, TextFiles
 from batchscape.config.engine import Engine, InProcess
@@ -43,6 +44,7 @@ class RunConfig:
     launcher: Launcher
     tracker: Tracker
     device: Device = Field(default_factory=Device)
+    cluster: Cluster = Field(default_factory=Cluster)
     seed: Annotated[Seed, Affects.LOSS, OUR_LOOP] = 0
     """Sets `init_seed` and `data_seed` where they are null."""
     init_seed: Annotated[Seed | None, Affects.LOSS, OUR_LOOP] = None

@@ -4,19 +4,17 @@ The rule: a run of the same cell (all alike but seeds, repeats, numbers of the o
 budget) takes its time a sample for the samples that are left, and its time to start. Of several
 runs of a cell the median counts. Where the cell has none yet, the run with the nearest budget in
 samples stands in, of those with as many ranks if there are any. Before the first run of a sweep is
-over nothing is known: plans do not estimate times.
+over nothing is known here: what a plan predicts (`plan.forecast`) is too wide to order a queue by.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from statistics import median
 
-from batchscape.config import Affects, that_affect
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -130,12 +128,6 @@ class Durations:
 
     def _cell(self, spec: RunSpec) -> str:
         if spec.run_id not in self._cell_of:
-            settings = that_affect(spec.config, Affects.TIME)
-            del settings["batch"], settings["launcher"]
-            content = {
-                **settings,
-                "stages": [astuple(stage.geometry) for stage in spec.stages],
-                "precision": spec.precision,
-            }
-            self._cell_of[spec.run_id] = json.dumps(content, sort_keys=True)
+            stages = [astuple(stage.geometry) for stage in spec.stages]
+            self._cell_of[spec.run_id] = f"{stages} {spec.time_key}"
         return self._cell_of[spec.run_id]

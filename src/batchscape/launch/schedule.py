@@ -21,13 +21,15 @@ https://doi.org/10.1007/3-540-60153-8_35. There the order is that of arrival.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from batchscape.launch.pool import DevicePool, Lease
 
-__all__ = ["Reservation", "Schedule"]
+__all__ = ["Reservation", "Schedule", "makespan_s"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,3 +178,41 @@ class Schedule:
         """Return how long a run should take: for ever, where nobody can tell."""
         expected_s = self._expected_s(run)
         return math.inf if expected_s is None else expected_s
+
+
+def makespan_s(
+    runs: Iterable[tuple[int, float]], pool: DevicePool, concurrent_runs: int
+) -> float:
+    """Return how long a queue takes, from the first start to the last end.
+
+    Parameters
+    ----------
+    runs : iterable of (int, float)
+        Ranks, and seconds that the run takes, in the order of the launch.
+    pool : DevicePool
+        All its devices are free; locks of others are not looked at.
+    concurrent_runs : int
+        Runs at the same time.
+    """
+    alike: defaultdict[str, deque[str]] = defaultdict(deque)
+    ranks: dict[str, int] = {}
+    takes: dict[str, float] = {}
+    for number, (width, seconds) in enumerate(runs):
+        name = str(number)
+        ranks[name], takes[name] = width, seconds
+        alike[f"{width} {seconds}"].append(name)
+    schedule = Schedule(pool, concurrent_runs, takes.__getitem__)
+    # Of runs that are alike the first one starts first, so that the others need not be looked at.
+    queue = {kind[0]: kind for kind in alike.values()}
+    now_s, ends = 0.0, list[tuple[float, str]]()
+    while queue or ends:
+        while (started := schedule.next({name: ranks[name] for name in queue}, now_s)) is not None:
+            run = started[0]
+            heapq.heappush(ends, (now_s + takes[run], run))
+            kind = queue.pop(run)
+            kind.popleft()
+            if kind:
+                queue[kind[0]] = kind
+        now_s, over = heapq.heappop(ends)
+        schedule.release(over)
+    return now_s

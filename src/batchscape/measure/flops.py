@@ -1,4 +1,4 @@
-"""Operations of a model, counted from the shapes of its matrix products.
+"""Operations of a model, counted from the shapes of what it computes: nothing is computed.
 
 Convention: a multiply-add is two operations; matrix products, convolutions and attention count,
 attention in full (a causal mask halves nothing), nothing else does. Whatever the kernel, and
@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["model_flops"]
+__all__ = ["Operations", "model_flops", "model_operations"]
 
 _NO_FORMULA = (
     "_cudnn_rnn",
@@ -46,10 +47,21 @@ class _UncountedError(Exception):
     """Something multiplies matrices that cannot be counted."""
 
 
+class Operations(NamedTuple):
+    """What one forward and backward asks of a device."""
+
+    flops: int
+    """Floating-point operations, by the convention above."""
+    kernels: int
+    """Operators that compute something; views do not."""
+    traffic_bytes: int
+    """Bytes of the tensors that these read and write, each operator for itself."""
+
+
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+        self.total, self.kernels, self.traffic_bytes = 0, 0, 0
 
     def __torch_dispatch__(
         self,
@@ -67,45 +79,55 @@ class _Counter(TorchDispatchMode):
             func.overloadpacket.__name__.startswith(_NO_FORMULA)
         ):
             raise _UncountedError(str(func))
+        if not func.is_view:
+            self.kernels += 1
+            touched = tree_leaves((args, kwargs, out))
+            self.traffic_bytes += sum(t.nbytes for t in touched if isinstance(t, Tensor))
         return out
 
 
 def model_flops(module: nn.Module, inputs: Tensor, labels: Tensor) -> int | None:
+    """Count the floating-point operations of `model_operations`."""
+    operations = model_operations(module, inputs, labels)
+    return None if operations is None else operations.flops or None
+
+
+def model_operations(module: nn.Module, inputs: Tensor, labels: Tensor) -> Operations | None:
     """Count the operations of one forward and backward, without doing them.
 
     Parameters
     ----------
     module : nn.Module
-        Takes inputs and labels and returns a sum of losses first.
+        Takes inputs and labels and returns a sum of losses first; its tensors may be on `meta`.
     inputs, labels : Tensor
         A batch; its shapes and types count, its content does not.
 
     Returns
     -------
-    int or None
-        Floating-point operations of the whole batch; None where they cannot be counted: operators
-        without a formula, recomputation in the model's own code, or a forward that depends on
-        values.
+    Operations or None
+        Of the whole batch; None where they cannot be counted: operators without a formula,
+        recomputation in the model's own code, or a forward that depends on values.
 
     Notes
     -----
-    For a transformer this is Chowdhery et al. 2022 (arXiv 2204.02311), appendix B: 6N + 12LHQT a
-    token, N without the tables that are looked up. Formulas: `torch.utils.flop_counter`.
+    For a transformer the floating-point operations are Chowdhery et al. 2022 (arXiv 2204.02311),
+    appendix B: 6N + 12LHQT a token, N without the tables that are looked up. Formulas:
+    `torch.utils.flop_counter`.
     """
     batch = inputs, labels
     # Whatever a model does that needs values, there is no figure then.
     with torch.random.fork_rng(devices=[]), _gradients_kept(module):
         with suppress(Exception):
-            return _count(module, batch, lambda tensor: tensor.to("meta")) or None
+            return _count(module, batch, lambda tensor: tensor.to("meta"))
         # Slower, and for models that look at devices, or hold tensors that are no buffers.
         with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            return _count(module, batch, fake.from_tensor) or None
+            return _count(module, batch, fake.from_tensor)
     return None
 
 
 def _count(
     module: nn.Module, batch: tuple[Tensor, ...], pretend: Callable[[Tensor], Tensor]
-) -> int:
+) -> Operations:
     """Run a forward and backward on tensors without values that `pretend` makes of real ones."""
     stand_ins: dict[int, Any] = {
         id(tensor): nn.Parameter(pretend(tensor.detach()), requires_grad=tensor.requires_grad)
@@ -125,7 +147,7 @@ def _count(
     if any(tensor.grad is not None for tensor in module.parameters()):
         msg = "the copy computes with parameters of the original"
         raise _UncountedError(msg)
-    return counter.total
+    return Operations(counter.total, counter.kernels, counter.traffic_bytes)
 
 
 @contextmanager

@@ -172,10 +172,10 @@ def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:
 
 
 def _check_common(configs: Sequence[RunConfig]) -> None:
-    """A sweep has one name, one folder, one launcher and one tracker."""
+    """A sweep has one name, one folder, one launcher, one tracker and one machine."""
     first = configs[0]
     for config in configs[1:]:
-        for name in ("sweep_name", "sweep_dir", "launcher", "tracker"):
+        for name in ("sweep_name", "sweep_dir", "launcher", "tracker", "cluster"):
             if getattr(first, name) != getattr(config, name):
                 msg = f"{name} is one for the whole sweep and cannot be swept"
                 if name == "launcher":

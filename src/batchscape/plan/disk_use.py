@@ -15,7 +15,7 @@ from batchscape.record.disk import free_bytes, size_text
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "run_disk_use"]
+__all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "evaluations", "open_runs", "run_disk_use"]
 
 # Measured on runs of this version, in bytes.
 _JSON_FILES = 24 * 1024
@@ -78,7 +78,7 @@ def run_disk_use(spec: RunSpec) -> RunDiskUse:
     RunDiskUse
         A program's own files are not counted.
     """
-    steps, evals = spec.optimizer_steps, _evaluations(spec)
+    steps, evals = spec.optimizer_steps, evaluations(spec)
     ranks = spec.geometry.data_parallel_size
     tables = _EMPTY_TABLES + steps * _STEP_ROW + evals * _EVAL_ROW + ranks * _RANK_ROW
     lines = steps * _STEP_LINE + evals * _EVAL_LINE + ranks * _RANK_LINE
@@ -101,7 +101,7 @@ def disk_use(specs: Sequence[RunSpec], sweep: SweepFolder) -> DiskUse:
     sweep : SweepFolder
         Runs that are sealed in it are not counted.
     """
-    open_ones = [s for s in specs if not sweep.run(s.run_id).parquet("steps").exists()]
+    open_ones = open_runs(specs, sweep)
     each = [run_disk_use(spec) for spec in open_ones]
     total = sum(run.sealed for run in each)
     at_once = max((spec.config.launcher.concurrent_runs for spec in open_ones), default=0)
@@ -114,6 +114,11 @@ def disk_use(specs: Sequence[RunSpec], sweep: SweepFolder) -> DiskUse:
         unknown=sum(run.checkpoint is None for run in each),
         free=free_bytes(sweep.path),
     )
+
+
+def open_runs(specs: Sequence[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
+    """Return the runs that are not sealed yet."""
+    return [s for s in specs if not sweep.run(s.run_id).parquet("steps").exists()]
 
 
 def describe_disk_use(use: DiskUse) -> str:
@@ -138,7 +143,8 @@ def describe_disk_use(use: DiskUse) -> str:
     )
 
 
-def _evaluations(spec: RunSpec) -> int:
+def evaluations(spec: RunSpec) -> int:
+    """Return how often a run is evaluated."""
     every = spec.evaluation_every_samples
     return 2 if every is None else 2 + spec.samples // every
 

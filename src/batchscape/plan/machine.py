@@ -1,16 +1,18 @@
-"""What this machine has: cores, CUDA devices. Looked up without torch or a CUDA context."""
+"""Machines that runs are planned for: this one, looked up without torch or a CUDA context, or one
+that is declared."""
 
 from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
-from batchscape.config import Local
+from batchscape.config import Cluster, Local
+from batchscape.config.cluster import datasheet_of
 from batchscape.errors import ConfigError
 from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
 
@@ -48,11 +50,53 @@ class Machine:
     """Numbers of those cores on the whole machine; empty: counted from 0."""
     cuda_problem: str | None = None
     """Why it is not known which CUDA devices to take."""
+    nodes: int = 1
+    """Nodes, with as many devices each."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """Figures of its devices and links, as far as they are known."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether it is planned for only: nothing is launched on it."""
+        return self.cluster.device is not None
+
+    def is_like(self, hardware: str) -> bool:
+        """Whether runs on some hardware, as `analysis` names it, tell the times of this machine."""
+        if not self.cuda_devices:
+            return hardware == f"{self.cpu_name}, {self.cpu_cores} cores"
+        names = {device.name for device in self.cuda_devices}
+        return hardware in names or self.cluster.is_called(hardware)
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
         """Numbers of the cores, one each."""
         return self.cores or tuple(range(self.cpu_cores))
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Machine:
+        """Return a declared machine, or this one with the figures of its devices.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            Figures that are given for this machine stand for those of its device's file.
+        """
+        if cluster.device is None:
+            found = cls.detect()
+            names = {device.name for device in found.cuda_devices}
+            sheet = datasheet_of(names.pop()) if len(names) == 1 else None
+            given = {name: value for name, value in asdict(cluster).items() if value is not None}
+            if sheet is not None:
+                unknown = {"device": None, "devices_per_node": None, "nodes": None}
+                given = asdict(sheet) | unknown | given
+            return replace(found, cluster=Cluster(**given))
+        major, minor = divmod(round(10 * (cluster.compute_capability or 0)), 10)
+        nodes, each = cluster.nodes or 1, cluster.devices_per_node or 1
+        devices = tuple(
+            CudaDevice(i, cluster.device, (major, minor), f"declared {i}", cluster.memory_gib)
+            for i in range(nodes * each)
+        )
+        return cls(0, "", devices, nodes=nodes, cluster=cluster)
 
     @classmethod
     def detect(cls) -> Machine:
@@ -82,7 +126,7 @@ class Machine:
             If CUDA is asked for and there is none, a MIG slice would be taken,
             `CUDA_VISIBLE_DEVICES` does not say which devices are meant, or there are devices
             that the driver's library (NVML) does not tell of: training on the CPU instead would
-            be a guess.
+            be a guess. Or a CPU is asked for, and the declared machine has other devices.
         """
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
@@ -94,13 +138,19 @@ class Machine:
             raise ConfigError(self.cuda_problem)
         if launcher.device == "auto":
             return "cuda" if self.cuda_devices else "cpu"
+        if launcher.device == "cpu" and self.is_declared:
+            msg = (
+                f"launcher.device=cpu, but cluster declares {self.cluster.device}; use "
+                "launcher.device=auto, or cluster=this_machine"
+            )
+            raise ConfigError(msg)
         if launcher.device == "cuda" and not self.cuda_devices:
             msg = "launcher.device=cuda, but no CUDA device is visible here; use cpu or auto"
             raise ConfigError(msg)
         return launcher.device
 
     def devices(self, device_type: str) -> int:
-        """Return the number of devices of a type; a CPU device is a core."""
+        """Return the number of devices of a type on all nodes; a CPU device is a core."""
         return self.cpu_cores if device_type == "cpu" else len(self.cuda_devices)
 
 

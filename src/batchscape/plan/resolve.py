@@ -37,10 +37,22 @@ _UNCOUNTED = {
 
 def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machine) -> str | None:
     """Say why a machine cannot hold a geometry; None where it can."""
-    if geometry.nodes > 1:
-        return f"launcher=local runs on one machine; nodes={geometry.nodes}"
-    ranks = geometry.data_parallel_size
     device_type = machine.device_type(config.launcher)
+    if geometry.nodes > machine.nodes:
+        return (
+            f"batch.nodes may be at most the machine's {machine.nodes}; nodes={geometry.nodes}; a "
+            "cluster of several can be declared and planned for: cluster=h100_80g cluster.nodes=2"
+        )
+    if machine.nodes > 1 and geometry.devices_per_node > (
+        each := machine.devices(device_type) // machine.nodes
+    ):
+        wanted = -(-geometry.data_parallel_size // each)
+        return (
+            f"devices_per_node may be at most the {each} of a node of this cluster; "
+            f"devices_per_node={geometry.devices_per_node}; batch.nodes={wanted} would take more "
+            f"nodes, where {wanted} divides data_parallel_size={geometry.data_parallel_size}"
+        )
+    ranks = geometry.data_parallel_size
     devices = machine.devices(device_type)
     if device_type == "cuda":
         name, setting = "CUDA devices", "max_ranks_per_device"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from datetime import datetime
 from typing import Any, TypeVar
 
 from rich import box
@@ -16,9 +18,12 @@ from rich.text import Text
 
 from batchscape.config import Command, RunConfig
 from batchscape.errors import RecordError
-from batchscape.outgoing import outgoing_cell
+from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import describe_disk_use, disk_use
+from batchscape.plan.forecast import RunForecast, SweepForecast
+from batchscape.plan.forecast_text import forecast_text
+from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -29,7 +34,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
 
-__all__ = ["PLAN_COLUMNS", "plan_rows", "plan_summary", "plan_table", "write_plan"]
+__all__ = ["PLAN_COLUMNS", "plan_json", "plan_rows", "plan_summary", "plan_table", "write_plan"]
 
 _Row = TypeVar("_Row")
 _GEOMETRY = (
@@ -69,8 +74,22 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     return [_row(cell) for cell in plan.cells]
 
 
-def plan_table(plan: Plan) -> RenderableType:
-    """Return what a person wants to know before a launch: the runs, the rejected cells, counts."""
+def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> RenderableType:
+    """Return what a person wants to know before a launch.
+
+    Parameters
+    ----------
+    plan : Plan
+    predicted : SweepForecast
+        Of its runs.
+    begin : datetime
+        When it would begin.
+
+    Returns
+    -------
+    RenderableType
+        The runs, the rejected cells, what runs and sweep will take, counts.
+    """
     specs = plan.specs
     sweep = SweepFolder(plan.sweep_dir)
     shown = {*_GEOMETRY, "ramp", "seed"}
@@ -94,9 +113,44 @@ def plan_table(plan: Plan) -> RenderableType:
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
+    parts += forecast_text(predicted, {spec.run_id: _cuts(spec) for spec in specs}, begin)
     parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
+
+
+def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: datetime) -> str:
+    """Return the whole plan as JSON.
+
+    `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
+    where nothing is launched. A figure has `low`, `high`, and `value` where more than the range is
+    known. `sweep` has the totals of the runs that are left, `disk` is in bytes.
+    """
+    sweep = SweepFolder(plan.sweep_dir)
+    nothing = dict.fromkeys(field.name for field in fields(RunForecast))
+    runs = [
+        _row(cell)
+        | (nothing if cell.spec is None else asdict(predicted.runs[cell.run_id]))
+        for cell in plan.cells
+    ]
+    device_type = machine.device_type(plan.cells[0].config.launcher)
+    figures = {name: value for name, value in asdict(machine.cluster).items() if value is not None}
+    content = {
+        "sweep_name": plan.sweep_name,
+        "sweep_dir": str(plan.sweep_dir),
+        "repeated": plan.repeated,
+        "machine": {
+            "is_declared": machine.is_declared,
+            "device_type": device_type,
+            "devices": machine.devices(device_type),
+            "nodes": machine.nodes,
+            **{name: value for name, value in figures.items() if name not in {"nodes"}},
+        },
+        "runs": runs,
+        "sweep": predicted.as_plain(begin),
+        "disk": asdict(disk_use(plan.specs, sweep)),
+    }
+    return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 
 
 def _not_told(plan: Plan) -> list[str]:

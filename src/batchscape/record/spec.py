@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from batchscape.config import Command, Optimizer, RunConfig
+from batchscape.config import Affects, Command, Optimizer, RunConfig, that_affect
 from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import read_json, write_json
@@ -101,6 +102,17 @@ class RunSpec:
         """Processes that leave an outcome each: the ranks, or the one that watches a program."""
         is_program = isinstance(self.config.engine, Command)
         return 1 if is_program else self.geometry.data_parallel_size
+
+    @cached_property
+    def time_key(self) -> str:
+        """What decides the time of a training step, but its cut: alike in runs of one cost model.
+
+        How many nodes share the ranks counts: hops between machines are slower.
+        """
+        settings = that_affect(self.config, Affects.TIME)
+        del settings["batch"], settings["launcher"]
+        where = self.precision, self.device_type, self.geometry.nodes
+        return json.dumps([settings, *where], sort_keys=True)
 
     @property
     def is_resumable_program(self) -> bool:

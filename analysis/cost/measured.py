@@ -1,0 +1,81 @@
+"""Step times of runs that were not launched yet, from those of runs like them that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
+from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
+from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.hardware import known_where
+from batchscape.errors import RecordError
+from batchscape.geometry import BatchGeometry
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.tables import load
+
+__all__ = ["MeasuredSteps"]
+
+_FIGURES = ("step_time_s", *TIME_PARTS)
+
+
+class MeasuredSteps:
+    """Fits the cost model to runs on one kind of hardware, apart for all that decides their time.
+
+    Parameters
+    ----------
+    dirs : sequence of Path
+        Sweep folders; completed runs with valid times count.
+    is_like : callable
+        Whether runs on some hardware count.
+
+    Raises
+    ------
+    RecordError
+        If a folder holds no runs.
+    """
+
+    def __init__(self, dirs: Sequence[Path], is_like: Callable[[str], bool]) -> None:
+        runs = known_where(load(*dirs, columns={"steps": (), "evals": (), "ranks": ()}).runs)
+        runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *_FIGURES])])
+        runs[list(_FIGURES)] = runs[list(_FIGURES)].apply(pd.to_numeric).astype(float)
+        counts = runs["status"].eq("completed") & runs["timing_valid"] & runs["step_time_s"].gt(0)
+        here = runs["hardware"].map(lambda name: isinstance(name, str) and is_like(name))
+        runs = runs[counts & here]
+        keys = [
+            _time_key(Path(sweep), run_id)
+            for sweep, run_id in zip(runs["sweep_dir"], runs["run_id"], strict=True)
+        ]
+        table = runs[["run_id", *FACTORS, *_FIGURES]]
+        self._tables = dict(iter(table.groupby(pd.Series(keys, table.index, dtype=object))))
+        self._models: dict[str, StepTimeModel] = {}
+
+    def __call__(self, spec: RunSpec, geometry: BatchGeometry) -> Estimate | None:
+        """Predict the step time of a geometry of a run, in seconds.
+
+        Returns
+        -------
+        Estimate or None
+            With the number of runs as `n`; None where no runs determine it.
+        """
+        table = self._tables.get(spec.time_key)
+        if table is None:
+            return None
+        if spec.time_key not in self._models:
+            self._models[spec.time_key] = fit_step_time(table)
+        cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
+        found = self._models[spec.time_key].at(geometry.data_parallel_size, *cut)
+        if not (found.is_identified and found.value > 0):
+            return None
+        return replace(found, n=len(table))
+
+
+def _time_key(sweep: Path, run_id: str) -> str | None:
+    try:
+        return RunSpec.read(SweepFolder(sweep).run(run_id).config).time_key
+    except RecordError:
+        return None

@@ -1,0 +1,118 @@
+"""Devices and links: of this machine, or of one that is declared and planned for only."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from batchscape.config.types import STRICT, Affects, Count, Positive
+
+__all__ = ["Cluster", "datasheet_of", "datasheets"]
+
+_FILES = Path(__file__).parents[1] / "conf" / "cluster"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Cluster:
+    """Devices and links that a plan is made for.
+
+    Peaks are dense, at boost clock; products of halves accumulate in float32, as PyTorch's do;
+    float64 uses tensor cores where there are such. Bandwidths are of one direction.
+    """
+
+    device: Annotated[str | None, Affects.NOTHING] = None
+    """Name of a declared device; null: the devices of this machine."""
+    driver_name: Annotated[str | None, Affects.NOTHING] = None
+    """Regular expression of the name that a driver gives such a device, without its maker: by it
+    the figures of a device that was found are looked up."""
+    compute_capability: Annotated[Positive | None, Affects.NOTHING] = None
+    """NVIDIA's number of what a device can compute; from 8.0 on bfloat16."""
+    memory_gib: Annotated[Positive | None, Affects.NOTHING] = None
+    """Memory of one device, of which driver and CUDA context take their part."""
+    float64_tflops: Annotated[Positive | None, Affects.NOTHING] = None
+    """Peak in 10^12 FLOP/s; null: not listed."""
+    float32_tflops: Annotated[Positive | None, Affects.NOTHING] = None
+    """The same in float32, `engine.float32_matmul=highest`."""
+    tf32_tflops: Annotated[Positive | None, Affects.NOTHING] = None
+    """The same with `engine.float32_matmul=high`; null: it has no TF32, float32 counts."""
+    float16_tflops: Annotated[Positive | None, Affects.NOTHING] = None
+    """The same in float16."""
+    bfloat16_tflops: Annotated[Positive | None, Affects.NOTHING] = None
+    """The same in bfloat16."""
+    memory_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    """Bandwidth of the device's memory, 10^9 bytes a second."""
+    link_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    """Bandwidth of a device to the others of its node, 10^9 bytes a second in one direction."""
+    network_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    """The same to devices of other nodes; null: not known."""
+    devices_per_node: Annotated[Count | None, Affects.NOTHING] = None
+    """Devices of a node of the declared machine."""
+    nodes: Annotated[Count | None, Affects.NOTHING] = None
+    """Nodes of the declared machine."""
+    source: Annotated[str | None, Affects.NOTHING] = None
+    """Where these figures come from."""
+
+    def __post_init__(self) -> None:
+        """A declared machine has all that a plan asks of it; this one has what it has."""
+        needed = {
+            name: getattr(self, name)
+            for name in ("compute_capability", "memory_gib", "devices_per_node", "nodes")
+        }
+        if self.device is not None and (missing := [n for n, v in needed.items() if v is None]):
+            msg = f"a declared device needs {', '.join(missing)} too; given device={self.device}"
+            raise ValueError(msg)
+        if self.device is None and (self.devices_per_node or self.nodes):
+            known = ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")))
+            msg = (
+                "devices_per_node and nodes are of a declared machine, and cluster=this_machine has "
+                f"the devices that it has; choose a device: {known}"
+            )
+            raise ValueError(msg)
+        try:
+            re.compile(self.driver_name or "")
+        except re.error as error:
+            msg = f"driver_name must be a regular expression; {self.driver_name!r}: {error}"
+            raise ValueError(msg) from None
+
+    def is_called(self, name: str) -> bool:
+        """Whether a driver's name for a device is of this kind."""
+        bare = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
+        return self.driver_name is not None and bool(re.fullmatch(self.driver_name, bare))
+
+    def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[str, float | None]:
+        """Return which kind of product a precision uses, and its peak in 10^12 FLOP/s.
+
+        Parameters
+        ----------
+        precision : str
+            `float32`, `bfloat16`, `float16` or `float64`.
+        float32_matmul : str
+            `high` where products of float32 matrices may be in TF32, else `highest`.
+        """
+        is_tf32 = precision == "float32" and float32_matmul == "high" and self.tf32_tflops
+        kind = "tf32" if is_tf32 else precision
+        tflops: float | None = getattr(self, f"{kind}_tflops")
+        return kind, tflops
+
+
+@functools.cache
+def datasheets() -> tuple[Cluster, ...]:
+    """Return the devices that have a file in `conf/cluster/`."""
+    plain = (yaml.safe_load(path.read_text()) for path in sorted(_FILES.glob("*.yaml")))
+    sheets = (_ADAPTER.validate_json(json.dumps(of_file)) for of_file in plain)
+    return tuple(sheet for sheet in sheets if sheet.device is not None)
+
+
+def datasheet_of(name: str) -> Cluster | None:
+    """Return the file of a device, by the name that its driver gives; None where there is none."""
+    return next((sheet for sheet in datasheets() if sheet.is_called(name)), None)
+
+
+_ADAPTER = TypeAdapter(Cluster)

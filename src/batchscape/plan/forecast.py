@@ -1,0 +1,241 @@
+"""What a sweep will take before it runs: each run's times, then device-hours and makespan of all.
+
+A step time comes from runs that ended, where there are any like it, else from `plan.step_time`. A
+run's time is that of its optimizer steps and evaluations; start, compilation and checkpoints are
+not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from batchscape.geometry import BatchGeometry
+from batchscape.launch.pool import DevicePool
+from batchscape.launch.schedule import makespan_s
+from batchscape.plan.disk_use import evaluations, open_runs
+from batchscape.plan.machine import Machine
+from batchscape.plan.step_time import StepTimes
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+
+__all__ = ["NOT_KNOWN", "Figure", "Measured", "RunForecast", "SweepForecast", "forecast"]
+
+NOT_KNOWN = "not known"
+_EVALUATED = (0.1, 1.0)
+"""Time of an evaluated sample over that of a trained one: a forward is a third of its operations,
+in batches of another size."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A predicted figure."""
+
+    low: float
+    high: float
+    value: float | None = None
+    """None where only the range is known."""
+
+    def times(self, factor: float) -> Figure:
+        """Return a multiple."""
+        value = None if self.value is None else self.value * factor
+        return Figure(self.low * factor, self.high * factor, value)
+
+    def under(self, amount: float) -> Figure:
+        """Return an amount over it, such as a rate over a time."""
+        value = None if self.value is None else amount / self.value
+        return Figure(amount / self.high, amount / self.low, value)
+
+    @classmethod
+    def total(cls, figures: Sequence[Figure]) -> Figure:
+        """Return the sum; ends add up, as all may be off to the same side."""
+        values = [figure.value for figure in figures]
+        known = [value for value in values if value is not None]
+        return cls(
+            math.fsum(figure.low for figure in figures),
+            math.fsum(figure.high for figure in figures),
+            math.fsum(known) if len(known) == len(values) else None,
+        )
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """What one run will take."""
+
+    way: str
+    """How its step time was got: `datasheet`, `peaks of this CPU`, `measured, N runs`, or
+    `not known: REASON`, where all figures are None."""
+    step_time_s: Figure | None = None
+    """Of an optimizer step; of a ramp's last global batch."""
+    samples_per_s: Figure | None = None
+    tokens_per_s: Figure | None = None
+    """None also where samples are no full sequences."""
+    run_time_s: Figure | None = None
+    device_hours: Figure | None = None
+    memory: dict[str, Any] | None = None
+    """Predicted peak of memory; None: not predicted."""
+
+
+@dataclass(frozen=True)
+class SweepForecast:
+    """What the runs of a sweep will take."""
+
+    runs: dict[str, RunForecast]
+    """By `run_id`, those that are sealed too."""
+    left: int
+    """Runs that are not sealed yet: the totals are theirs."""
+    unknown: int
+    """Of those, runs whose time is not known: they are in no total."""
+    device_hours: Figure | None
+    makespan_s: Figure | None
+    """From the first start to the last end, as the launcher's queue would place them."""
+
+    def ends_at(self, begin: datetime) -> tuple[datetime, datetime] | None:
+        """Return when it ends at the earliest and at the latest, if it begins at some time."""
+        if self.makespan_s is None:
+            return None
+        low, high = (timedelta(seconds=s) for s in (self.makespan_s.low, self.makespan_s.high))
+        return begin + low, begin + high
+
+    def as_plain(self, begin: datetime) -> dict[str, Any]:
+        """Return the totals as JSON carries them."""
+        ends = self.ends_at(begin)
+        return {
+            "runs_left": self.left,
+            "runs_not_known": self.unknown,
+            "device_hours": None if self.device_hours is None else asdict(self.device_hours),
+            "makespan_s": None if self.makespan_s is None else asdict(self.makespan_s),
+            "begins_at": begin.isoformat(timespec="seconds"),
+            "ends_at": ends and [end.isoformat(timespec="seconds") for end in ends],
+            "ways": dict(Counter(run.way for run in self.runs.values())),
+        }
+
+
+class Measured(Protocol):
+    """A step time that was predicted from runs."""
+
+    @property
+    def value(self) -> float:
+        """In seconds."""
+
+    @property
+    def low(self) -> float:
+        """Lower end of its interval; NaN where there is none."""
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+
+    @property
+    def n(self) -> int:
+        """Runs behind it."""
+
+
+def forecast(
+    specs: Sequence[RunSpec],
+    sweep: SweepFolder,
+    machine: Machine,
+    measured: Callable[[RunSpec, BatchGeometry], Measured | None] | None = None,
+) -> SweepForecast:
+    """Predict what runs will take.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        All of one launcher, at least one.
+    sweep : SweepFolder
+        Runs that are sealed in it are in no total.
+    machine : Machine
+        Where they would run.
+    measured : callable, optional
+        Returns a step time from runs that ended; None where it is not identified.
+
+    Returns
+    -------
+    SweepForecast
+    """
+    before = StepTimes(machine)
+
+    def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[Figure, str] | str:
+        found = None if measured is None else measured(spec, geometry)
+        if found is not None:
+            low, high = (found.value if math.isnan(e) else e for e in (found.low, found.high))
+            note = ", no interval" if math.isnan(found.low) else ""
+            runs = "1 run" if found.n == 1 else f"{found.n} runs"
+            return Figure(low, high, found.value), f"measured, {runs}{note}"
+        ends = before.of(spec, geometry)
+        return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
+
+    runs = {spec.run_id: _run(spec, step_time) for spec in specs}
+    left = open_runs(specs, sweep)
+    timed = [
+        (spec.geometry.data_parallel_size, taken)
+        for spec in left
+        if (taken := runs[spec.run_id].run_time_s) is not None
+    ]
+    hours = [each for spec in left if (each := runs[spec.run_id].device_hours) is not None]
+    return SweepForecast(
+        runs,
+        len(left),
+        len(left) - len(timed),
+        Figure.total(hours) if hours else None,
+        _makespan(timed, specs[0], machine) if timed else None,
+    )
+
+
+def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) -> Figure:
+    launcher = spec.config.launcher
+
+    def makespan(times_s: list[float]) -> float:
+        devices = range(machine.devices(spec.device_type))
+        pool = DevicePool(devices, launcher.max_runs_per_device)
+        runs = zip((ranks for ranks, _ in timed), times_s, strict=True)
+        return makespan_s(runs, pool, launcher.concurrent_runs)
+
+    values = [figure.value for _, figure in timed if figure.value is not None]
+    low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])
+    # A queue of longer runs may be packed better.
+    return Figure(
+        min(low, high), max(low, high), makespan(values) if len(values) == len(timed) else None
+    )
+
+
+def _run(
+    spec: RunSpec, step_time: Callable[[RunSpec, BatchGeometry], tuple[Figure, str] | str]
+) -> RunForecast:
+    parts = []
+    for stage in spec.stages:
+        found = step_time(spec, stage.geometry)
+        if isinstance(found, str):
+            return RunForecast(found)
+        step, way = found
+        parts.append(step.times(stage.optimizer_steps))
+    geometry = spec.geometry
+    parts.append(_evaluations(spec, step))
+    run_time = Figure.total(parts)
+    rate = step.under(geometry.global_batch_size)
+    length = spec.config.sequence_length
+    return RunForecast(
+        way,
+        step,
+        rate,
+        rate.times(length) if length and spec.config.is_packed else None,
+        run_time,
+        run_time.times(geometry.data_parallel_size / 3600),
+    )
+
+
+def _evaluations(spec: RunSpec, step: Figure) -> Figure:
+    """Return the time of all evaluations, whose batches are dealt to the ranks."""
+    geometry, config = spec.geometry, spec.config.evaluation
+    batches = -(-config.samples // config.batch_size)
+    dealt = -(-batches // geometry.data_parallel_size) * min(config.batch_size, config.samples)
+    trained = geometry.gradient_accumulation_steps * geometry.micro_batch_size
+    share = evaluations(spec) * dealt / trained
+    less, more = _EVALUATED
+    value = None if step.value is None else step.value * share * math.sqrt(less * more)
+    return Figure(step.low * share * less, step.high * share * more, value)

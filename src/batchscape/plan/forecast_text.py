@@ -1,0 +1,139 @@
+"""A forecast in words: a line for each distinct prediction, and the sweep as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from batchscape.plan.forecast import NOT_KNOWN, Figure, RunForecast, SweepForecast
+
+__all__ = ["forecast_text"]
+
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SHOWN = 40
+"""Lines at most; of more the cheapest and the dearest are those that matter."""
+
+
+def forecast_text(
+    found: SweepForecast, cuts: Mapping[str, str], begin: datetime
+) -> list[RenderableType]:
+    """Show what runs and sweep will take.
+
+    Parameters
+    ----------
+    found : SweepForecast
+    cuts : mapping of str to str
+        How the geometry of each run is written, by `run_id`.
+    begin : datetime
+        When the sweep would begin.
+    """
+    lines = Counter((cuts[run_id], forecast) for run_id, forecast in found.runs.items())
+    parts: list[RenderableType] = []
+    for way in dict.fromkeys(forecast.way for _, forecast in lines):
+        of_way = {line: count for line, count in lines.items() if line[1].way == way}
+        if way.startswith(NOT_KNOWN):
+            parts.append(Text(f"Time {way} ({_runs(sum(of_way.values()))})"))
+        else:
+            parts.append(_table(way, of_way))
+    parts.append(Text(_totals(found, begin)))
+    return parts
+
+
+
+
+def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
+    has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
+    titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time")
+    by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
+    numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
+    cut = Column("devices x micro-batch\nx accumulation = global", no_wrap=True)
+    table = Table(
+        cut,
+        Column("runs", justify="right"),
+        *numbers,
+        box=box.SIMPLE_HEAD,
+        title=f"Predicted, {by}",
+        title_justify="left",
+        title_style="",
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    ordered = sorted(lines.items(), key=_dearest)
+    middle = len(ordered) - _SHOWN
+    for number, ((written, forecast), count) in enumerate(ordered):
+        if middle > 0 and _SHOWN // 2 <= number < _SHOWN // 2 + middle:
+            if number == _SHOWN // 2:
+                table.add_row("...", str(sum(c for _, c in ordered[number : number + middle])))
+            continue
+        rate = forecast.tokens_per_s if has_tokens else forecast.samples_per_s
+        table.add_row(
+            written,
+            str(count),
+            _span(forecast.step_time_s, _TIMES),
+            _span(rate, _COUNTS),
+            _span(forecast.run_time_s, _TIMES),
+            _span(forecast.device_hours and forecast.device_hours.times(3600), _TIMES),
+        )
+    return table
+
+
+def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:
+    hours = line[0][1].device_hours
+    return -hours.high if hours is not None else 0.0
+
+
+def _totals(found: SweepForecast, begin: datetime) -> str:
+    if not found.left:
+        return "Time: nothing is left to run."
+    missing = f"; not counted: {_runs(found.unknown)} of unknown time" if found.unknown else ""
+    ends = found.ends_at(begin)
+    if found.device_hours is None or found.makespan_s is None or ends is None:
+        return f"Time: {NOT_KNOWN} for {_runs(found.left)}."
+    first, last = (end.strftime("%Y-%m-%d %H:%M") for end in ends)
+    until = first if first == last else f"{first} to {last}"
+    return (
+        f"Time: {_runs(found.left - found.unknown)}, "
+        f"{_line(found.device_hours, ((1.0, ''),))} device-hours, "
+        f"{_line(found.makespan_s, _TIMES)} from first start to last end; begun now it ends "
+        f"{until}. Start, compilation and checkpoints come on top{missing}."
+    )
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+    """Write a figure with its range below it, or the range alone, in one unit."""
+    if figure is None:
+        return ""
+    middle = math.sqrt(figure.low * figure.high) if figure.value is None else figure.value
+    size, unit = next(((s, f" {u}") for s, u in units if middle >= s), (1.0, ""))
+    low, high = (_digits(end / size) for end in (figure.low, figure.high))
+    if figure.value is None:
+        return f"{low}-{high}{unit}"
+    return f"{_digits(figure.value / size)}{unit}\n({low}-{high})"
+
+
+def _line(figure: Figure, units: tuple[tuple[float, str], ...]) -> str:
+    return " ".join(_span(figure, units).split())
+
+
+def _digits(number: float) -> str:
+    """Write two digits, or all before the point, without an exponent."""
+    if number >= 10:
+        return f"{number:,.0f}"
+    if number >= 1:
+        return f"{number:.1f}"
+    places = 2
+    while number and number < 10 ** (1 - places) and places < 6:
+        places += 1
+    return f"{number:.{places}f}"

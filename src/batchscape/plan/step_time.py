@@ -1,0 +1,355 @@
+"""Time of an optimizer step before anything has run: a range, from operations, bytes and peaks.
+
+A device attains some share of its peaks, and nobody knows which before a model has run on it. So
+each coefficient of the form in `batchscape.step_time` has two ends: what the best that was published
+would take, and what a plain, eager training takes at worst. The ranges of these shares are the
+constants below. The ends of a step time are those of all terms together, so it is wide: a range, and
+no confidence interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from batchscape.config import AdamW, Command, DeepSpeed, Fsdp, Muon, RunConfig, Sgd
+from batchscape.errors import BatchscapeError
+from batchscape.geometry import BatchGeometry
+from batchscape.plan.machine import Machine
+from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.step_time import WEIGHTS
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Coefficients", "ModelFacts", "Range", "StepTimes", "rings"]
+
+
+class Range(NamedTuple):
+    """Two ends of what is not known better."""
+
+    low: float
+    high: float
+
+
+_OF_PEAK = {"cuda": Range(0.25, 0.80), "cpu": Range(0.10, 1.0)}
+"""Share of the peak that the operations done attain, recomputation included. CUDA: 32 % (760M
+parameters on H100, sequences 32,768 long) to 79 % (13B on A100) in MosaicML's benchmarks,
+https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking, and some room below.
+CPU: the peak is a matrix product that was timed here; smaller ones attain less."""
+_OF_MEMORY = Range(0.5, 1.0)
+"""Share of the memory's bandwidth that an operator attains which only reads and writes."""
+_OF_LINK = {"cuda": Range(0.25, 1.1), "cpu": Range(0.05, 1.0)}
+"""Share of a link that an all-reduce attains. CUDA: bus bandwidths of nccl-tests are 0.55 to 1.07
+of the figures here for large messages (H100 with reduction in the switch: 480 of 450 GB/s; PCIe: 35
+of 64; https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), and half of that for
+middling ones. CPU: gloo over the loopback, in shares of a copy in memory."""
+_KERNEL_S = {"cuda": Range(1e-6, 20e-6), "cpu": Range(0.5e-6, 30e-6)}
+"""Time of an operator that does next to nothing: on a GPU 2.9 us, or 3.8 us a launch
+(https://developer.nvidia.com/blog/cuda-graphs/); at worst Python, dispatch and autograd before it."""
+_LOOP_S = Range(0.0, 2e-3)
+"""Of a micro-step outside the model: its batch is fetched and moved, its loss is kept."""
+_EXCHANGE_S = {"cuda": Range(0.0, 1e-4), "cpu": Range(0.0, 2e-3)}
+"""Latency of the exchange of a bucket."""
+_WAIT = Range(0.0, 0.25)
+"""Share of a step that ranks wait for the slowest one, where there are several: stragglers,
+arXiv 2505.05713, cost the fleet studied there some tenth of its time, and single jobs far more."""
+_BUCKET_BYTES = 25 * 2**20
+_PROBED = (2, 4)
+"""Samples whose operations are counted: a line through both gives those of any micro-batch."""
+_RECOMPUTED = 4 / 3
+"""Forward, backward (twice a forward) and forward again, over the first two."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a training step of a model consists of."""
+
+    flops: tuple[float, float]
+    """Operations of a micro-step: fixed, and a sample."""
+    traffic_bytes: tuple[float, float]
+    """Bytes that its operators read and write, likewise."""
+    kernels: float
+    """Operators of a micro-step."""
+    parameters: int
+    """Numbers that are trained."""
+    gradient_bytes: int
+    tensors: int
+    """Tensors of them."""
+    orthogonalised_flops: float
+    """Operations of one Newton-Schulz iteration on all matrices (Muon)."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Ranges of the coefficients of one training step, and of what lies outside the form."""
+
+    terms: dict[str, Range]
+    """By their names in `WEIGHTS`; the high end of the exchange is that of one not hidden."""
+    rings: tuple[float, float]
+    """All-reduces of the whole gradient an optimizer step: fixed, and a micro-step."""
+    wait: Range
+    """Share of everything else that ranks wait for the slowest."""
+
+    def step_time_s(self, devices: int, micro: int, accumulation: int) -> Range:
+        """Return the range of the step time of a geometry, in seconds.
+
+        At the low end the backward of a micro-step hides an exchange that takes no longer.
+        """
+        weights = {n: weight(devices, micro, accumulation) for n, weight in WEIGHTS.items()}
+        exchange = weights.pop("exchange_s")
+        rings = self.rings[0] + self.rings[1] * accumulation
+        low = sum(self.terms[name].low * weight for name, weight in weights.items())
+        high = sum(self.terms[name].high * weight for name, weight in weights.items())
+        one = self.terms["micro_step_fixed_s"].low + self.terms["per_sample_s"].low * micro
+        hidden = one * (accumulation if self.rings[1] else 1)
+        low += max(0.0, self.terms["exchange_s"].low * exchange * rings - hidden)
+        high += self.terms["exchange_s"].high * exchange * rings
+        return Range(low * (1 + self.wait.low), high * (1 + self.wait.high))
+
+
+class StepTimes:
+    """Ranges of step times on one machine.
+
+    A model is built, without values where it can be, and its operations are counted, once for all
+    runs that differ in nothing that decides them.
+
+    Parameters
+    ----------
+    machine : Machine
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._facts: dict[tuple[str, ...], ModelFacts | str] = {}
+        self._coefficients: dict[tuple[object, ...], Coefficients | str] = {}
+        self._of_cpu: dict[str, float] = {}
+
+    @property
+    def way(self) -> str:
+        """How these figures were got."""
+        return "datasheet" if self._machine.cuda_devices else "peaks of this CPU"
+
+    def of(self, spec: RunSpec, geometry: BatchGeometry) -> Range | str:
+        """Return the range of a step time in seconds, or why it is not known."""
+        found = self.coefficients(spec, geometry)
+        if isinstance(found, str):
+            return found
+        cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
+        return found.step_time_s(geometry.data_parallel_size, *cut)
+
+    def coefficients(self, spec: RunSpec, geometry: BatchGeometry) -> Coefficients | str:
+        """Return the coefficients of a training step, or why they are not known."""
+        config = spec.config
+        if isinstance(config.engine, Command):
+            return "only the program knows its model"
+        ranks, nodes = geometry.data_parallel_size, geometry.nodes
+        optimizer = config.optimizer
+        iterations = optimizer.newton_schulz_steps if isinstance(optimizer, Muon) else 0
+        key = (
+            *(model := (repr(config.model), repr(config.data), spec.precision)),
+            repr(config.engine),
+            (optimizer.name, optimizer.gradient_clip_norm, iterations),
+            *(ranks, nodes, config.measure.peak_tflops),
+        )
+        if key not in self._coefficients:
+            if model not in self._facts:
+                self._facts[model] = _facts(config, spec.data, spec.precision)
+            facts = self._facts[model]
+            self._coefficients[key] = (
+                facts if isinstance(facts, str) else self._priced(facts, spec, ranks, nodes)
+            )
+        return self._coefficients[key]
+
+    def _priced(self, facts: ModelFacts, spec: RunSpec, ranks: int, nodes: int) -> Coefficients | str:
+        config, kind, precision = spec.config, spec.device_type, spec.precision
+        engine, cluster = config.in_process, self._machine.cluster
+        peak = config.measure.peak_tflops or self._peak(kind, precision, engine.float32_matmul)
+        memory = cluster.memory_gb_per_s or self._measured(kind, "memory")
+        link = cluster.network_gb_per_s if nodes > 1 else cluster.link_gb_per_s
+        link = link or (self._measured(kind, "memory") if nodes == 1 else None)
+        missing = {
+            f"cluster.{precision}_tflops": peak,
+            "cluster.memory_gb_per_s": memory,
+            f"cluster.{'network' if nodes > 1 else 'link'}_gb_per_s": link if ranks > 1 else 1.0,
+        }
+        if unknown := [name for name, value in missing.items() if value is None]:
+            return f"no datasheet here has it: give {', '.join(unknown)}"
+        per_s = Range(*(1e12 * (peak or 0) * share for share in _OF_PEAK[kind]))
+        moved = Range(*(1e9 * (memory or 0) * share for share in _OF_MEMORY))
+        sent = Range(*(1e9 * (link or 1) * share for share in _OF_LINK[kind]))
+        shared = max(1.0, ranks / self._machine.devices(kind))
+        # The cores of a machine have one memory.
+        crowded = float(ranks) if kind == "cpu" else shared
+        again = _RECOMPUTED if engine.activation_checkpointing else 1.0
+        launch_low = 0.0 if engine.compile else _KERNEL_S[kind].low
+
+        def micro(flops: float, traffic: float, kernels: float, loop: Range) -> Range:
+            low = shared * (flops / per_s.high + kernels * launch_low)
+            high = shared * (flops / per_s.low + kernels * _KERNEL_S[kind].high)
+            return Range(again * low, again * (high + crowded * traffic / moved.low) + loop.high)
+
+        parts = zip(facts.flops, facts.traffic_bytes, (facts.kernels, 0.0), strict=True)
+        fixed, sample = (
+            micro(*part, loop) for part, loop in zip(parts, (_LOOP_S, Range(0, 0)), strict=True)
+        )
+        buckets = math.ceil(facts.gradient_bytes / _BUCKET_BYTES)
+        terms = {
+            "micro_step_fixed_s": fixed,
+            "per_sample_s": sample,
+            "exchange_s": Range(
+                facts.gradient_bytes / sent.high,
+                shared * (facts.gradient_bytes / sent.low + buckets * _EXCHANGE_S[kind].high),
+            ),
+            "optimizer_s": _update(facts, config, ranks, moved, per_s, _KERNEL_S[kind]),
+        }
+        terms["optimizer_s"] = terms["optimizer_s"]._replace(
+            high=terms["optimizer_s"].high * crowded
+        )
+        return Coefficients(terms, rings(config), _WAIT if ranks > 1 else Range(0.0, 0.0))
+
+    def _peak(self, kind: str, precision: str, float32_matmul: str) -> float | None:
+        listed = self._machine.cluster.peak_tflops(precision, float32_matmul)[1]
+        return listed or self._measured(kind, precision)
+
+    def _measured(self, kind: str, what: str) -> float | None:
+        """Measure a peak of this CPU with one thread, as a rank has."""
+        if kind != "cpu":
+            return None
+        if what not in self._of_cpu:
+            import torch
+
+            from batchscape.measure.peak import copy_gb_per_s, peak_flops
+
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                self._of_cpu[what] = (
+                    copy_gb_per_s()
+                    if what == "memory"
+                    else peak_flops(torch.device("cpu"), what, "highest", None).tflops or math.nan
+                )
+            finally:
+                torch.set_num_threads(threads)
+        return self._of_cpu[what]
+
+
+def rings(config: RunConfig) -> tuple[float, float]:
+    """Return what engines exchange, in all-reduces of the whole gradient.
+
+    Parameters
+    ----------
+    config : RunConfig
+
+    Returns
+    -------
+    fixed, a_micro_step : float
+        An all-reduce is a reduction and a gathering of the same bytes. Where parameters are
+        sharded they are gathered for the forward, and again for the backward if they were given
+        back (ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054, section 7).
+    """
+    engine = config.engine
+    if isinstance(engine, Fsdp):
+        gathered = 1.0 if engine.reshard_after_forward else 0.5
+        return (0.0, gathered + 0.5) if engine.exchange_every_micro_step else (0.5, gathered)
+    if isinstance(engine, DeepSpeed) and engine.zero_stage == 3:
+        return 0.0, 1.5
+    if isinstance(engine, DeepSpeed) and engine.zero_stage == 2:
+        return 0.5, 0.5
+    return 1.0, 0.0
+
+
+def _update(
+    facts: ModelFacts, config: RunConfig, ranks: int, moved: Range, per_s: Range, kernel: Range
+) -> Range:
+    """Return the time of clipping and update: bytes, Muon's products, and a kernel a tensor."""
+    optimizer = config.optimizer
+    # Parameter, gradient and moments are read, parameter and moments are written.
+    if isinstance(optimizer, AdamW):
+        touched = 7
+    elif isinstance(optimizer, Sgd):
+        touched = 5 if optimizer.momentum else 3
+    else:
+        touched = 5
+    # A norm reads the gradient, clipping reads and writes it, and it is set to zero; Muon gives
+    # some parameters two moments.
+    more = 4 if optimizer.gradient_clip_norm else 1
+    more += 2 if isinstance(optimizer, Muon) else 0
+    number = facts.gradient_bytes
+    sharded = isinstance(config.engine, Fsdp) or (
+        isinstance(config.engine, DeepSpeed) and config.engine.zero_stage > 0
+    )
+    parts = ranks if sharded else 1
+    products = facts.orthogonalised_flops * (
+        optimizer.newton_schulz_steps if isinstance(optimizer, Muon) else 0
+    )
+    low = touched * number / parts / moved.high
+    high = (touched + more) * number / moved.low + products / per_s.low
+    return Range(low, high + (touched + more) * facts.tensors * kernel.high + _LOOP_S.high)
+
+
+def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts | str:
+    """Build a model, and count what it does; or say why that cannot be."""
+    import numpy as np
+    import torch
+
+    from batchscape.data.datasets import open_dataset
+    from batchscape.measure.flops import model_operations
+    from batchscape.train.batches import to_device
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = _built(config, data, precision)
+            dataset = open_dataset(config, data, "train")
+            found = []
+            for samples in _PROBED:
+                indices = np.arange(samples, dtype=np.int64) % dataset.num_samples
+                batch = to_device(dataset.batch(indices), torch.device("cpu"), precision)
+                found.append(model_operations(module, *batch))
+    except BatchscapeError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  (of the user's own code; its run will tell)
+        return f"the model cannot be built here: {type(error).__name__}: {error}"
+    fewer, more = found
+    if fewer is None or more is None:
+        return "operations of this model cannot be counted"
+
+    def line(low: float, high: float) -> tuple[float, float]:
+        slope = (high - low) / (_PROBED[1] - _PROBED[0])
+        return max(0.0, low - slope * _PROBED[0]), slope
+
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return ModelFacts(
+        flops=line(fewer.flops, more.flops),
+        traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
+        kernels=fewer.kernels,
+        parameters=sum(p.numel() for p in trained),
+        gradient_bytes=sum(p.nbytes for p in trained),
+        tensors=len(trained),
+        orthogonalised_flops=sum(_newton_schulz(p) for p in trained),
+    )
+
+
+def _built(config: RunConfig, data: DataIdentity, precision: str) -> torch.nn.Module:
+    """Build a model without values, or really where its code does not let that be."""
+    import torch
+
+    from batchscape.models.build import build_model
+
+    try:
+        with torch.device("meta"):
+            return build_model(config, data, precision)
+    except Exception:  # noqa: BLE001  (of the user's own code)
+        return build_model(config, data, precision)
+
+
+def _newton_schulz(parameter: torch.Tensor) -> float:
+    """Count an iteration aX + (bA + cA^2)X with A = XX^T, of a matrix n x m: n is the smaller side.
+
+    Source: K. Jordan, Muon, 2024, https://kellerjordan.github.io/posts/muon/.
+    """
+    if parameter.ndim != 2:
+        return 0.0
+    small, large = sorted(parameter.shape)
+    return 4.0 * small * small * large + 2.0 * small**3

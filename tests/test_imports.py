@@ -29,7 +29,7 @@ LAYERS = (
     {"programs", "train"},
     {"plan", "launch"},
     {"doctor"},
-    {"cli", "compose", "probe", "__main__"},
+    {"cli", "compose", "predictor", "probe", "__main__"},
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
@@ -45,6 +45,7 @@ WITHIN_A_LAYER = {
     ("plan", "launch"),  # how long a sweep takes is told by the launcher's own queue
     ("__main__", "cli"),
     ("cli", "compose"),
+    ("cli", "predictor"),
     ("cli", "probe"),
 }
 PARTS = sorted(set.union(*LAYERS))

@@ -208,19 +208,13 @@ def _plan(arguments: list[str]) -> int:
         return 0
     from datetime import datetime
 
-    from batchscape.plan.forecast import forecast
     from batchscape.plan.table import plan_json, plan_table
+    from batchscape.predictor import predict
     from batchscape.record.folder import SweepFolder
 
     machine = _machine(grid)
     plan = _make_plan(grid, machine)
-    sweep = SweepFolder(plan.sweep_dir)
-    measured = None
-    if dirs := [*parsed.runs, *([sweep.path] if sweep.run_folders() else [])]:
-        from batchscape.analysis.cost.measured import MeasuredSteps
-
-        measured = MeasuredSteps(dirs, machine.is_like)
-    predicted = forecast(plan.specs, sweep, machine, measured)
+    predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")

@@ -17,7 +17,7 @@ from batchscape.record.spec import RunSpec
 
 __all__ = ["PREDICTOR", "predict"]
 
-PREDICTOR = "batchscape.plan.predictor:main"
+PREDICTOR = "batchscape.predictor:main"
 """What the process calls that predicts: its folder holds a `config.json` for each run."""
 
 _LONGEST_S = 120.0
@@ -63,6 +63,7 @@ def predict(
         return {}
     folder = scratch / _NAME
     folder.mkdir()
+    (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
     for spec in asked:
         spec.write(folder / f"{spec.run_id}.json")
     start = Start(_NAME, str(folder), str(folder / "log.txt"), 1, PREDICTOR, {})

@@ -15,7 +15,15 @@ from batchscape.record.disk import free_bytes, size_text
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "evaluations", "open_runs", "run_disk_use"]
+__all__ = [
+    "DiskUse",
+    "RunDiskUse",
+    "describe_disk_use",
+    "disk_use",
+    "evaluations",
+    "open_runs",
+    "run_disk_use",
+]
 
 # Measured on runs of this version, in bytes.
 _JSON_FILES = 24 * 1024

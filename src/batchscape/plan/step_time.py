@@ -162,7 +162,9 @@ class StepTimes:
             )
         return self._coefficients[key]
 
-    def _priced(self, facts: ModelFacts, spec: RunSpec, ranks: int, nodes: int) -> Coefficients | str:
+    def _priced(
+        self, facts: ModelFacts, spec: RunSpec, ranks: int, nodes: int
+    ) -> Coefficients | str:
         config, kind, precision = spec.config, spec.device_type, spec.precision
         engine, cluster = config.in_process, self._machine.cluster
         peak = config.measure.peak_tflops or self._peak(kind, precision, engine.float32_matmul)

@@ -1,0 +1,86 @@
+"""What runs will take, before they run: times of like runs or of datasheets, memory of a rehearsal.
+
+`main` is a process of its own, before a launch: models are code of others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchscape.plan.forecast import RunForecast, SweepForecast, forecast
+from batchscape.plan.machine import Machine
+from batchscape.plan.memory import predict_memories
+from batchscape.plan.room import fit_in, predicted_peak, room_gib
+from batchscape.record.files import write_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+
+__all__ = ["main", "predict"]
+
+
+def predict(
+    specs: Sequence[RunSpec], sweep: SweepFolder, machine: Machine, runs: Sequence[Path] = ()
+) -> SweepForecast:
+    """Predict times and memory of runs.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        All of one launcher, at least one.
+    sweep : SweepFolder
+        Its runs that ended tell of the others.
+    machine : Machine
+        Where they would run.
+    runs : sequence of Path
+        Further sweep folders whose runs tell of these.
+    """
+    measured = None
+    if known := [*runs, *([sweep.path] if sweep.run_folders() else [])]:
+        # Imports what a first launch has no use for.
+        from batchscape.analysis.cost.measured import MeasuredSteps
+
+        measured = MeasuredSteps(known, machine.is_like)
+    found = forecast(specs, sweep, machine, measured)
+    told = dict(found.runs)
+    for spec, report in zip(specs, predict_memories(specs), strict=True):
+        peak, room = predicted_peak(spec, report), room_gib(spec, machine)
+        memory: dict[str, Any] = {"room_gib": room, "problem": report.problem}
+        if peak is not None:
+            memory |= {"peak_allocated_gib": peak, "fits": fit_in(room, spec, peak)}
+        told[spec.run_id] = replace(told[spec.run_id], memory=memory)
+    return replace(found, runs=told)
+
+
+def main(folder: str, _rank: int) -> int:
+    """Predict for the runs of which a folder holds each `config.json`, as `<run_id>.json`.
+
+    Its file `sweep` names the sweep folder. It leaves `predictions` there: what `prediction.json`
+    is to hold, by run.
+    """
+    place = Path(folder)
+    specs = [RunSpec.read(path) for path in sorted(place.glob("*.json"))]
+    sweep = SweepFolder(Path((place / "sweep").read_text(encoding="utf-8")))
+    found = predict(specs, sweep, Machine.of(specs[0].config.cluster))
+    write_json(place / "predictions", {run: _kept(told) for run, told in found.runs.items()})
+    return 0
+
+
+def _kept(told: RunForecast) -> dict[str, Any]:
+    """Return what `prediction.json` holds: `value`, `low`, `high` and `method` of each figure."""
+    kept = {}
+    if told.memory is not None and "peak_allocated_gib" in told.memory:
+        kept["peak_allocated_gib"] = told.memory["peak_allocated_gib"]
+    if (step := told.step_time_s) is not None:
+        middle = math.sqrt(step.low * step.high)
+        kept["step_time_s"] = {
+            "value": middle if step.value is None else step.value,
+            "low": step.low,
+            "high": step.high,
+            "method": told.way.partition(",")[0]
+            + ("" if step.value is not None else ", mid-range"),
+        }
+    return kept

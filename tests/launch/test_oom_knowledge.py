@@ -74,12 +74,17 @@ class Folder:
         )
         RunStatus(status, attempts=[Attempt(0.0, 0)], **told).write(folder.status)
 
-    def refusal(self, spec: RunSpec, machine: Machine = MACHINE) -> str | None:
+    def refusal(
+        self,
+        spec: RunSpec,
+        machine: Machine = MACHINE,
+        predictions: dict[str, Any] | None = None,
+    ) -> str | None:
         """Ask for a run that was never begun."""
         folder = self.sweep.run(spec.run_id)
         spec.write(folder.config)
         RunStatus(Status.PENDING).write(folder.status)
-        return OomKnowledge([spec], self.sweep, machine).refusal(spec)
+        return OomKnowledge([spec], self.sweep, machine, predictions or {}).refusal(spec)
 
 
 @pytest.fixture
@@ -100,6 +105,23 @@ def test_the_refusal_says_why_and_how_to_launch_all_the_same(folder: Folder) -> 
     )
     tried = changed(LARGER, **LIMIT, launcher={"skip_unfit": False})
     assert folder.refusal(tried) is None
+
+
+@pytest.mark.parametrize(("low", "is_refused"), [(0.49, False), (0.51, True)])
+def test_what_is_predicted_to_need_more_than_there_is(
+    folder: Folder, low: float, is_refused: bool
+) -> None:
+    spec = changed(LARGER, device={"memory_limit_gib": 0.5})
+    peak = {"value": 0.6, "low": low, "high": 0.7, "method": "fake tensors"}
+    predictions = {spec.run_id: {"peak_allocated_gib": peak}}
+    reason = folder.refusal(spec, predictions=predictions)
+    assert (reason is not None) == is_refused
+    if reason is not None:
+        assert (
+            "predicted to take 0.6 GiB on each device (fake tensors), and there are 0.5" in reason
+        )
+    tried = changed(spec, launcher={"skip_unfit": False})
+    assert folder.refusal(tried, predictions=predictions) is None
 
 
 @pytest.mark.parametrize(
@@ -230,7 +252,7 @@ def test_a_damaged_folder_tells_nothing(folder: Folder) -> None:
 def test_a_run_that_was_begun_is_known_better_by_itself(folder: Folder) -> None:
     folder.write(WITNESS)
     folder.write(LARGER, Status.INTERRUPTED, cause=Cause.INTERRUPTED)
-    assert OomKnowledge([LARGER], folder.sweep, MACHINE).refusal(LARGER) is None
+    assert OomKnowledge([LARGER], folder.sweep, MACHINE, {}).refusal(LARGER) is None
 
 
 Launch = Callable[..., SweepResult]
@@ -316,7 +338,7 @@ def test_a_witness_is_forgotten_while_it_runs(folder: Folder) -> None:
     for micro in (8, 16):
         folder.write(run(f"w{micro}", (micro, 1)))
     queue = [renamed(LARGER, f"x{number}") for number in range(9)]
-    knowledge = OomKnowledge(queue, folder.sweep, MACHINE)
+    knowledge = OomKnowledge(queue, folder.sweep, MACHINE, {})
     RunStatus(Status.PENDING).write(folder.sweep.run("x7").status)
     assert "(run w8)" in str(knowledge.refusal(queue[7]))
     knowledge.begun(run("w8", (8, 1)))

@@ -194,7 +194,9 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monke
 
     monkeypatch.setattr(memory_trace, "trace", counted)
     sizes = range(1, 41)
-    runs = [run_of((1, size, steps), seed=seed) for size in sizes for steps, seed in ((2, 0), (3, 1))]
+    runs = [
+        run_of((1, size, steps), seed=seed) for size in sizes for steps, seed in ((2, 0), (3, 1))
+    ]
     reports = predict_memories(runs)
     assert sorted(rehearsed) == [1, 2, 21, 40]
     assert reports[::2] == reports[1::2]

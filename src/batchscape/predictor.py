@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batchscape.plan.forecast import RunForecast, SweepForecast, forecast
+from batchscape.plan.forecast import Figure, RunForecast, SweepForecast, forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import predict_memories
 from batchscape.plan.room import fit_in, predicted_peak, room_gib
@@ -74,13 +74,15 @@ def _kept(told: RunForecast) -> dict[str, Any]:
     kept = {}
     if told.memory is not None and "peak_allocated_gib" in told.memory:
         kept["peak_allocated_gib"] = told.memory["peak_allocated_gib"]
-    if (step := told.step_time_s) is not None:
-        middle = math.sqrt(step.low * step.high)
-        kept["step_time_s"] = {
-            "value": middle if step.value is None else step.value,
-            "low": step.low,
-            "high": step.high,
-            "method": told.way.partition(",")[0]
-            + ("" if step.value is not None else ", mid-range"),
-        }
+    for name in ("step_time_s", "run_time_s"):
+        figure: Figure | None = getattr(told, name)
+        if figure is not None:
+            middle = math.sqrt(figure.low * figure.high)
+            kept[name] = {
+                "value": middle if figure.value is None else figure.value,
+                "low": figure.low,
+                "high": figure.high,
+                "method": told.way.partition(",")[0]
+                + ("" if figure.value is not None else ", mid-range"),
+            }
     return kept

@@ -53,7 +53,7 @@ def test_what_has_no_pace(status: RunStatus) -> None:
 
 
 def test_the_same_cell_before_the_nearest(tmp_path: Path) -> None:
-    durations = Durations(SweepFolder(tmp_path), ())
+    durations = Durations(SweepFolder(tmp_path), (), {})
     assert durations.expected_s(cell(1)) is None
     durations.learn(cell(4), over(samples=48, train_time_s=480.0))
     # Nothing as wide is known: the nearest there is.
@@ -69,8 +69,23 @@ def test_the_same_cell_before_the_nearest(tmp_path: Path) -> None:
     assert durations.expected_s(cell(1, seed=9)) == 5.0 + 3.0 * 12
 
 
+def test_a_prediction_is_scaled_by_what_others_took_over_theirs(tmp_path: Path) -> None:
+    predicted = {cell(n).run_id: 10.0 * n for n in (1, 2, 3, 4)}
+    durations = Durations(SweepFolder(tmp_path), (), predicted)
+    assert durations.expected_s(cell(3)) == pytest.approx(30.0)
+    durations.learn(cell(1), over(samples=12, train_time_s=25.0))  # 30 s of 10
+    assert durations.expected_s(cell(3)) == pytest.approx(90.0)
+    durations.learn(cell(2), over(samples=24, train_time_s=15.0))  # 20 s of 20
+    assert durations.expected_s(cell(4)) == pytest.approx(40.0 * 2)  # the median of 3 and 1
+    # What its own cell took counts more.
+    assert durations.expected_s(cell(1, seed=5)) == 30.0
+    # Of one that was begun, what is left.
+    durations.learn(cell(4), over(Status.INTERRUPTED, samples=36))
+    assert durations.expected_s(cell(4)) == pytest.approx(40.0 * 2 / 4)
+
+
 def test_as_many_ranks_count_before_as_many_samples(tmp_path: Path) -> None:
-    durations = Durations(SweepFolder(tmp_path), ())
+    durations = Durations(SweepFolder(tmp_path), (), {})
     wide = spec_named("completes", 2, seed=1)
     other_model = {"name": "gpt", "n_layers": 2, "n_heads": 1, "d_model": 8}
     settings = wide.config.to_mapping() | {"model": other_model}
@@ -94,7 +109,7 @@ def test_what_was_sealed_before_is_known_and_what_was_done_counts(tmp_path: Path
         folder.path.mkdir(parents=True)
         status.write(folder.status)
     sweep.run(specs[3].run_id).status.write_text("{")
-    durations = Durations(sweep, specs)
+    durations = Durations(sweep, specs, {})
     assert durations.expected_s(specs[1]) == 5.0 + 2.0 * 3
     assert durations.expected_s(specs[2]) == 5.0 + 2.0 * 12
     assert durations.expected_s(specs[3]) == 5.0 + 2.0 * 24
@@ -104,7 +119,7 @@ def test_thousands_of_cells_without_a_run_are_looked_up_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever a run ends, all that are queued are expected anew."""
-    durations = Durations(SweepFolder(tmp_path), ())
+    durations = Durations(SweepFolder(tmp_path), (), {})
     durations.learn(cell(1), over())
     settings = cell(1).config.to_mapping()
     unlike = [

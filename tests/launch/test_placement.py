@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,19 @@ def test_the_longest_first_where_several_go_at_once() -> None:
     assert sorted(launcher.devices) == [0, 1, 2, 3]
     launcher.end("c-d2")
     assert launcher.start() == {"b-d2", "a-d1", "d-d1"}
+
+
+@pytest.mark.parametrize(("concurrent_runs", "left_s"), [(1, 3 + 9 + 5 + 2), (4, 9)])
+def test_the_time_left_is_that_of_the_queue(concurrent_runs: int, left_s: float) -> None:
+    """One after the other, or side by side: 9 s on two devices, beside 3, 5 and 2 s on the others."""
+    expected = {"a-d1": 99.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0, "e-d1": 1.0}
+    launcher = Launcher(FOUR, *expected, expected=expected, concurrent_runs=concurrent_runs)
+    a, *queue, e = launcher.queue
+    assert launcher.placement.left_s([(a, 3.0)], queue) == left_s
+    assert math.isnan(launcher.placement.left_s([(a, math.nan)], queue))
+    unknown = Launcher(FOUR, "a-d1", expected={})
+    assert math.isnan(unknown.placement.left_s([], unknown.queue))
+    assert launcher.placement.left_s([], [e]) == 1.0
 
 
 def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,10 @@ def write(run: ActiveRun, *rows: dict[str, float]) -> None:
     lines.close()
 
 
+def unknown() -> float:
+    return math.nan
+
+
 @pytest.mark.parametrize(
     ("step_time_s", "grace_s"), [(None, 20.0), (0.1, 20.0), (2.5, 20.0), (30.0, 130.0)]
 )
@@ -111,9 +116,9 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
 def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
     run.launch = {"timing_valid": True}
     output = io.StringIO()
-    with Progress(Console(file=output, width=40), total=3, samples=72) as progress:
+    with Progress(Console(file=output, width=40), total=3) as progress:
         progress.run_started(run)
-        progress.update([run])
+        progress.update([run], unknown)
         progress.run_ended(
             run,
             ended(
@@ -136,14 +141,14 @@ def test_what_is_no_text_is_counted_in_samples(run: ActiveRun) -> None:
     run.spec = replace(run.spec, data=replace(run.spec.data, task="class"))
     output = io.StringIO()
     summary = {"final_loss": 1.5, "tokens_per_s": 12345.6, "samples_per_s": 678.9}
-    with Progress(Console(file=output, width=200), total=1, samples=72) as progress:
+    with Progress(Console(file=output, width=200), total=1) as progress:
         progress.run_ended(run, ended(Status.COMPLETED, summary=summary))
     assert "completed: loss 1.5000, 679 samples/s, 0 s" in output.getvalue()
 
 
 def test_what_the_metrics_of_a_program_lack_is_told(run: ActiveRun) -> None:
     output = io.StringIO()
-    with Progress(Console(file=output, width=200), total=1, samples=72) as progress:
+    with Progress(Console(file=output, width=200), total=1) as progress:
         status = ended(Status.COMPLETED, summary={"final_loss": 1.5}, reason="they begin late")
         progress.run_ended(run, status)
     assert "completed: loss 1.5000, they begin late, 0 s" in output.getvalue()
@@ -155,7 +160,7 @@ def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
     figures = {"final_loss": 1.5, "tokens_per_s": 12345.6, "processor_time_s": 0.00215}
     others = {"timing_valid": False, "timing_invalid_reason": OTHER_LAUNCHER}
     planned = {"timing_valid": False, "timing_invalid_reason": "up to 2 runs share the machine"}
-    with Progress(Console(file=output, width=40), total=5, samples=72) as progress:
+    with Progress(Console(file=output, width=40), total=5) as progress:
         for launch, core_wait_pct in (
             *((others, 0.0), (others, 50.0), (planned, 50.0)),
             *(({"timing_valid": True}, BUSY_PCT + 1), ({"timing_valid": True}, BUSY_PCT)),
@@ -180,18 +185,18 @@ def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
 def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80)
-    with Progress(console, total=2, samples=48) as progress:
-        progress.update([run])
+    with Progress(console, total=2) as progress:
+        progress.update([run], unknown)
         assert "0/2 runs done, 1 running" in output.getvalue()
         assert "completes-d2  starting" in output.getvalue()
         # Not again within a second, whatever happens.
         before = output.getvalue()
         write(run, row(1), row(2, 0.125))
-        progress.update([run])
+        progress.update([run], unknown)
         assert output.getvalue() == before
         # The end of a run is shown at once. 2 of 3 steps took 4 s: the third takes 2 s.
         progress.run_ended(run, ended(Status.FAILED, reason="planted"))
-        progress.update([run])
+        progress.update([run], unknown)
         assert "completes-d2 failed: planted" in output.getvalue()
         assert "1/2 runs done, 1 running, 1 failed" in output.getvalue()
         assert "optimizer step 2/3  loss 0.1250  2 s left" in output.getvalue()
@@ -199,38 +204,14 @@ def test_a_terminal_shows_what_runs(run: ActiveRun) -> None:
     assert output.getvalue().rindex("\x1b[?25h") > output.getvalue().rindex("\x1b[?25l")
 
 
-def test_time_left_is_told_once_a_run_is_over(
-    run: ActiveRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By what this launch trained since its first run began, and not by how long it took to begin.
-
-    Of 4 runs of 24 samples one went on from its 8th and trained 16 in 10 s, start included: the two
-    that are left to do, and the 16 that another one still lacks, take 64 x 10 / (16 + 8) s.
-    """
-    now = [1000.0]
-    monkeypatch.setattr("batchscape.launch.progress.time.monotonic", lambda: now[0])
+def test_time_left_is_told_where_it_is_known(run: ActiveRun) -> None:
     output = io.StringIO()
-    run.status.attempts[-1].from_optimizer_step = 1
-    with Progress(
-        Console(file=output, force_terminal=True, width=80), total=4, samples=96
-    ) as progress:
-        now[0] = 5000.0  # the fork server took its time
-        progress.run_started(run)
-        write(run, row(2) | {"warmup": True, "step_time_s": 5000.0})
-        now[0] = 5005.0
-        progress.update([run])
-        assert "0/4 runs done, 1 running" in output.getvalue()
-        assert "left" not in output.getvalue()
-        now[0] = 5010.0
-        progress.run_ended(run, ended(Status.COMPLETED, summary={"samples": 24}))
+    with Progress(Console(file=output, force_terminal=True, width=80), total=4) as progress:
         write(run, row(2) | {"warmup": False, "step_time_s": 0.5})
-        progress.update([run])
-        assert "1/4 runs done, 1 running, about 27 s left" in output.getvalue()
+        progress.update([run], lambda: 27.4)
+        assert "0/4 runs done, 1 running, about 27 s left" in output.getvalue()
         # Not the mean of 2 s, which holds the first step.
         assert "optimizer step 2/3  loss 0.2500  0 s left" in output.getvalue()
-        progress.run_ended(run, ended(Status.INTERRUPTED, reason="stopped", summary={}))
-        progress.update([])
-        assert "1/4 runs done, 0 running, about 45 s left" in output.getvalue()
 
 
 def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
@@ -238,8 +219,8 @@ def test_the_terminal_is_restored_after_an_error(run: ActiveRun) -> None:
 
     def fail() -> None:
         console = Console(file=output, force_terminal=True)
-        with Progress(console, total=1, samples=24) as progress:
-            progress.update([run])
+        with Progress(console, total=1) as progress:
+            progress.update([run], unknown)
             raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"):
@@ -256,7 +237,7 @@ def test_the_summary_counts_and_explains() -> None:
         RunResult("d", Status.DIVERGED, "not finite", Path("runs/d/log.txt")),
     )
     result = SweepResult(runs, interrupted=False, mirror_note="1 run is not mirrored")
-    Progress(Console(file=output), total=4, samples=0).summary(result)
+    Progress(Console(file=output), total=4).summary(result)
     assert output.getvalue().splitlines() == [
         "4 runs: 2 completed, 1 oom, 1 diverged",
         "b oom: out of [memory]",
@@ -365,6 +346,6 @@ def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     console = OutgoingConsole(file=output, width=100)
     console.print(Text("one line"), soft_wrap=True)
     times = len(cleaned)
-    Progress(console, total=1, samples=1).note("one line")
+    Progress(console, total=1).note("one line")
     assert output.getvalue() == "one line\none line\n"
     assert (times > 0, len(cleaned)) == (True, 2 * times)

@@ -1,17 +1,18 @@
-"""How long a run should take, by the runs of the sweep that are over.
+"""How long a run should take, by the runs of the sweep that are over, and by what was predicted.
 
 The rule: a run of the same cell (all alike but seeds, repeats, numbers of the optimizer and the
 budget) takes its time a sample for the samples that are left, and its time to start. Of several
-runs of a cell the median counts. Where the cell has none yet, the run with the nearest budget in
-samples stands in, of those with as many ranks if there are any. Before the first run of a sweep is
-over nothing is known here: what a plan predicts (`plan.forecast`) is too wide to order a queue by.
+runs of a cell the median counts. Where the cell has none yet, its prediction is scaled by what the
+runs that are over took over theirs, in the median; before the first is over it is taken as it is. A
+run without a prediction takes as long as the one with the nearest budget in samples, of those
+with as many ranks if there are any; before the first is over nothing is known of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from statistics import median
 
@@ -61,10 +62,17 @@ class Durations:
         Its runs that are over are looked up when a duration is first asked for.
     specs : iterable of RunSpec
         Runs of the sweep.
+    predicted_s : mapping of str to float
+        What a whole run was predicted to take, in seconds, by `run_id`.
     """
 
-    def __init__(self, sweep: SweepFolder, specs: Iterable[RunSpec]) -> None:
+    def __init__(
+        self, sweep: SweepFolder, specs: Iterable[RunSpec], predicted_s: Mapping[str, float]
+    ) -> None:
         self._sweep = sweep
+        self._predicted_s = predicted_s
+        self._scales: list[float] = []
+        """What runs took over what was predicted of them."""
         self._specs = list(specs)
         self._cells: defaultdict[str, list[Duration]] = defaultdict(list)
         self._durations: list[tuple[RunSpec, Duration]] = []
@@ -83,6 +91,8 @@ class Durations:
         if duration is None:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
             return
+        if predicted_s := self._predicted_s.get(spec.run_id):
+            self._scales.append(duration.takes_s(spec.samples) / predicted_s)
         self._cells[self._cell(spec)].append(duration)
         self._durations.append((spec, duration))
 
@@ -102,6 +112,9 @@ class Durations:
         if same:
             fixed_s = median(duration.fixed_s for duration in same)
             return Duration(fixed_s, median(duration.per_sample_s for duration in same))
+        if predicted_s := self._predicted_s.get(spec.run_id):
+            scale = median(self._scales) if self._scales else 1.0
+            return Duration(0.0, scale * predicted_s / spec.samples)
         ranks = spec.geometry.data_parallel_size
         if (ranks, spec.samples) not in self._nearest:
             self._nearest[ranks, spec.samples] = self._nearest_duration(spec, ranks)

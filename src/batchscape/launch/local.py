@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -103,7 +103,7 @@ def run_sweep(
         standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
         live = may_mirror_live(standing.missing, machine.cpu_cores)
         mirror = Mirror(specs[0].config.tracker, sweep, live=live)
-        progress = Progress(console, len(specs), sum(spec.samples for spec in standing.missing))
+        progress = Progress(console, len(specs))
         progress.stand_still(list(standing.settled.values()))
         for renewed in standing.notes:
             progress.note(renewed, "yellow")
@@ -167,16 +167,19 @@ def _launched(
             return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
-        scratch = stack.enter_context(scratch_folder())
         claims = ClaimedRuns(sweep, standing)
         stack.callback(claims.release_all)
-        durations = Durations(sweep, standing.specs)
-        placement = Placement(missing, machine, durations, progress.warn)
-        stack.callback(placement.close)
         stack.callback(processes.close)
-        predictions = {}
+        scratch = stack.enter_context(scratch_folder())
+        predictions: dict[str, Mapping[str, Any]] = {}
         if entry == WORKER:
             predictions = predict(missing, sweep, processes, scratch, lambda: interrupts.count > 0)
+        times = {
+            run: p["run_time_s"]["value"] for run, p in predictions.items() if "run_time_s" in p
+        }
+        durations = Durations(sweep, standing.specs, times)
+        placement = Placement(missing, machine, durations, progress.warn)
+        stack.callback(placement.close)
         session = Session(
             sweep=sweep,
             machine=machine,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.durations import Durations
 from batchscape.launch.pool import DevicePool, Lease
-from batchscape.launch.schedule import Schedule
+from batchscape.launch.schedule import Schedule, makespan_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 
@@ -59,6 +59,7 @@ class Placement:
         else:
             names = {device.index: device.uuid for device in machine.cuda_devices}
             self._noun = "CUDA devices"
+        self._launcher = launcher
         exclusive = launcher.exclusive_devices
         self._locks = DeviceLocks(device_type, names, warn) if exclusive else None
         self._pool = DevicePool(names, launcher.max_runs_per_device, self._locks)
@@ -113,6 +114,34 @@ class Placement:
         spec = self._specs[started[0]]
         queue.remove(spec)
         return spec, started[1]
+
+    def left_s(self, at_work: Iterable[tuple[RunSpec, float]], queue: Iterable[RunSpec]) -> float:
+        """Return the time until the last run ends, as the queue would place them.
+
+        Parameters
+        ----------
+        at_work : iterable of (RunSpec, float)
+            Runs, and for how many seconds each will still be at work; NaN where nobody can tell.
+        queue : iterable of RunSpec
+
+        Returns
+        -------
+        float
+            In seconds; NaN where a run's time is not known.
+        """
+        left = [(spec.geometry.data_parallel_size, seconds) for spec, seconds in at_work]
+        for spec in queue:
+            expected_s = self._durations.expected_s(spec)
+            seconds = math.nan if expected_s is None else expected_s
+            left.append((spec.geometry.data_parallel_size, seconds))
+        if any(math.isnan(seconds) for _, seconds in left):
+            return math.nan
+        pool = DevicePool(self._pool.devices, self._launcher.max_runs_per_device)
+        return makespan_s(left, pool, self._launcher.concurrent_runs)
+
+    def expected_s(self, spec: RunSpec) -> float | None:
+        """Return how long a run should take, in seconds; None: nothing is known."""
+        return self._durations.expected_s(spec)
 
     @property
     def waiting(self) -> RunSpec | None:

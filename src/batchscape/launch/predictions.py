@@ -52,15 +52,16 @@ def predict(
     dict of str to mapping
         By run: what `prediction.json` holds. Runs of which nothing can be said are not in it.
     """
-    asked = [
-        spec
-        for spec in specs
-        if not (
-            isinstance(spec.config.engine, Command) or sweep.run(spec.run_id).prediction.exists()
-        )
-    ]
+    said: dict[str, Mapping[str, Any]] = {}
+    asked = []
+    for spec in specs:
+        before = sweep.run(spec.run_id).prediction
+        if before.exists():
+            said[spec.run_id] = read_json(before)
+        elif not isinstance(spec.config.engine, Command):
+            asked.append(spec)
     if not asked:
-        return {}
+        return said
     folder = scratch / _NAME
     folder.mkdir()
     (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
@@ -73,8 +74,8 @@ def predict(
         while not processes.wait(_LOOK_S):
             if should_stop() or time.monotonic() > until:
                 processes.signal(_NAME, 9)
-        said = folder / "predictions"
-        return read_json(said) if said.exists() else {}
+        predictions = folder / "predictions"
+        return said | (read_json(predictions) if predictions.exists() else {})
     except BatchscapeError:
         # Runs come before what is said of them: whatever the matter is, they meet it themselves.
-        return {}
+        return said

@@ -6,9 +6,10 @@ a run than the end of its last table.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -47,18 +48,13 @@ class Progress:
         Where to write; a terminal shows more than a file.
     total : int
         Runs of the sweep.
-    samples : int
-        Training samples of the runs that are to be launched.
     """
 
-    def __init__(self, console: Console, total: int, samples: int) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
         self._done = 0
         self._failed = 0
-        self._samples_left = float(samples)
-        self._samples_trained = 0.0
-        self._began: float | None = None
         self._drawn = 0.0
         self._waits_for = ""
         self._untimed: set[str] = set()
@@ -115,7 +111,6 @@ class Progress:
 
     def run_started(self, run: ActiveRun) -> None:
         """Tell of a run that begins; a terminal sees it below the lines anyway."""
-        self._began = self._began or time.monotonic()
         if self._console.is_terminal:
             return
         attempt = len(run.status.attempts)
@@ -125,10 +120,6 @@ class Progress:
 
     def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
         """Tell how a run ended."""
-        trained = _trained(run, status.summary.get("samples"))
-        self._samples_trained += trained
-        is_open = status.status is Status.INTERRUPTED
-        self._samples_left -= trained if is_open else run.spec.samples
         duration = duration_text(round(time.monotonic() - run.began))
         is_completed = status.status is Status.COMPLETED
         untimed = why_untimed(run.launch, status.summary) if is_completed else None
@@ -157,38 +148,32 @@ class Progress:
         # What is drawn still shows the run.
         self._drawn = 0.0
 
-    def update(self, active: Sequence[ActiveRun]) -> None:
-        """Draw what is running, if it was not drawn in the last second."""
+    def update(self, active: Sequence[ActiveRun], left_s: Callable[[], float]) -> None:
+        """Draw what is running, if it was not drawn in the last second.
+
+        Parameters
+        ----------
+        active : sequence of ActiveRun
+        left_s : callable
+            Returns the time until the last run ends, in seconds; NaN where it is not known.
+        """
         now = time.monotonic()
         if not self._console.is_terminal or now - self._drawn < _REFRESH_S:
             return
         self._drawn = now
         width = self._console.width
         rows = [run.last_row for run in active]
-        lines = [self._overview(now, active, rows)]
+        lines = [self._overview(len(active), left_s())]
         lines += [_running_text(run, row) for run, row in zip(active, rows, strict=True)]
         # Cut here: the layout of one plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
         with _even_if_nobody_reads():
             self._live.update(Text(text, no_wrap=True), refresh=True)
 
-    def _overview(
-        self, now: float, active: Sequence[ActiveRun], rows: Sequence[Mapping[str, Any]]
-    ) -> str:
+    def _overview(self, active: int, left_s: float) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        left = ""
-        # Before a run is over, start and warm-up are most of what is known.
-        if self._samples_trained and self._began is not None:
-            # By samples, since runs of one sweep mostly differ in how they cut them.
-            going = sum(
-                _trained(run, row.get("samples"))
-                for run, row in zip(active, rows, strict=True)
-                if row
-            )
-            a_sample_s = (now - self._began) / (self._samples_trained + going)
-            left_s = max(0.0, (self._samples_left - going) * a_sample_s)
-            left = f", about {duration_text(round(left_s))} left"
-        return f"{self._done}/{self._total} runs done, {len(active)} running{failed}{left}"
+        left = "" if math.isnan(left_s) else f", about {duration_text(round(left_s))} left"
+        return f"{self._done}/{self._total} runs done, {active} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
@@ -248,12 +233,6 @@ def _ended_text(status: RunStatus, counted: str | None) -> str:
 def _runs_text(count: int) -> str:
     """Count runs."""
     return f"{count} run" if count == 1 else f"{count} runs"
-
-
-def _trained(run: ActiveRun, samples: float | None) -> float:
-    """Return the samples of a run that its latest attempt has trained, at so many in all."""
-    before = run.status.attempts[-1].from_optimizer_step / run.spec.optimizer_steps
-    return max(0.0, (samples or 0) - before * run.spec.samples)
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,7 @@ from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
 from batchscape.record.next_step import is_tried_again
+from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
 
@@ -146,7 +150,19 @@ class Session:
                 status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
                 if status is not None:
                     self._end(run, status)
-            self._progress.update(list(self._active.values()))
+            self._progress.update(list(self._active.values()), partial(self._left_s, queue))
+
+    def _left_s(self, queue: Iterable[RunSpec]) -> float:
+        """Return the time until the last run ends; NaN where it is not known."""
+        at_work = []
+        for run in self._active.values():
+            left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
+            if left_s is None:
+                expected_s = self._placement.expected_s(run.spec)
+                elapsed_s = time.monotonic() - run.began
+                left_s = math.nan if expected_s is None else max(0.0, expected_s - elapsed_s)
+            at_work.append((run.spec, left_s))
+        return self._placement.left_s(at_work, queue)
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""

@@ -30,6 +30,9 @@ def test_the_pace_of_a_run() -> None:
     assert Duration.of(over()) == Duration(5.0, 2.0)
     more = over(evaluation_s=6.0, checkpoint_s=6.0, compile_s=3.0)
     assert Duration.of(more) == Duration(8.0, 3.0)
+    # Processes come and go, which ranks do not see.
+    more.attempts = [Attempt(100.0, 0, ended_at=150.0)]
+    assert Duration.of(more) == Duration(50.0 - 36.0, 3.0)
     # A program that does not tell its times: by the clock.
     attempts = [Attempt(100.0, 0, ended_at=110.0), Attempt(200.0, 0, ended_at=202.0)]
     told = RunStatus(Status.COMPLETED, attempts=attempts, summary={"samples": 24})
@@ -72,16 +75,16 @@ def test_the_same_cell_before_the_nearest(tmp_path: Path) -> None:
 def test_a_prediction_is_scaled_by_what_others_took_over_theirs(tmp_path: Path) -> None:
     predicted = {cell(n).run_id: 10.0 * n for n in (1, 2, 3, 4)}
     durations = Durations(SweepFolder(tmp_path), (), predicted)
-    assert durations.expected_s(cell(3)) == pytest.approx(30.0)
-    durations.learn(cell(1), over(samples=12, train_time_s=25.0))  # 30 s of 10
-    assert durations.expected_s(cell(3)) == pytest.approx(90.0)
-    durations.learn(cell(2), over(samples=24, train_time_s=15.0))  # 20 s of 20
-    assert durations.expected_s(cell(4)) == pytest.approx(40.0 * 2)  # the median of 3 and 1
+    assert durations.expected_s(cell(3)) == pytest.approx(3.0 + 30.0)
+    durations.learn(cell(1), over(samples=12, train_time_s=30.0))  # 3 times as long
+    assert durations.expected_s(cell(3)) == pytest.approx(5.0 + 90.0)
+    durations.learn(cell(2), over(samples=24, train_time_s=20.0, startup_s=7.0))  # as long
+    assert durations.expected_s(cell(4)) == pytest.approx(6.0 + 40.0 * 2)  # medians of two
     # What its own cell took counts more.
-    assert durations.expected_s(cell(1, seed=5)) == 30.0
+    assert durations.expected_s(cell(1, seed=5)) == 35.0
     # Of one that was begun, what is left.
     durations.learn(cell(4), over(Status.INTERRUPTED, samples=36))
-    assert durations.expected_s(cell(4)) == pytest.approx(40.0 * 2 / 4)
+    assert durations.expected_s(cell(4)) == pytest.approx(6.0 + 40.0 * 2 / 4)
 
 
 def test_as_many_ranks_count_before_as_many_samples(tmp_path: Path) -> None:

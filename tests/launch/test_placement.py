@@ -40,7 +40,7 @@ def test_the_longest_first_where_several_go_at_once() -> None:
 
 @pytest.mark.parametrize(("concurrent_runs", "left_s"), [(1, 3 + 9 + 5 + 2), (4, 9)])
 def test_the_time_left_is_that_of_the_queue(concurrent_runs: int, left_s: float) -> None:
-    """One after the other, or side by side: 9 s on two devices, beside 3, 5 and 2 s on the others."""
+    """One after the other, or 9 s on two devices beside 3, 5 and 2 s on the others."""
     expected = {"a-d1": 99.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0, "e-d1": 1.0}
     launcher = Launcher(FOUR, *expected, expected=expected, concurrent_runs=concurrent_runs)
     a, *queue, e = launcher.queue

@@ -2,10 +2,11 @@
 
 The rule: a run of the same cell (all alike but seeds, repeats, numbers of the optimizer and the
 budget) takes its time a sample for the samples that are left, and its time to start. Of several
-runs of a cell the median counts. Where the cell has none yet, its prediction is scaled by what the
-runs that are over took over theirs, in the median; before the first is over it is taken as it is. A
-run without a prediction takes as long as the one with the nearest budget in samples, of those
-with as many ranks if there are any; before the first is over nothing is known of it.
+runs of a cell the median counts. Where the cell has none yet, the predicted time of its training is
+scaled by what the runs that are over took over theirs, and they tell the time to start: medians
+again. Before the first is over the prediction is taken as it is. A run without one takes as long as
+the run with the nearest budget in samples, of those with as many ranks if there are any; before the
+first is over nothing is known of it.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from batchscape.record.status import RunStatus
 
 __all__ = ["Duration", "Durations"]
 
+_START_S = 3.0
+"""Time to start, before a run has told: what forked ranks of small models took."""
+
 
 @dataclass(frozen=True)
 class Duration:
     """What a run took."""
 
     fixed_s: float
-    """Time that does not grow with the budget: start and compilation."""
+    """Time that does not grow with the budget: start, compilation, and the processes' end."""
     per_sample_s: float
     """Time of a training sample, evaluations and checkpoints included."""
 
@@ -44,9 +48,14 @@ class Duration:
             spans = [(a.started_at, a.ended_at) for a in status.attempts]
             wall_s = sum(end - start for start, end in spans if end is not None)
             return cls(0.0, wall_s / samples) if wall_s > 0 else None
-        grown = [figures.get(n) or 0.0 for n in ("train_time_s", "evaluation_s", "checkpoint_s")]
-        fixed = [figures.get(name) or 0.0 for name in ("startup_s", "compile_s")]
-        return cls(sum(fixed), sum(grown) / samples)
+        grown_s = sum(
+            figures.get(n) or 0.0 for n in ("train_time_s", "evaluation_s", "checkpoint_s")
+        )
+        fixed_s = sum(figures.get(name) or 0.0 for name in ("startup_s", "compile_s"))
+        if len(status.attempts) == 1 and (ended_at := status.attempts[0].ended_at) is not None:
+            # Its processes come and go, which no rank sees.
+            fixed_s = max(fixed_s, ended_at - status.attempts[0].started_at - grown_s)
+        return cls(fixed_s, grown_s / samples)
 
     def takes_s(self, samples: int) -> float:
         """Return the time for so many samples."""
@@ -92,7 +101,7 @@ class Durations:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
             return
         if predicted_s := self._predicted_s.get(spec.run_id):
-            self._scales.append(duration.takes_s(spec.samples) / predicted_s)
+            self._scales.append(duration.per_sample_s * spec.samples / predicted_s)
         self._cells[self._cell(spec)].append(duration)
         self._durations.append((spec, duration))
 
@@ -114,7 +123,9 @@ class Durations:
             return Duration(fixed_s, median(duration.per_sample_s for duration in same))
         if predicted_s := self._predicted_s.get(spec.run_id):
             scale = median(self._scales) if self._scales else 1.0
-            return Duration(0.0, scale * predicted_s / spec.samples)
+            starts = [duration.fixed_s for _, duration in self._durations]
+            fixed_s = median(starts) if starts else _START_S
+            return Duration(fixed_s, scale * predicted_s / spec.samples)
         ranks = spec.geometry.data_parallel_size
         if (ranks, spec.samples) not in self._nearest:
             self._nearest[ranks, spec.samples] = self._nearest_duration(spec, ranks)

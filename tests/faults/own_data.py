@@ -91,6 +91,16 @@ class Counting:
         return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(labels)
 
 
+class Ragged(Counting):
+    """Sequences that are padded to the longest of a batch."""
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Sequences as long as the longest of these."""
+        inputs, labels = super().batch(indices)
+        longest = int(self._sizes(indices).max())
+        return inputs[:, :longest], labels[:, :longest]
+
+
 class Failing(Blobs):
     """Points that cannot all be read."""
 
@@ -128,12 +138,20 @@ class Greedy(Blobs):
         return super().batch(indices)
 
 
-class Pictures(Blobs):
+class Pictures:
     """Noise of three channels, and a class for each."""
 
-    features = None  # type: ignore[assignment]
+    task = "class"
+    classes = 3
+
+    def __init__(self, part: str) -> None:
+        self.num_samples = 400 if part == "train" else 16
+
+    def count_labels(self, indices: NDArray[np.int64]) -> int:
+        """One class a sample."""
+        return len(indices)
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Pictures as float32, and their classes."""
         noise = [np.random.default_rng(int(i)).normal(size=(3, 12, 12)) for i in indices]
-        return torch.from_numpy(np.stack(noise)).float(), torch.from_numpy(self._labels[indices])
+        return torch.from_numpy(np.stack(noise)).float(), torch.from_numpy(indices % self.classes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,8 +51,13 @@ CONVOLUTIONS = {
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [64]}, "data": {"name": "digits"}}
 
 
+@pytest.fixture(autouse=True)
+def _own_code(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "faults")
+
+
 @pytest.fixture
-def run_of(spec_of, trainer):  # the trainer finds models of a user's own
+def run_of(spec_of):
     """Return a short run whose memory is measured."""
 
     def run(geometry, **settings):
@@ -75,6 +81,19 @@ def measured(trainer, spec, folder):
     ranks = read_table(trainer.train(spec, folder), "ranks")
     assert set(ranks["memory_method"]) == {"cpu allocator events"}
     return {name: round(ranks[name].max() * GIB) for name in FIGURES}
+
+
+def padded_bytes_of_gpt(ranks):
+    """What the first rank has of `GPT`, each parameter cut by rows and rounded up.
+
+    And the list of the ranks, which a device mesh holds as int32.
+    """
+    width, vectors = 32, [32] * 4 + [32, 32, 96, 128]
+    matrices = [(96, width), (32, width), (128, width), (32, 4 * width)]
+    block = sum(-(-rows // ranks) * columns for rows, columns in matrices)
+    block += sum(-(-rows // ranks) for rows in vectors)
+    tables = sum(-(-rows // ranks) * width for rows in (256, 32))
+    return 4 * (2 * block + tables + 2 * -(-width // ranks) + ranks)
 
 
 def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
@@ -155,29 +174,30 @@ def test_accumulation_costs_one_gradient_and_no_more(run_of):
         assert len({memory_key(run) for run in runs}) == 2
 
 
-def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_hold_less(run_of):
+def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_of):
     two, thousand = run_of((2, 4, 2)), run_of((1024, 4, 2))
     assert memory_key(two) == memory_key(thousand) != memory_key(run_of((1, 4, 2)))
     # Apart, so that both are rehearsed.
     assert predict_memory(two) == predict_memory(thousand)
     few, many = (predict_memory(run_of((ranks, 4, 1), engine=FSDP)) for ranks in (2, 1024))
-    assert many.problem is None
-    assert many.peak_allocated_gib < few.peak_allocated_gib
+    parts = [padded_bytes_of_gpt(few_or_many) for few_or_many in (2, 1024)]
+    for report, part in zip((few, many), parts, strict=True):
+        assert bytes_of(report)["allocated_after_model_gib"] == pytest.approx(part, abs=SCALARS)
     assert memory_key(run_of((2, 4, 1), engine=FSDP)) != memory_key(two)
 
 
-@settings(max_examples=3)
-@given(sizes=st.sets(st.integers(1, 200), min_size=6, max_size=9))
+@settings(max_examples=2)
+@given(sizes=st.sets(st.integers(1, 48), min_size=6, max_size=7))
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt", "convolutions", "chunked"])
-def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of, trainer):
+def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
     """And a larger one never holds less."""
-    settings = {
+    chosen = {
         "gpt": {"model": GPT},
         "convolutions": CONVOLUTIONS,
         "chunked": {"model": {**GPT, "loss_chunk": 100}},
     }[model]
-    runs = [spec_of((1, size, 2), **{"engine": BFLOAT16, **settings}) for size in sorted(sizes)]
+    runs = [spec_of((1, size, 2), **{"engine": BFLOAT16, **chosen}) for size in sorted(sizes)]
     together = predict_memories(runs)
     assert together == [predict_memory(run) for run in runs]
     peaks = [report.peak_allocated_gib for report in together]
@@ -205,10 +225,10 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monke
 
 def test_the_key_holds_what_decides_memory_and_nothing_else(run_of):
     base = run_of((1, 8, 2))
-    same = [
+    alike = [
         {"seed": 3},
         {"optimizer": {"name": "adamw", "learning_rate": 1.0, "beta1": 0.5}},
-        {"budget": {"samples": 16}},
+        {"budget": {"optimizer_steps": 7}},
         {"loader": {"workers": 1}},
         {"device": {"memory_limit_gib": 1.0}},
     ]
@@ -220,14 +240,8 @@ def test_the_key_holds_what_decides_memory_and_nothing_else(run_of):
         {"data": {"name": "stdlib", "sequence_length": 33}},
         {"evaluation": {"samples": 2, "ema_half_life_tokens": 9.0}},
     ]
-    samples = {"budget": {"optimizer_steps": 1}}
-    for settings in same:
-        if "samples" in settings.get("budget", {}):
-            config = run_of((1, 8, 2), **samples).config
-            assert memory_key(replace(base, config=config)) == memory_key(base)
-        else:
-            assert memory_key(run_of((1, 8, 2), **settings)) == memory_key(base)
-    keys = {memory_key(run_of((1, 8, 2), **settings)) for settings in other}
+    assert {memory_key(run_of((1, 8, 2), **some)) for some in alike} == {memory_key(base)}
+    keys = {memory_key(run_of((1, 8, 2), **some)) for some in other}
     assert len(keys | {memory_key(base), memory_key(run_of((1, 9, 2)))}) == len(other) + 2
 
 
@@ -256,7 +270,7 @@ def test_cuda_counts_blocks_of_512_bytes(run_of):
         (
             {
                 "model": {"name": "custom", "_target_": "own_models.Bigram"},
-                "data": {"name": "custom", "_target_": "own_data.Counting"},
+                "data": {"name": "custom", "_target_": "own_data.Ragged"},
             },
             "samples differ in their shape",
         ),
@@ -290,7 +304,7 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
         return (
             torch.get_rng_state().tolist(),
             random.getstate(),
-            np.random.get_state()[1].tolist(),  # noqa: NPY002
+            np.random.get_state()[1].tolist(),
             torch.get_default_device(),
             torch.get_default_dtype(),
             torch.is_grad_enabled(),

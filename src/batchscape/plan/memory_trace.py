@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -298,9 +299,10 @@ class _Counter(TorchDispatchMode):
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
-            alive = self._alive[storage._cdata]
-            self._free(alive.number)
-            alive.number = self._take(size)
+            alive = self._alive.get(storage._cdata)
+            if alive is not None:
+                self._free(alive.number)
+                alive.number = self._take(size)
             return resize(storage, size)
 
         torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
@@ -398,28 +400,47 @@ class _Buckets(nn.Module):
 
 @contextmanager
 def _caller_undisturbed() -> Iterator[None]:
-    """Put the random state back, and keep the collector from freeing what a rank would hold."""
+    """Put random states back, and keep the collector from freeing what a rank would hold.
+
+    A model's own code may draw from any of them.
+    """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     collects = gc.isenabled()
     gc.disable()
     try:
         with torch.random.fork_rng(devices=devices), torch.enable_grad():
             yield
     finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         if collects:
             gc.enable()
 
 
 @contextmanager
 def _group_of(ranks: int) -> Iterator[None]:
-    """Be the first of many ranks, of which there is no other."""
+    """Be the first of many ranks, of which there is no other.
+
+    FSDP makes an empty tensor for each rank that has no part of a parameter, 1,024 of them for a
+    bias of 32 numbers: here it is given the part of the first rank alone, the one that it uses.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         msg = "engine=fsdp is predicted in a process that has no process group"
         raise BatchscapeError(msg)
+
+    def first(tensor: Tensor, ranks: int, dim: int) -> list[Tensor]:
+        rows = tensor.size(dim)
+        return [tensor.narrow(dim, 0, min(-(-rows // ranks), rows))]
+
+    chunks = _fsdp_param._chunk_with_empty
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    _fsdp_param._chunk_with_empty = first  # type: ignore[assignment]
     try:
         yield
     finally:
+        _fsdp_param._chunk_with_empty = chunks
         dist.destroy_process_group()

@@ -29,7 +29,9 @@ STUDY = "sweeps=fixed_global_batch"
 def shown(plan: Plan) -> str:
     text = io.StringIO()
     predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), Machine(2, "two cores"))
-    Console(width=200, file=text).print(plan_table(plan, predicted, datetime(2030, 1, 1, tzinfo=UTC)))
+    Console(width=200, file=text).print(
+        plan_table(plan, predicted, datetime(2030, 1, 1, tzinfo=UTC))
+    )
     return text.getvalue()
 
 

@@ -180,9 +180,7 @@ class Schedule:
         return math.inf if expected_s is None else expected_s
 
 
-def makespan_s(
-    runs: Iterable[tuple[int, float]], pool: DevicePool, concurrent_runs: int
-) -> float:
+def makespan_s(runs: Iterable[tuple[int, float]], pool: DevicePool, concurrent_runs: int) -> float:
     """Return how long a queue takes, from the first start to the last end.
 
     Parameters

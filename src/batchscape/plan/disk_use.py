@@ -15,7 +15,15 @@ from batchscape.record.disk import free_bytes, size_text
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["DiskUse", "RunDiskUse", "describe_disk_use", "disk_use", "evaluations", "open_runs", "run_disk_use"]
+__all__ = [
+    "DiskUse",
+    "RunDiskUse",
+    "describe_disk_use",
+    "disk_use",
+    "evaluations",
+    "open_runs",
+    "run_disk_use",
+]
 
 # Measured on runs of this version, in bytes.
 _JSON_FILES = 24 * 1024
@@ -144,9 +152,9 @@ def describe_disk_use(use: DiskUse) -> str:
 
 
 def evaluations(spec: RunSpec) -> int:
-    """Return how often a run is evaluated."""
+    """Return how often a run is evaluated: before the first step, on the way, after the last."""
     every = spec.evaluation_every_samples
-    return 2 if every is None else 2 + spec.samples // every
+    return 2 if every is None else 2 + (spec.samples - 1) // every
 
 
 def _checkpoint(spec: RunSpec) -> int | None:

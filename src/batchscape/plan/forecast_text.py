@@ -47,8 +47,6 @@ def forecast_text(
     return parts
 
 
-
-
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time")

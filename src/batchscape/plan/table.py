@@ -129,8 +129,7 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
     sweep = SweepFolder(plan.sweep_dir)
     nothing = dict.fromkeys(field.name for field in fields(RunForecast))
     runs = [
-        _row(cell)
-        | (nothing if cell.spec is None else asdict(predicted.runs[cell.run_id]))
+        _row(cell) | (nothing if cell.spec is None else asdict(predicted.runs[cell.run_id]))
         for cell in plan.cells
     ]
     device_type = machine.device_type(plan.cells[0].config.launcher)

@@ -151,6 +151,7 @@ RUN_BY = {
     "batchscape check-config": "tests/interop/test_check.py",
     "batchscape configs": "tests/interop/test_write.py",
     "batchscape doctor": "tests/test_doctor.py",
+    "batchscape geometry": "tests/plan/test_forecast.py",
     "batchscape probe": "tests/test_probe.py",
     "batchscape recommend": "tests/test_cli.py",
     "batchscape report": "tests/test_cli.py",

@@ -12,25 +12,25 @@ from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost,
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
-from batchscape.step_time import WEIGHTS
+from batchscape.step_time import weights
 
 __all__ = ["StepTimeModel", "fit_step_time"]
 
 _MICRO_STEPS = {
     "micro_step_fixed_s": Term(
-        lambda cut: WEIGHTS["micro_step_fixed_s"](*cut),
+        lambda cut: weights(*cut)["micro_step_fixed_s"],
         "time of a micro-step that does not grow with the micro-batch",
         ("micro_batch_size",),
     ),
     "per_sample_s": Term(
-        lambda cut: WEIGHTS["per_sample_s"](*cut),
+        lambda cut: weights(*cut)["per_sample_s"],
         "time that each further sample of a micro-batch takes",
         ("micro_batch_size",),
     ),
 }
 _EXCHANGE = {
     "exchange_s": Term(
-        lambda cut: WEIGHTS["exchange_s"](*cut),
+        lambda cut: weights(*cut)["exchange_s"],
         "time of the gradient exchange that backward does not hide, at two devices; at D devices "
         "times 2 (D - 1) / D, the bytes that a ring moves",
         ("data_parallel_size",),
@@ -38,7 +38,7 @@ _EXCHANGE = {
 }
 _OPTIMIZER = {
     "optimizer_s": Term(
-        lambda cut: WEIGHTS["optimizer_s"](*cut),
+        lambda cut: weights(*cut)["optimizer_s"],
         "time of an optimizer step outside micro-steps and exchange: clipping and update",
         ("gradient_accumulation_steps", "micro_batch_size"),
     )
@@ -71,11 +71,11 @@ class StepTimeModel:
 
     def combine(self, devices: int, micro: int, accumulation: int) -> Combination:
         """Predict the same as a value and its variance."""
-        weights = [part.weights(devices, micro, accumulation) for part in self.parts]
+        factors = [part.weights(devices, micro, accumulation) for part in self.parts]
         if devices > 1 and not any("exchange_s" in part.terms for part in self.parts):
             return Combination(math.nan, math.nan, 0.0)
         # A part with no weight, such as the exchange of one device, is known to be zero.
-        used = [(p, w) for p, w in zip(self.parts, weights, strict=True) if any(w)]
+        used = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
         return _sum([part.fit.predict(weight) for part, weight in used])
 
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:

@@ -234,10 +234,11 @@ def _geometry(arguments: list[str]) -> int:
     )
     parser.add_argument("--devices", metavar="D", type=int, nargs="+", help="numbers of ranks")
     parser.add_argument("--nodes", metavar="N", type=int, default=1, help="machines; default: 1")
-    most = {"metavar": "MOST", "type": int}
-    parser.add_argument("--max-devices", help="ranks at most", **most)
-    parser.add_argument("--max-micro", help="samples per rank and micro-step at most", **most)
-    parser.add_argument("--max-accumulation", help="micro-steps at most", **most)
+    parser.add_argument("--max-devices", metavar="MOST", type=int, help="ranks at most")
+    parser.add_argument(
+        "--max-micro", metavar="MOST", type=int, help="samples per rank and micro-step at most"
+    )
+    parser.add_argument("--max-accumulation", metavar="MOST", type=int, help="micro-steps at most")
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
     from batchscape.geometry import enumerate_geometries

@@ -12,16 +12,27 @@ A ring all-reduce moves 2 (D - 1) / D times the gradient through each device (Pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["WEIGHTS"]
+__all__ = ["weights"]
 
-WEIGHTS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
-    "micro_step_fixed_s": lambda devices, micro, accumulation: accumulation,
-    "per_sample_s": lambda devices, micro, accumulation: accumulation * micro,
-    "exchange_s": lambda devices, micro, accumulation: 2 * (devices - 1) / devices,
-    "optimizer_s": lambda devices, micro, accumulation: 0 * devices + 1,
-}
-"""What each coefficient is multiplied by, of devices D, micro-batch M and accumulation A: numbers,
-or arrays of them."""
+_Number = TypeVar("_Number")
+
+
+def weights(devices: _Number, micro: _Number, accumulation: _Number) -> dict[str, _Number]:
+    """Return what each coefficient is multiplied by.
+
+    Parameters
+    ----------
+    devices, micro, accumulation : float, or ndarray of one shape
+        D, M and A.
+    """
+    d: Any = devices
+    m: Any = micro
+    a: Any = accumulation
+    return {
+        "micro_step_fixed_s": a,
+        "per_sample_s": a * m,
+        "exchange_s": 2 * (d - 1) / d,
+        "optimizer_s": d / d,
+    }

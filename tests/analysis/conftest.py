@@ -85,7 +85,8 @@ class SweepBuilder:
         trajectory = {
             name: value
             for name, value in config.to_mapping().items()
-            if name not in {"batch", "launcher", "tracker", "checkpoint", "measure", "device"}
+            if name
+            not in {"batch", "cluster", "launcher", "tracker", "checkpoint", "measure", "device"}
         }
         trajectory["timing_repeat"] = 0
         # Curves are drawn from the name: a setting that no test varies must not draw others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from batchscape.config import AdamW
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import Plan
+from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.plan.resolve import placement_problem
 from batchscape.plan.stages import check_evaluations
 from batchscape.plan.table import plan_rows, plan_table, write_plan
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec, Stage
 
 MakePlan = Callable[..., Plan]
@@ -165,7 +168,9 @@ def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: P
 def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
     found = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(plan_table(found))
+    begin = datetime(2030, 1, 1, tzinfo=UTC)
+    predicted = forecast(found.specs, SweepFolder(found.sweep_dir), Machine(2, "two cores"))
+    console.print(plan_table(found, predicted, begin))
     assert "1 x 8 x (1 -> 2 -> 4) = 8 -> 16 -> 32" in console.export_text()
     write_plan(found)
     with (tmp_path / "here" / "plan.csv").open() as file:

@@ -71,8 +71,8 @@ class Cluster:
         if self.device is None and (self.devices_per_node or self.nodes):
             known = ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")))
             msg = (
-                "devices_per_node and nodes are of a declared machine, and cluster=this_machine has "
-                f"the devices that it has; choose a device: {known}"
+                "devices_per_node and nodes are of a declared machine, and cluster=this_machine "
+                f"has the devices that it has; choose a device: {known}"
             )
             raise ValueError(msg)
         try:

@@ -6,6 +6,7 @@ of a setting lacks, and what analysis never pools all follow from here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -118,6 +119,7 @@ def that_affect(
     told : bool
         Leave out those that a program of others is not told of.
     """
+    taken = _taken(what, but, told=told)
 
     def chosen(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         found = {}
@@ -126,13 +128,21 @@ def that_affect(
             if key in _GROUPS:
                 if inner := chosen(value, f"{key}."):
                     found[name] = inner
-                continue
-            affects = _AFFECTS[key]
-            if affects & what and not affects & but and not (told and key in _OURS):
+            elif key in taken:
                 found[name] = value
         return found
 
     return chosen(config.to_mapping(), "")
+
+
+@functools.cache
+def _taken(what: Affects, but: Affects, *, told: bool) -> frozenset[str]:
+    """Return the keys that decide something; a flag takes long to ask for each of 10,000 runs."""
+    return frozenset(
+        key
+        for key, affects in _AFFECTS.items()
+        if affects & what and not affects & but and not (told and key in _OURS)
+    )
 
 
 def _members(hint: Any) -> list[type]:  # noqa: ANN401  (a type)

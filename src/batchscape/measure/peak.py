@@ -1,6 +1,7 @@
 """Peak of a device, which MFU refers to: given, from a datasheet, or on a CPU measured.
 
-And the bandwidth of a CPU's memory, measured."""
+And the bandwidth of a CPU's memory, measured.
+"""
 
 from __future__ import annotations
 

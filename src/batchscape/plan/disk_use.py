@@ -152,9 +152,9 @@ def describe_disk_use(use: DiskUse) -> str:
 
 
 def evaluations(spec: RunSpec) -> int:
-    """Return how often a run is evaluated."""
+    """Return how often a run is evaluated: before the first step, on the way, after the last."""
     every = spec.evaluation_every_samples
-    return 2 if every is None else 2 + spec.samples // every
+    return 2 if every is None else 2 + (spec.samples - 1) // every
 
 
 def _checkpoint(spec: RunSpec) -> int | None:

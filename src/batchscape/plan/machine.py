@@ -1,5 +1,7 @@
-"""Machines that runs are planned for: this one, looked up without torch or a CUDA context, or one
-that is declared."""
+"""Machines that runs are planned for: this one, or one that is declared.
+
+This one is looked up without torch or a CUDA context.
+"""
 
 from __future__ import annotations
 

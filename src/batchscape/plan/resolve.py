@@ -43,12 +43,11 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
             f"batch.nodes may be at most the machine's {machine.nodes}; nodes={geometry.nodes}; a "
             "cluster of several can be declared and planned for: cluster=h100_80g cluster.nodes=2"
         )
-    if machine.nodes > 1 and geometry.devices_per_node > (
-        each := machine.devices(device_type) // machine.nodes
-    ):
-        wanted = -(-geometry.data_parallel_size // each)
+    per_node = machine.devices(device_type) // machine.nodes
+    if machine.nodes > 1 and geometry.devices_per_node > per_node:
+        wanted = -(-geometry.data_parallel_size // per_node)
         return (
-            f"devices_per_node may be at most the {each} of a node of this cluster; "
+            f"devices_per_node may be at most the {per_node} of a node of this cluster; "
             f"devices_per_node={geometry.devices_per_node}; batch.nodes={wanted} would take more "
             f"nodes, where {wanted} divides data_parallel_size={geometry.data_parallel_size}"
         )

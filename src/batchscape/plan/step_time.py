@@ -1,10 +1,10 @@
 """Time of an optimizer step before anything has run: a range, from operations, bytes and peaks.
 
 A device attains some share of its peaks, and nobody knows which before a model has run on it. So
-each coefficient of the form in `batchscape.step_time` has two ends: what the best that was published
-would take, and what a plain, eager training takes at worst. The ranges of these shares are the
-constants below. The ends of a step time are those of all terms together, so it is wide: a range, and
-no confidence interval.
+each coefficient of the form in `batchscape.step_time` has two ends: what the best that was
+published would take, and what a plain, eager training takes at worst. The ranges of these shares
+are the constants below. The ends of a step time are those of all terms together, so it is wide: a
+range, and no confidence interval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec
-from batchscape.step_time import WEIGHTS
+from batchscape.step_time import weights
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,8 @@ of 64; https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), and h
 middling ones. CPU: gloo over the loopback, in shares of a copy in memory."""
 _KERNEL_S = {"cuda": Range(1e-6, 20e-6), "cpu": Range(0.5e-6, 30e-6)}
 """Time of an operator that does next to nothing: on a GPU 2.9 us, or 3.8 us a launch
-(https://developer.nvidia.com/blog/cuda-graphs/); at worst Python, dispatch and autograd before it."""
+(https://developer.nvidia.com/blog/cuda-graphs/); at worst Python, dispatch and autograd before
+it."""
 _LOOP_S = Range(0.0, 2e-3)
 """Of a micro-step outside the model: its batch is fetched and moved, its loss is kept."""
 _EXCHANGE_S = {"cuda": Range(0.0, 1e-4), "cpu": Range(0.0, 2e-3)}
@@ -86,7 +87,7 @@ class Coefficients:
     """Ranges of the coefficients of one training step, and of what lies outside the form."""
 
     terms: dict[str, Range]
-    """By their names in `WEIGHTS`; the high end of the exchange is that of one not hidden."""
+    """By their names in `weights`; the high end of the exchange is that of one not hidden."""
     rings: tuple[float, float]
     """All-reduces of the whole gradient an optimizer step: fixed, and a micro-step."""
     wait: Range
@@ -97,11 +98,11 @@ class Coefficients:
 
         At the low end the backward of a micro-step hides an exchange that takes no longer.
         """
-        weights = {n: weight(devices, micro, accumulation) for n, weight in WEIGHTS.items()}
-        exchange = weights.pop("exchange_s")
+        factors = weights(float(devices), float(micro), float(accumulation))
+        exchange = factors.pop("exchange_s")
         rings = self.rings[0] + self.rings[1] * accumulation
-        low = sum(self.terms[name].low * weight for name, weight in weights.items())
-        high = sum(self.terms[name].high * weight for name, weight in weights.items())
+        low = sum(self.terms[name].low * weight for name, weight in factors.items())
+        high = sum(self.terms[name].high * weight for name, weight in factors.items())
         one = self.terms["micro_step_fixed_s"].low + self.terms["per_sample_s"].low * micro
         hidden = one * (accumulation if self.rings[1] else 1)
         low += max(0.0, self.terms["exchange_s"].low * exchange * rings - hidden)
@@ -197,6 +198,9 @@ class StepTimes:
             micro(*part, loop) for part, loop in zip(parts, (_LOOP_S, Range(0, 0)), strict=True)
         )
         buckets = math.ceil(facts.gradient_bytes / _BUCKET_BYTES)
+        update = _update(
+            facts, config, ranks, moved=moved, per_s=per_s, kernel_s=_KERNEL_S[kind].high
+        )
         terms = {
             "micro_step_fixed_s": fixed,
             "per_sample_s": sample,
@@ -204,11 +208,8 @@ class StepTimes:
                 facts.gradient_bytes / sent.high,
                 shared * (facts.gradient_bytes / sent.low + buckets * _EXCHANGE_S[kind].high),
             ),
-            "optimizer_s": _update(facts, config, ranks, moved, per_s, _KERNEL_S[kind]),
+            "optimizer_s": Range(update.low, update.high * crowded),
         }
-        terms["optimizer_s"] = terms["optimizer_s"]._replace(
-            high=terms["optimizer_s"].high * crowded
-        )
         return Coefficients(terms, rings(config), _WAIT if ranks > 1 else Range(0.0, 0.0))
 
     def _peak(self, kind: str, precision: str, float32_matmul: str) -> float | None:
@@ -263,7 +264,7 @@ def rings(config: RunConfig) -> tuple[float, float]:
 
 
 def _update(
-    facts: ModelFacts, config: RunConfig, ranks: int, moved: Range, per_s: Range, kernel: Range
+    facts: ModelFacts, config: RunConfig, ranks: int, *, moved: Range, per_s: Range, kernel_s: float
 ) -> Range:
     """Return the time of clipping and update: bytes, Muon's products, and a kernel a tensor."""
     optimizer = config.optimizer
@@ -288,7 +289,7 @@ def _update(
     )
     low = touched * number / parts / moved.high
     high = (touched + more) * number / moved.low + products / per_s.low
-    return Range(low, high + (touched + more) * facts.tensors * kernel.high + _LOOP_S.high)
+    return Range(low, high + (touched + more) * facts.tensors * kernel_s + _LOOP_S.high)
 
 
 def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts | str:

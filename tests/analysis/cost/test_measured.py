@@ -1,0 +1,53 @@
+"""Step times of runs that were not launched, from runs that ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from batchscape.analysis.cost.measured import MeasuredSteps
+from batchscape.analysis.cost.step_time import fit_step_time
+from batchscape.analysis.hardware import known_where
+from batchscape.geometry import BatchGeometry
+from batchscape.record.spec import RunSpec
+from batchscape.record.tables import load
+
+HARDWARE = "Example CPU, 2 cores"
+
+
+def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., Any]) -> None:
+    sweep = build()
+    cuts = [(1, 32, 1), (1, 8, 4), (2, 8, 2), (2, 16, 1), (1, 16, 2)]
+    folders = [sweep.run(cut, seed=seed) for cut in cuts for seed in (0, 1)]
+    # A smaller network on the same machine takes another time, and so does another machine.
+    sweep.run((1, 32, 1), model__d_model=64)
+    sweep.run((1, 32, 1), seed=7, hardware="Another CPU")
+    sweep.run((1, 32, 1), seed=8, concurrent_runs=2)
+    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
+    runs = known_where(load(sweep.path).runs)
+    wanted = runs[runs["run_id"].isin([folder.path.name for folder in folders])]
+    oracle = fit_step_time(wanted)
+    spec = RunSpec.read(folders[0].config)
+    for devices, micro, accumulation in (*cuts, (2, 4, 4)):
+        geometry = BatchGeometry(1, devices, micro, accumulation)
+        found = measured(spec, geometry)
+        expected = oracle.at(devices, micro, accumulation)
+        assert found is not None
+        assert (found.value, found.low, found.high) == pytest.approx(
+            (expected.value, expected.low, expected.high)
+        )
+        assert found.n == 10
+    assert measured(replace(spec, precision="bfloat16"), spec.geometry) is None
+    assert MeasuredSteps([sweep.path], lambda name: name == "Another")(spec, spec.geometry) is None
+
+
+def test_an_exchange_that_was_never_measured_is_not_guessed(build: Callable[..., Any]) -> None:
+    sweep = build()
+    folder, *_ = [sweep.run(cut) for cut in [(1, 32, 1), (1, 8, 4), (1, 16, 2)]]
+    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
+    spec = RunSpec.read(folder.config)
+    assert measured(spec, BatchGeometry(1, 1, 32, 1)) is not None
+    assert measured(spec, BatchGeometry(1, 2, 8, 2)) is None

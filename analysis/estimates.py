@@ -16,7 +16,15 @@ from scipy import stats
 
 from batchscape.analysis.numbers import significant
 
-__all__ = ["FEWEST", "LEVEL", "NOT_IDENTIFIED", "Estimate", "half_widths", "interval_text", "too_few"]
+__all__ = [
+    "FEWEST",
+    "LEVEL",
+    "NOT_IDENTIFIED",
+    "Estimate",
+    "half_widths",
+    "interval_text",
+    "too_few",
+]
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""

@@ -10,8 +10,8 @@ Every rule of a claim is one of three questions, with the threshold fixed in adv
   correction).
 
 "Not significant" never decides anything: what neither interval settles is not identified. Neither
-is what has fewer pairs than an interval is shown of (`estimates.FEWEST`): "all" and "none" hold only
-where every comparison has so many. Equivalence alone asks for two, as in the report's own tests.
+is what has fewer pairs than an interval is shown of (`estimates.FEWEST`): "all" and "none" hold
+only where every comparison has so many. Equivalence alone asks for two, as in the report's tests.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.special import stdtr
 
 from batchscape.analysis.cells import SEEDS, Cells
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.multiplicity import holm
 
 __all__ = ["BEST", "SIGNIFICANCE", "Contest", "mark_best", "p_of_best"]
@@ -104,12 +105,12 @@ def p_of_best(values: Floats, best: int) -> float:
     -------
     float
         The largest two-sided p value of the paired t-tests; 1 where another candidate is not
-        worse on average; NaN where one shares fewer than two pairs with it.
+        worse on average; NaN where one shares fewer than `FEWEST` pairs with it.
     """
     others = np.delete(values, best, axis=1)
     differences = others - values[:, [best]]
     counts = np.isfinite(differences).sum(axis=0)
-    if not counts.size or counts.min() < 2:
+    if not counts.size or counts.min() < FEWEST:
         return float("nan")
     mean = np.nanmean(differences, axis=0)
     sd = np.nanstd(differences, axis=0, ddof=1)

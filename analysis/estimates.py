@@ -16,13 +16,21 @@ from scipy import stats
 
 from batchscape.analysis.numbers import significant
 
-__all__ = ["FEWEST", "LEVEL", "NOT_IDENTIFIED", "Estimate", "half_widths", "interval_text"]
+__all__ = [
+    "FEWEST",
+    "LEVEL",
+    "NOT_IDENTIFIED",
+    "Estimate",
+    "half_widths",
+    "interval_text",
+    "too_few",
+]
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
 
 FEWEST = 3
-"""Units, such as seeds, below which no interval is shown."""
+"""Units, such as seeds, from which an interval is shown, quoted in a sentence and judged by."""
 
 NOT_IDENTIFIED = "not identified"
 """Stands where the data do not determine a quantity."""
@@ -80,6 +88,11 @@ class Estimate:
             least = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
             return NOT_IDENTIFIED + least
         return interval_text(self.value, self.low, self.high, self.n, digits)
+
+
+def too_few(n: int, what: str, fewest: int = FEWEST) -> str:
+    """Say that there are too few units, as in `too few seeds (n = 2; 3 needed)`."""
+    return f"too few {what} (n = {n}; {fewest} needed)"
 
 
 def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:

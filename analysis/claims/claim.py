@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from batchscape.analysis.claims.contrasts import OPEN, Answer, Contrast, effect, run_ids_of
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.commands import for_more_seeds, for_times
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
-__all__ = ["ONE_SEED", "Claim", "ClaimResult", "Verdict", "found", "nothing", "undecided"]
-
-ONE_SEED = "no comparison has two pairs of runs (seeds or repeats), so there is no interval"
-"""Why a difference that was seen decides nothing."""
+__all__ = ["Claim", "ClaimResult", "Verdict", "few_pairs", "found", "nothing", "undecided"]
 
 _SWEEP = "batchscape sweep sweeps="
 _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
@@ -183,6 +180,7 @@ def found(
     ratio: bool,
     unit: str = "",
     note: str | None = None,
+    fewest: int = FEWEST,
 ) -> ClaimResult:
     """Return the finding that some contrasts lead to.
 
@@ -194,13 +192,20 @@ def found(
         All that were looked at.
     definition, ratio, unit, note
         As for `contrasts.effect`.
+    fewest : int
+        Pairs of runs from which the rule judges a comparison.
     """
     estimate = effect(deciding, definition, ratio=ratio, unit=unit, note=note)
-    single = sum(len(contrast.values) < 2 for contrast in contrasts)
-    if single:
+    if len(deciding.values) < FEWEST:
+        explanation += (
+            f" Judged from {len(deciding.values)} pairs of runs, as its rule allows; "
+            f"an interval is shown from {FEWEST} on."
+        )
+    few = sum(len(contrast.values) < fewest for contrast in contrasts)
+    if few:
         explanation = (
-            f"{explanation.strip()} Of {len(contrasts)} comparisons {single} "
-            f"{'has' if single == 1 else 'have'} fewer than two pairs of runs and no interval."
+            f"{explanation.strip()} Of {len(contrasts)} comparisons {few} "
+            f"{'has' if few == 1 else 'have'} fewer than {fewest} pairs of runs and no part in it."
         )
     return ClaimResult(
         answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts)
@@ -229,7 +234,23 @@ def nothing(
 
 
 def undecided(
-    contrasts: Sequence[Contrast], definition: str, reason: str = ONE_SEED
+    contrasts: Sequence[Contrast],
+    definition: str,
+    reason: str | None = None,
+    *,
+    fewest: int = FEWEST,
 ) -> ClaimResult:
-    """Return the finding of contrasts that decide nothing; as `nothing`."""
-    return nothing(reason, definition, run_ids_of(contrasts), contrasts)
+    """Return the finding of contrasts that decide nothing: by default, for want of pairs."""
+    why = reason or few_pairs(contrasts, fewest)
+    finding = nothing(why, definition, run_ids_of(contrasts), contrasts)
+    n = 0 if reason else _most_pairs(contrasts)
+    return replace(finding, effect=replace(finding.effect, n=n))
+
+
+def few_pairs(contrasts: Sequence[Contrast], fewest: int = FEWEST) -> str:
+    """Say how many pairs of runs the comparisons have at most, and how many they need."""
+    return too_few(_most_pairs(contrasts), "pairs of runs", fewest)
+
+
+def _most_pairs(contrasts: Sequence[Contrast]) -> int:
+    return max((len(contrast.values) for contrast in contrasts), default=0)

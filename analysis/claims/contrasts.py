@@ -10,7 +10,8 @@ Every rule of a claim is one of three questions, with the threshold fixed in adv
   correction).
 
 "Not significant" never decides anything: what neither interval settles is not identified. Neither
-is what has a single pair: "all" and "none" hold only where every comparison has an interval.
+is what has fewer pairs than an interval is shown of (`estimates.FEWEST`): "all" and "none" hold
+only where every comparison has so many. Equivalence alone asks for two, as in the report's tests.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import LEVEL, Estimate, interval_text
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, interval_text
 
 __all__ = [
     "CONTRADICTED",
+    "EQUIVALENCE_FEWEST",
     "OPEN",
     "SUPPORTED",
     "Answer",
@@ -52,6 +54,10 @@ OPEN: Answer = "not identified"
 
 _TOST_LEVEL = 0.90
 """Level of the interval that has to lie inside a margin: 1 - 2 alpha, at alpha = 5 %."""
+
+EQUIVALENCE_FEWEST = 2
+"""Pairs from which two sides may be found equivalent, or not: a margin set beforehand leaves no
+choice to make of so wide an interval."""
 
 _WORDS = {
     "micro_batch_size": "micro",
@@ -175,7 +181,7 @@ def of_each_cut(rows: pd.DataFrame, value: str) -> list[Contrast]:
 def all_above(
     contrasts: Sequence[Contrast], threshold: float, *, ways: int = 1, places: int = 1
 ) -> Decision | None:
-    """Decide whether every difference is above a threshold; None without two pairs anywhere.
+    """Decide whether every difference is above a threshold; None where none has enough pairs.
 
     Parameters
     ----------
@@ -198,9 +204,11 @@ def all_above(
     return Decision(answer, usable[int(np.argmin(lows))])
 
 
-def all_within(contrasts: Sequence[Contrast], margin: float) -> Decision | None:
-    """Decide whether every difference is within a margin; None without two pairs anywhere."""
-    usable = _usable(contrasts)
+def all_within(
+    contrasts: Sequence[Contrast], margin: float, *, fewest: int = FEWEST
+) -> Decision | None:
+    """Decide whether every difference is within a margin; None where none has enough pairs."""
+    usable = _usable(contrasts, fewest)
     if not usable:
         return None
     ends = [contrast.interval(_TOST_LEVEL) for contrast in usable]
@@ -215,7 +223,7 @@ def all_within(contrasts: Sequence[Contrast], margin: float) -> Decision | None:
 
 
 def any_above(contrasts: Sequence[Contrast], threshold: float) -> Decision | None:
-    """Decide whether some difference is above a threshold; None without two pairs anywhere."""
+    """Decide whether some difference is above a threshold; None where none has enough pairs."""
     usable = _usable(contrasts)
     if not usable:
         return None
@@ -233,7 +241,7 @@ def any_all_above(groups: Sequence[Sequence[Contrast]], threshold: float) -> Dec
 
     So the smallest of several means is compared with the smallest of others without choosing
     either on the data that test it: a group for each of the others, which share the level.
-    None without two pairs anywhere.
+    None where none has enough pairs.
     """
     usable = [group for group in groups if _usable(group)]
     found = [all_above(group, threshold, ways=len(usable)) for group in usable]
@@ -297,8 +305,8 @@ def _numbers(contrast: Contrast, *, ratio: bool) -> tuple[float, float, float]:
     return mean, low, high
 
 
-def _usable(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    return [contrast for contrast in contrasts if len(contrast.values) > 1]
+def _usable(contrasts: Sequence[Contrast], fewest: int = FEWEST) -> list[Contrast]:
+    return [contrast for contrast in contrasts if len(contrast.values) >= fewest]
 
 
 def _shared(count: int) -> float:

@@ -160,8 +160,8 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Accumulating over A micro-batches and stepping once equals one batch A times "
         "larger: global 8 = micro 4 x 2",
         source="000, 003",
-        needs="accumulation of 1 and of more at one global batch and number of devices, and "
-        "nothing that depends on the cut itself (dropout, BatchNorm)",
+        needs="accumulation of 1 and of more at one global batch and number of devices, with two "
+        "seeds, and nothing that depends on the cut itself (dropout, BatchNorm)",
         effect="paired difference of final held-out loss",
         rule="supported: every paired difference lies within the margin set before launch (TOST); "
         "contradicted: one lies outside",
@@ -174,7 +174,7 @@ CLAIMS: tuple[Claim, ...] = (
         id="too-small-unstable",
         statement="Too small a global batch trains unstably",
         source="001, 003",
-        needs="two global batches or more, with two seeds",
+        needs="two global batches or more, with three seeds",
         effect="largest rise of the training loss above its lowest so far, over 20 windows of the "
         "same samples, as a share of the first: smallest global batch minus the middle one",
         rule="supported: it rises by 0.02 more (2.5 %: the lower end of the 95 % interval), or "
@@ -188,7 +188,8 @@ CLAIMS: tuple[Claim, ...] = (
         id="too-large-generalises-worse",
         statement="Too large a global batch generalises worse",
         source="001, 003",
-        needs="two global batches or more that went over their training data twice, with two seeds",
+        needs="two global batches or more that went over their training data twice, with three "
+        "seeds",
         effect="held-out loss at an equal training loss, largest global batch minus the middle one",
         rule="supported: worse by more than the margin; contradicted: not by that much",
         settle="batchscape sweep sweeps=learning_rate_digits budget.target_loss=null "
@@ -200,7 +201,7 @@ CLAIMS: tuple[Claim, ...] = (
         id="learning-rate-grows-with-batch",
         statement="A larger global batch wants a larger learning rate (linear scaling rule)",
         source="001, 003",
-        needs="three learning rates or more at three global batches or more, with two seeds",
+        needs="three learning rates or more at three global batches or more, with three seeds",
         effect="exponent of the best learning rate in the global batch, as in the report's section "
         "on learning rates",
         rule="supported: its 95 % interval is above 0.1; contradicted: below; whether 1 (linear) "
@@ -213,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
         id="large-batch-less-variance",
         statement="A larger global batch lowers the variance of an update",
         source="002",
-        needs="two global batches or more, with two seeds",
+        needs="two global batches or more, with three seeds",
         effect="exponent, in the global batch, of the variance of the gradient norm from step to "
         "step, without its steady drift",
         rule="supported: below -0.1; contradicted: above; whether -1 lies in the interval is said "

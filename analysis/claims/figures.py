@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.contrasts import SUPPORTED
-from batchscape.analysis.figures.style import PAGE_IN
+from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.figures.style import PAGE_IN, plain_ticks
+from batchscape.analysis.report.topic import Picture
 
 __all__ = ["draw_claims"]
 
@@ -20,12 +21,12 @@ _COLOURS = {True: "#0072B2", False: "#D55E00"}
 _MOST_ROWS = 24
 
 
-def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
+def draw_claims(settled: Sequence[Verdict]) -> Picture | None:
     """Draw the ratios among the effects of settled claims.
 
     Returns
     -------
-    Figure or None
+    Picture or None
         None where there are fewer than two ratios, or too many to read.
     """
     ratios = [v for v in settled if v.effect.definition.startswith("ratio") and v.effect.low > 0]
@@ -57,14 +58,27 @@ def draw_claims(settled: Sequence[Verdict]) -> Figure | None:
     axes.set_ylim(len(ratios) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio, as the claim's rule defines it (log scale)")
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 1.2, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes.xaxis)
+    found = {verdict.verdict == SUPPORTED for verdict in ratios}
     handles = [
-        Line2D([], [], color=_COLOURS[True], marker="o", label="supported"),
         Line2D(
-            [], [], color=_COLOURS[False], marker="o", markerfacecolor="white", label="contradicted"
-        ),
+            [],
+            [],
+            color=_COLOURS[is_supported],
+            marker="o",
+            markerfacecolor=_COLOURS[is_supported] if is_supported else "white",
+            label=word,
+        )
+        for is_supported, word in ((True, "supported"), (False, "contradicted"))
+        if is_supported in found
     ]
     figure.legend(handles=handles, loc="outside upper right", ncols=2)
-    return figure
+    marked = {True: "filled: the claim is supported", False: "open: it is contradicted"}
+    said = "; ".join(
+        marked[is_supported] for is_supported in (True, False) if is_supported in found
+    )
+    caption = (
+        f"Effects behind the verdicts that are ratios, with their {LEVEL:.0%} intervals; {said}. "
+        "What is compared, and the threshold of each rule, stand in the table."
+    )
+    return Picture("claims", caption, figure)

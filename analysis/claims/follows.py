@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from batchscape.analysis.claims.claim import ClaimResult, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, few_pairs, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     Contrast,
@@ -34,7 +34,6 @@ def follows(
     definition: str,
     explain: Callable[[str, str], str],
     *,
-    lacking: str,
     reported: Literal["along", "across"],
 ) -> ClaimResult | None:
     """Judge growth by more than a margin along one factor, and equality within it across.
@@ -47,8 +46,6 @@ def follows(
         Of the effect.
     explain : callable
         Makes the explanation of the sizes that decide along and across.
-    lacking : str
-        What two runs are needed of.
     reported : str
         Whose size is the effect, unless the other alone contradicts the claim.
 
@@ -62,8 +59,11 @@ def follows(
         return None
     grows, equal = all_above(figure.along, margin), all_within(figure.across, margin)
     if grows is None or equal is None:
-        missing = figure.names[0 if grows is None else 1]
-        return undecided(contrasts, definition, f"the {missing} does not vary over two {lacking}")
+        side, missing = (
+            (figure.along, figure.names[0]) if grows is None else (figure.across, figure.names[1])
+        )
+        reason = f"along the {missing}, {few_pairs(side)}"
+        return undecided(contrasts, definition, reason)
     usual, other = (grows, equal) if reported == "along" else (equal, grows)
     deciding: Decision = other if other.answer == CONTRADICTED else usual
     explanation = explain(said(grows.deciding, "ratio"), said(equal.deciding, "ratio"))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -20,7 +20,7 @@ from batchscape.analysis.claims.contrasts import (
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import best_rates, score_of
 from batchscape.analysis.comparing.pairs import logarithm
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import Optima, final_losses, find_optima
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.errors import AnalysisError
@@ -81,9 +81,11 @@ def large_batch_less_variance(context: Context) -> ClaimResult | None:
     table = table.dropna(subset=["variance"])
     definition = "exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p"
     wide = table.groupby(["seed_block", _BATCH])["variance"].mean().unstack(_BATCH)
-    wide = wide.dropna(axis=1, thresh=2).dropna()
+    most = wide.notna().sum().nlargest(2)
+    wide = wide.dropna(axis=1, thresh=FEWEST).dropna()
     if wide.shape[1] < 2 or wide.empty:
-        return nothing(ONE_SEED, definition, table["run_id"])
+        n = int(most.min()) if len(most) == 2 else 0
+        return nothing(too_few(n, "seeds at two global batches"), definition, table["run_id"])
     slopes = _slopes(wide)
     ids = tuple(sorted(set(table.loc[table["seed_block"].isin(wide.index), "run_id"])))
     name = f"global batches {', '.join(map(str, wide.columns))}"

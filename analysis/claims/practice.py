@@ -18,6 +18,7 @@ from batchscape.analysis.claims.contrasts import (
     said,
 )
 from batchscape.analysis.claims.evidence import Context
+from batchscape.analysis.estimates import FEWEST
 
 __all__ = ["accumulation_4_or_8", "musev_224"]
 
@@ -46,7 +47,7 @@ def accumulation_4_or_8(context: Context) -> ClaimResult | None:
     of_places = [
         own
         for sides in of_places
-        if (own := [side for side in sides if any(len(c.values) > 1 for c in side)])
+        if (own := [side for side in sides if any(len(c.values) >= FEWEST for c in side)])
     ]
     judged = [_best_side(sides, len(of_places)) for sides in of_places]
     if not looked_at:
@@ -112,7 +113,7 @@ def musev_224(context: Context) -> ClaimResult | None:
         memory = _ratio(own[here], other, "peak_allocated_gib", name)
         contrasts.append(time)
         answers.append(_dominates(time, memory, level_count))
-    if all(len(contrast.values) < 2 for contrast in contrasts):
+    if all(len(contrast.values) < FEWEST for contrast in contrasts):
         return undecided(contrasts, definition)
     answer = next((a for a in (CONTRADICTED, OPEN) if a in answers), SUPPORTED)
     deciding = contrasts[answers.index(answer)]
@@ -137,7 +138,7 @@ def _ratio(base: pd.DataFrame, other: pd.DataFrame, name: str, cut: str) -> Cont
 
 def _dominates(time: Contrast, memory: Contrast, count: int) -> Answer:
     """Tell whether another cut leaves 16 x 7 x 2 on the front (supported) or beats it."""
-    if len(time.values) < 2 or len(memory.values) < 2:
+    if min(len(time.values), len(memory.values)) < FEWEST:
         return OPEN
     strict, level = 1 - 0.05 / count, 0.95
     if time.interval(strict)[1] < -_GOOD and memory.interval(strict)[1] < _GOOD:

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
+from batchscape.analysis.claims.claim import ClaimResult, few_pairs, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -64,7 +64,7 @@ def too_small_unstable(context: Context) -> ClaimResult | None:
     if decision is None and p < _FISHER:
         return _diverges(diverged, ends, p, counts, runs["run_id"])
     if decision is None:
-        reason = f"{ONE_SEED}; diverged: {counts}"
+        reason = f"{few_pairs(contrasts)}; diverged: {counts}"
         return undecided(contrasts, definition, reason)
     answer = decision.answer
     if p < _FISHER:
@@ -120,7 +120,7 @@ def too_large_generalises_worse(context: Context) -> ClaimResult | None:
     contrasts = _paired(runs.assign(value=held_out), ends)
     decision = any_above(contrasts, context.margin)
     if decision is None:
-        return nothing(ONE_SEED, definition, ids, contrasts)
+        return undecided(contrasts, definition)
     gaps = runs.assign(value=[float(path[1][-1] - path[0][-1]) for path in usable])
     final = [said(contrast, "difference") for contrast in _paired(gaps, ends)]
     explanation = (

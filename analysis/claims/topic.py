@@ -14,7 +14,7 @@ from batchscape.analysis.claims.figures import draw_claims
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import Grid, columns_grid, lettered
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.topic import Section, TableView
 
 __all__ = ["claims_section", "claims_table", "shown_verdicts"]
 
@@ -39,15 +39,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     positions = {id(verdict): row for row, verdict in enumerate(verdicts)}
     rows = [positions[id(verdict)] for verdict in shown]
     view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown), rows)
-    figure = draw_claims(settled)
-    pictures = []
-    if figure is not None:
-        caption = (
-            "Effects behind the verdicts that are ratios, with their 95 % intervals: filled where "
-            "the claim is supported, open where it is contradicted. What is compared, and the "
-            "threshold of each rule, stand in the table."
-        )
-        pictures.append(Picture("claims", caption, figure))
+    picture = draw_claims(settled)
     return Section(
         title="What practitioners claim, and what these runs say",
         answer=[
@@ -56,7 +48,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
         ],
         settle=[*_settle(shown)],
         tables=[view],
-        pictures=pictures,
+        pictures=[] if picture is None else [picture],
         warnings=[*_conflicts(settled), *_untuned(settled)],
         headlines={
             f"claim_{v.claim.id.replace('-', '_')}": v.effect

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import ONE_SEED, ClaimResult, found, nothing, undecided
+from batchscape.analysis.claims.claim import ClaimResult, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
+    EQUIVALENCE_FEWEST,
     OPEN,
     SUPPORTED,
     Answer,
@@ -64,7 +65,7 @@ def fewer_updates_slower_convergence(context: Context) -> ClaimResult | None:
     contrasts = [contrast for group in groups for contrast in group]
     decision = any_all_above(groups, _SLOWER)
     if decision is None:
-        reason = ONE_SEED if contrasts else f"the loss of {target:.4g} was hardly reached"
+        reason = None if contrasts else f"the loss of {target:.4g} was hardly reached"
         return undecided(contrasts, definition, reason)
     bound = (
         " Some runs did not reach it and count as lower bounds."
@@ -133,9 +134,9 @@ def _alike(
         return nothing(left_out, definition, context.runs["run_id"]) if left_out else None
     if context.margin is None:
         return undecided(contrasts, definition, context.no_margin)
-    decision = all_within(contrasts, context.margin)
+    decision = all_within(contrasts, context.margin, fewest=EQUIVALENCE_FEWEST)
     if decision is None:
-        return undecided(contrasts, definition)
+        return undecided(contrasts, definition, fewest=EQUIVALENCE_FEWEST)
     also = f" {left_out}." if left_out else ""
     answer, alone = _unless_one_diverged(decision.answer, context, within)
     explanation = (
@@ -150,6 +151,7 @@ def _alike(
         definition,
         ratio=False,
         unit="nats",
+        fewest=EQUIVALENCE_FEWEST,
     )
 
 
@@ -193,7 +195,7 @@ def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> ClaimResult:
     groups = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)), [])
     contrasts = [contrast for group in groups for contrast in group]
     finding = nothing(_NO_TIMES, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
-    known = [contrast for contrast in contrasts if len(contrast.values) > 1]
+    known = [contrast for contrast in contrasts if len(contrast.values)]
     if not known:
         return finding
     most = max(known, key=lambda contrast: contrast.mean)

@@ -19,10 +19,9 @@ from batchscape.analysis.decisions.to_target import (
     steps_by_batch,
     time_to_target,
 )
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import FEWEST, LEVEL
 
 __all__ = [
-    "LARGEST_SEARCHED",
     "MEMORY_MARGIN",
     "candidates_of",
     "compare_with",
@@ -34,9 +33,6 @@ __all__ = [
 MEMORY_MARGIN = 0.10
 """Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
 libraries take."""
-
-LARGEST_SEARCHED = 2**20
-"""Micro-batches beyond it are not searched."""
 
 
 def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:
@@ -131,20 +127,25 @@ def candidates_of(
     return rows
 
 
-def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float) -> int:
+def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float, most: int) -> int:
     """Find the largest micro-batch whose upper end with `MEMORY_MARGIN` fits, if accumulated.
+
+    Parameters
+    ----------
+    most : int
+        The largest that is asked about.
 
     Returns
     -------
     int
-        0 where none fits or the model does not tell; at most `LARGEST_SEARCHED`.
+        0 where none fits or the model does not tell.
     """
 
     def fits(micro: int) -> bool:
         upper = _upper(model, (devices, micro, 2))
         return upper * (1 + MEMORY_MARGIN) <= memory_gib
 
-    low, high = 0, LARGEST_SEARCHED
+    low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -167,9 +168,10 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFra
         The candidates with `times_slower` (time over that of the chosen), `times_slower_low`,
         `times_slower_high`, `times_slower_n` (the fewest of the units behind: times of either, and
         seeds unless they cancel), `times_dearer` (the same of device-hours) and
-        `probability_faster` (that the candidate takes less time; NaN where nothing tells). Steps of
-        cuts of one global batch are paired by trajectory, and cancel where they share them; those
-        of different batches are taken as independent.
+        `probability_faster` (that the candidate takes less time). Ends and probability are NaN
+        below `FEWEST` units, and where nothing tells. Steps of cuts of one global batch are paired
+        by trajectory, and cancel where they share them; those of different batches are taken as
+        independent.
     """
     own = candidates["global_batch_size"] == chosen["global_batch_size"]
     same = own & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
@@ -180,14 +182,18 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFra
     variance = candidates["time_log_variance"] + chosen["time_log_variance"]
     apart = candidates["steps_log_variance"] + chosen["steps_log_variance"]
     variance = (variance + apart.where(~own, paired["variance"])).where(~same, 0.0)
-    of_times = candidates["time_degrees"].clip(upper=chosen["time_degrees"])
+    # What was timed once has no degrees of freedom.
+    known = candidates["time_degrees"].fillna(0)
+    of_times = known.clip(upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"])
     of_steps = candidates["steps_degrees"].clip(upper=chosen["steps_degrees"])
     degrees = np.minimum(of_times, of_steps.where(~own, paired["degrees"]))
     units = of_times + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = own & paired["degrees"].eq(math.inf)
     half = (stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
-    # The end of an interval of two seeds may be beyond all numbers: infinite.
+    units = units.where(cancel, units.clip(upper=seeds))
+    told = same | (units >= FEWEST)
+    # The end of a wide interval may be beyond all numbers: infinite.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
         low, high = np.exp(difference - half), np.exp(difference + half)
@@ -195,11 +201,11 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFra
     ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])
     return candidates.assign(
         times_slower=ratio,
-        times_slower_low=low,
-        times_slower_high=high,
-        times_slower_n=units.where(cancel, units.clip(upper=seeds)),
+        times_slower_low=low.where(told),
+        times_slower_high=high.where(told),
+        times_slower_n=units,
         times_dearer=ratio * devices,
-        probability_faster=pd.Series(probability, index=candidates.index).where(~same),
+        probability_faster=pd.Series(probability, index=candidates.index).where(told & ~same),
     )
 
 

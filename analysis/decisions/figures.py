@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group, plain_ticks
 from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.topic import Picture
 
 __all__ = ["draw_pareto"]
 
@@ -21,7 +23,7 @@ _NARROW = 5
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
-def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
+def draw_pareto(candidates: pd.DataFrame, label: str = "", name: str = "pareto") -> Picture | None:
     """Draw device-hours against time to the target: a point a measured geometry.
 
     Parameters
@@ -30,10 +32,12 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
         As `candidates_of` returns it.
     label : str
         Which group of runs it is of, where there are several.
+    name : str
+        File name of the picture.
 
     Returns
     -------
-    Figure or None
+    Picture or None
         None with fewer than two points.
     """
     rows = candidates[
@@ -48,12 +52,14 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
     figure = Figure((COLUMN_IN, 3.0), layout="constrained")
     axes = figure.subplots()
     counts = sorted(rows["data_parallel_size"].unique())
+    has_intervals = False
     for index, devices in enumerate(counts):
         own = rows[rows["data_parallel_size"] == devices]
         cost = own["device_hours"] * cost_factor
         time, high = own["time_s"] * factor, own["time_high_s"] * factor
         low = own["time_low_s"] * factor
         ends = np.abs(np.vstack([time - low, np.where(np.isfinite(high), high - time, math.nan)]))
+        has_intervals |= bool(np.isfinite(ends).any())
         axes.errorbar(
             time,
             cost,
@@ -65,14 +71,15 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
             label=f"{devices:g} device" + ("s" if devices > 1 else ""),
         )
     front = rows[rows["on_front"]].sort_values("time_s")
-    axes.plot(
-        front["time_s"] * factor,
-        front["device_hours"] * cost_factor,
-        color="#888888",
-        linewidth=1,
-        drawstyle="steps-post",
-        zorder=0,
-    )
+    if len(front) > 1:
+        axes.plot(
+            front["time_s"] * factor,
+            front["device_hours"] * cost_factor,
+            color="#888888",
+            linewidth=1,
+            drawstyle="steps-post",
+            zorder=0,
+        )
     for _, row in front.head(_MAX_LABELS).iterrows():
         cut = TIMES.join(str(int(row[name])) for name in FACTORS)
         axes.annotate(
@@ -94,7 +101,15 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "") -> Figure | None:
     axes.set_ylabel(f"cost of the target ({cost_unit})")
     figure.legend(loc="outside lower center", ncols=min(len(counts), 4))
     name_group(figure, label)
-    return figure
+    own = f"{label}: " if label else ""
+    intervals = f", with {LEVEL:.0%} intervals of the time" if has_intervals else ""
+    best = (
+        "Line: the front, the geometries that none beats in both"
+        if len(front) > 1
+        else "Named: the geometry that none beats in either"
+    )
+    caption = f"{own}Device time against time to the target{intervals}. {best}."
+    return Picture(name, caption, figure)
 
 
 def _is_wide(values: pd.Series[float]) -> bool:

@@ -11,12 +11,12 @@ from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times, unt
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
-    LARGEST_SEARCHED,
     MEMORY_MARGIN,
     failures_that_count,
     largest_micro_batch,
 )
 from batchscape.analysis.decisions.evidence import Basis
+from batchscape.analysis.estimates import FEWEST, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.record.instants import duration_text
 
@@ -28,8 +28,8 @@ __all__ = [
     "reasons_for",
 ]
 
-_SEEDS = range(3)
-"""The least from which a spread is told."""
+_REACH = 4
+"""A memory model is asked about micro-batches up to so many times the largest measured: ours."""
 
 
 def reasons_for(
@@ -131,9 +131,15 @@ def missing_evidence(evidence: Basis) -> list[str]:
     reaches = evidence.reaches
     if reaches is None or not reaches.get("tuned", pd.Series([False])).all():
         found.append(_settle("the best learning rate of each global batch", "learning_rate"))
-    if reaches is not None and reaches["seed"].nunique() < 3:
-        command = for_more_seeds(evidence.runs, _SEEDS)
-        what = "how steps vary between seeds"
+    times_of = evidence.table.groupby(list(FACTORS))["step_time_s"].count()
+    n_times = 0 if times_of.empty else int(times_of.max())
+    n_seeds = int(
+        evidence.table["seed"].nunique() if reaches is None else reaches["seed"].nunique()
+    )
+    if n_seeds < FEWEST and not (reaches is None and n_times >= FEWEST):
+        command = for_more_seeds(evidence.runs, range(FEWEST))
+        varies = "times vary between runs" if reaches is None else "steps vary between seeds"
+        what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
         found.append(
             _settle(what, "vary_global_batch")
             if command is None
@@ -190,11 +196,20 @@ def _micro_batch(
     text += f" of {_memory(memory_gib)} ({whose})."
     if evidence.memory is None:
         return text
-    return f"{text} {_largest(evidence, evidence.memory, devices, memory_gib)}".rstrip()
+    share = int(chosen["global_batch_size"]) // devices
+    if micro == share:
+        return f"{text} It is all that a device has of this global batch."
+    return f"{text} {_largest(evidence, evidence.memory, devices, share, memory_gib)}".rstrip()
 
 
-def _largest(evidence: Basis, model: MemoryModel, devices: int, memory_gib: float) -> str:
-    """Say which micro-batch is the largest that fits, where the memory model tells."""
+def _largest(
+    evidence: Basis, model: MemoryModel, devices: int, share: int, memory_gib: float
+) -> str:
+    """Say which micro-batch is the largest that fits, where the memory model tells.
+
+    None is larger than the share that a device has of the global batch, and none is told of that
+    is much larger than all that were measured.
+    """
     if not _memory_grows(model):
         sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
         if len(sizes) == 1:
@@ -203,17 +218,23 @@ def _largest(evidence: Basis, model: MemoryModel, devices: int, memory_gib: floa
             f"From micro-batch {sizes[0]} to {sizes[-1]} memory was not found to grow, so no "
             "largest one is known."
         )
-    largest = largest_micro_batch(model, devices, memory_gib)
+    reach = _REACH * int(model.measured["micro_batch_size"].max())
+    largest = largest_micro_batch(model, devices, memory_gib, min(share, reach))
     counted = failures_that_count(evidence, memory_gib, devices)
     failed = min((m for _, m, _ in counted), default=math.inf)
     if failed <= largest:
         return f"By the memory model {largest} would fit, but {failed} ran out of memory."
     if largest == 0:
         return ""
+    if largest == reach < share:
+        return (
+            f"By the memory model {reach} fits; whether more does is not identified, beyond "
+            f"{_REACH} times the largest measured."
+        )
     beyond = model.beyond(devices, largest, 1)
-    more = " or more" if largest == LARGEST_SEARCHED else ""
     flag = f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
-    return f"The largest that fits, by the memory model, is {largest}{more}{flag}"
+    whole = ", all that a device has of this global batch" if largest == share else ""
+    return f"The largest that fits, by the memory model, is {largest}{whole}{flag}"
 
 
 def _memory_grows(model: MemoryModel) -> bool:
@@ -316,7 +337,7 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
     ends = ""
-    if chosen["has_interval"]:
+    if not math.isnan(chosen["time_high_s"]):
         low, high = duration_text(chosen["time_low_s"]), duration_text(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
     return (

@@ -26,7 +26,7 @@ from batchscape.analysis.decisions.reasons import (
     missing_evidence,
     reasons_for,
 )
-from batchscape.analysis.estimates import interval_text
+from batchscape.analysis.estimates import interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
@@ -284,15 +284,14 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
         return fastest, []
     if fastest["n_seeds"] == 0:
         return fastest, ["the deadline could not be checked: no time to a target is known"]
-    # The end of an interval of too few seeds promises nothing, as where there is none.
-    ends = order["time_high_s"].where(order["has_interval"])
+    ends = order["time_high_s"]
     safe = order[ends <= deadline_s]
     likely = order[order["time_s"] <= deadline_s]
     if len(safe):
         return safe.sort_values("device_hours", kind="stable").iloc[0], []
     if len(likely):
         least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
-        if not least["has_interval"]:
+        if math.isnan(least["time_high_s"]):
             return least, [
                 f"the deadline is {significant(deadline_s / least['time_s'], 3)} times the time, "
                 f"of which there is no interval ({least['note']}): how sure it is to be met is "
@@ -311,7 +310,7 @@ def _by_recipe(
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
-        tied = tied[tied["has_interval"] & (tied["time_high_s"] <= deadline_s)]
+        tied = tied[tied["time_high_s"] <= deadline_s]
     if tied.empty:
         return best
     return tied.sort_values("micro_batch_size").iloc[-1].reindex(best.index)
@@ -323,9 +322,7 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     has_interval = measured["times_slower_low"].notna()
     known, unknown = measured[has_interval], measured[~has_interval]
     if known.empty:
-        interval = "no other geometry that fits has a time with an interval"
-        without = interval if len(measured) else _no_rival(compared, chosen)
-        lines = [f"Not identified: {without}."]
+        lines = [f"Not identified: {_without_interval(measured) or _no_rival(compared, chosen)}."]
     else:
         lines = [_best_rival(known), *_costliest(compared, chosen)]
     if len(known) and len(unknown):
@@ -344,6 +341,15 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
             f"{significant(row['times_slower'], 3)} times the time."
         )
     return lines
+
+
+def _without_interval(measured: pd.DataFrame) -> str:
+    """Say that rivals have too few times for an interval; empty where none has a time at all."""
+    timed = measured[measured["time_s"].map(math.isfinite)]
+    if timed.empty:
+        return ""
+    few = too_few(int(timed["times_slower_n"].max()), "seeds or valid times")
+    return f"what a wrong choice would cost; {few}"
 
 
 def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
@@ -411,10 +417,8 @@ def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     if timed.empty:
         return []
     worst = timed.sort_values("times_slower").iloc[-1]
-    # Without degrees of freedom one of both was timed once.
-    n = 1 if math.isnan(worst["times_slower_n"]) else int(worst["times_slower_n"])
     value, low, high = (float(worst[f"times_slower{end}"]) for end in ("", "_low", "_high"))
-    slower = interval_text(value, low, high, n)
+    slower = interval_text(value, low, high, int(worst["times_slower_n"]))
     which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
     return [
         f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times "

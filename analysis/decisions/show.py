@@ -13,7 +13,6 @@ from rich.console import Console
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.recommend import Recommendation
-from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
 from batchscape.outgoing import outgoing_json
@@ -147,12 +146,12 @@ def geometry_text(row: Mapping[Hashable, Any]) -> str:
 
 def _time(row: Mapping[Hashable, Any]) -> str:
     value, low, high = (duration_text(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
-    return f"{value} [{low}, {high}]" if row["has_interval"] else value
+    return f"{value} [{low}, {high}]" if not math.isnan(row["time_high_s"]) else value
 
 
 def _ratio(row: Mapping[Hashable, Any]) -> str:
     value, low, high = (row[f"times_slower{end}"] for end in ("", "_low", "_high"))
     text = significant(value, 3)
-    if math.isnan(low) or math.isnan(high) or row["times_slower_n"] < FEWEST:
+    if math.isnan(low) or math.isnan(high):
         return text
     return f"{text} [{significant(low, 3)}, {significant(high, 3)}]"

@@ -128,10 +128,10 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         The rows of `times` whose global batch, or cut, is in `steps`, with the columns of both and
         `time_s`, `time_low_s`, `time_high_s`, `device_hours`, `device_hours_low`,
-        `device_hours_high`, `log`, `log_variance`, `degrees`, `has_interval` (of `FEWEST` seeds
-        and degrees to match; else none is shown), `on_front` (no other row is faster and cheaper)
-        and `note`. Where a run did not reach, the upper end is infinite and the lower
-        one a bound; where most did not, the value is infinite. NaN: unknown, or no interval.
+        `device_hours_high`, `log`, `log_variance`, `degrees`, `on_front` (no other row is faster
+        and cheaper) and `note`. Where a run did not reach, the upper end is infinite and the lower
+        one a bound; where most did not, the value is infinite. NaN: unknown, or no interval, which
+        takes `FEWEST` seeds and degrees to match.
     """
     rows = times.merge(steps, left_on=list(steps.index.names), right_index=True, how="inner")
     rows = rows.reset_index(drop=True)
@@ -148,11 +148,10 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     every = rows["n_reached"] == rows["n_seeds"]
     bound = rows["least_steps"] * rows["step_time_s"]
     rows["time_s"] = rows["steps"] * rows["step_time_s"]
-    rows["time_low_s"] = np.exp(rows["log"] - half).where(every, bound)
-    rows["time_high_s"] = np.exp(rows["log"] + half).where(every, math.inf)
     # Without a target (0 seeds) the runs that were timed are the units.
     few = rows["n_seeds"].between(1, FEWEST - 1) | (degrees < FEWEST - 1)
-    rows["has_interval"] = rows[["time_low_s", "time_high_s"]].notna().all(axis=1) & ~few
+    rows["time_low_s"] = np.exp(rows["log"] - half).where(every, bound).mask(few)
+    rows["time_high_s"] = np.exp(rows["log"] + half).where(every, math.inf).mask(few)
     hours = rows["data_parallel_size"] / 3600
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours

@@ -87,14 +87,8 @@ def decision_section(
         answer += _break_even_answer(even)
         headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}
         headlines |= _headlines(found, evidence, suffix)
-        figure = draw_pareto(found.candidates, evidence.label)
-        if figure is not None:
-            own = f"{evidence.label}: " if evidence.label else ""
-            caption = (
-                f"{own}Device time against time to the target, with 95 % intervals of the time. "
-                "Line: the front, the geometries that none beats in both."
-            )
-            pictures.append(Picture(f"pareto{suffix}", caption, figure))
+        picture = draw_pareto(found.candidates, evidence.label, f"pareto{suffix}")
+        pictures += [] if picture is None else [picture]
     if not answer:
         return None
     title = "Which geometry to use"

@@ -19,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.numbers import significant
@@ -119,14 +119,18 @@ def name_group(figure: Figure, label: str) -> None:
 
 
 def plain_ticks(axis: Axis) -> None:
-    """Write plain numbers at 1, 2 and 5 of each decade of a logarithmic axis.
+    """Write plain numbers, two at least, on a logarithmic axis whose limits are set.
 
-    Of several decades some are left out; on a small part of one, others are added.
+    They stand at 1, 2 and 5 of each decade; of several decades some are left out, and within one
+    others are added.
     """
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
-    subs = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+    subs: tuple[float, ...] = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
+    subs = (1, 1.2, 1.5, 2, 3, 5, 7) if decades < 0.9 else subs
     axis.set_major_locator(LogLocator(subs=subs))
+    if sum(low <= place <= high for place in axis.get_majorticklocs()) < 2:
+        axis.set_major_locator(FixedLocator(MaxNLocator(4).tick_values(low, high)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_locator(NullLocator())
 

@@ -248,8 +248,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
         )
 
     def bars(own: pd.DataFrame) -> dict[str, Any]:
-        timed = own["has_interval"].astype(bool)
-        return error_bars(*(own[f"time{end}_s"].where(timed) for end in ("_low", "", "_high")))
+        return error_bars(*(own[f"time{end}_s"] for end in ("_low", "", "_high")))
 
     measured = rows[rows["source"].eq("measured")]
     predicted = rows[rows["source"].ne("measured") & rows["beyond"].eq("")]
@@ -266,14 +265,16 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
         ("recommended", chosen, {"marker": star}),
     )
     traces = [places(own, kind, error_x=bars(own), **look) for kind, own, look in drawn if len(own)]
+    bars_say = " Bars: 95 % intervals of the time." if rows["time_high_s"].notna().any() else ""
+    line_says = ""
     if len(front) > 1:
         x, y = front["time_s"], front["device_hours"]
         traces.append(scatter("front", x, y, mode="lines", line=dotted))
+        line_says = " Line: the front, the geometries that none beats in both."
     return Chart(
         name.replace("time_to_target", "pareto"),
         title,
-        "Device-hours against time to the target. Bars: 95 % intervals of the time. Line: the "
-        "front, the geometries that none beats in both.",
+        f"Device-hours against time to the target.{bars_say}{line_says}",
         traces,
         {"xaxis": log_axis("time to target (s)"), "yaxis": log_axis("device-hours")},
         tables=[f"tables/{name}.csv"],

@@ -102,7 +102,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
     launched = runs[was_started(runs)]
-    drawn = _drawn(launched)
+    drawn = _drawn(launched, geometry_label(cells.table))
     found = {
         value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
@@ -135,7 +135,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     if len(drawn) < len(launched):
         few = (
             f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, completed if there "
-            "is such a one, then another of each, as far as there is room. "
+            "is such a one, then another of each, as far as there is room; geometries take turns, "
+            "each with cells from all over its settings. "
         )
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
@@ -169,11 +170,21 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     )
 
 
-def _drawn(launched: pd.DataFrame) -> pd.Index[int]:
-    """Choose runs: of many, one of each cell, then another of each; completed ones first."""
+def _drawn(launched: pd.DataFrame, geometries: pd.Series[str]) -> pd.Index[int]:
+    """Choose runs: of many, one of each cell, then another of each; completed ones first.
+
+    Where cells are more than there is room for, geometries take turns, each with its cells in the
+    order of their reversed bits, which spreads any first few of them over all.
+    """
     order = launched.loc[launched["status"].ne("completed").sort_values(kind="stable").index]
-    turn = order.groupby("cell").cumcount()
-    return turn.sort_values(kind="stable").index[:_MOST_RUNS].sort_values()
+    cells = geometries.loc[sorted(launched["cell"].unique())]
+    place = cells.groupby(cells).cumcount()
+    bits = int(place.max()).bit_length() if len(place) else 0
+    spread = place.map(lambda number: int(f"{number:0{bits}b}"[::-1], 2))
+    keys = pd.DataFrame({"turn": order.groupby("cell").cumcount()})
+    keys["of_geometry"] = order["cell"].map(spread.groupby(cells).rank())
+    chosen = keys.sort_values(["turn", "of_geometry"], kind="stable")
+    return chosen.index[:_MOST_RUNS].sort_values()
 
 
 def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:

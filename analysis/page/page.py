@@ -244,7 +244,7 @@ def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
                 cut = [int(row[name]) for name in GEOMETRY]
                 ends = [float(row[f"time{end}_s"]) for end in ("", "_low", "_high")]
                 time = duration_text(ends[0]) if np.isfinite(ends[0]) else ""
-                if time and row["has_interval"]:
+                if time and not np.isnan(ends[2]):
                     time += f" [{duration_text(ends[1])}, {duration_text(ends[2])}]"
                 hours = significant(float(row["device_hours"]), 3)
                 of = f" to the target, {hours} device-hours" if to_target else " a step"

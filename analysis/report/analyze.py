@@ -25,6 +25,7 @@ from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
     check_place,
     make_folders,
+    section_files,
     section_lines,
     show_section,
     write_sections,
@@ -98,7 +99,8 @@ class Analysis:
         page.write_text(visible(text), encoding="utf-8")
         write_csv(runs, self.runs)
         methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
-        return [page, *write_sections(self.sections, out, methods=methods), runs]
+        write_sections(self.sections, out, methods=methods)
+        return [page, *section_files(self.sections, out), runs]
 
 
 def analyze(

@@ -168,7 +168,8 @@ def _escaped(text: str) -> str:
 
 
 def _signed(text: str) -> str:
-    """Set a minus, which is wider than a hyphen, before numbers."""
+    """Set a minus, which is wider than a hyphen, before numbers, and a sign for a lone x."""
+    text = re.sub(r"(?<=[\w)]) x (?=[\w(])", f" {TIMES} ", text)
     return re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", text)
 
 
@@ -210,7 +211,8 @@ def _letter(letter: str) -> str:
 def _long(text: str) -> str:
     """Escape text whose long words, such as paths and hashes, may break anywhere."""
     return " ".join(
-        r"\allowbreak{}".join(_escaped(chunk) for chunk in _chunks(word)) for word in text.split()
+        r"\allowbreak{}".join(_escaped(chunk) for chunk in _chunks(word))
+        for word in _signed(text).split()
     )
 
 

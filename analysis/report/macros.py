@@ -16,7 +16,7 @@ __all__ = ["FOLDER", "HEADLINES", "macro_name", "macros"]
 FOLDER = "bsFolder"
 """Command that says where tables and figures lie; a document elsewhere defines it beforehand."""
 HEADLINES = "bsHeadlines"
-"""Command that sets all headline numbers, as rows of a table with three columns."""
+"""Command that sets the headline numbers that are identified, as rows of three columns."""
 
 _DIGITS = 3
 _NO_INTERVAL = "no interval"
@@ -67,7 +67,7 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     Returns
     -------
     str
-        LaTeX that needs no package; `\bsHeadlines` sets all of them.
+        LaTeX that needs no package; `\bsHeadlines` sets all that are identified.
 
     Raises
     ------
@@ -98,9 +98,10 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     rows = [
         rf"  {escape_latex(name.replace('_', ' '))} & \{macro_name(name)}Text & "
         rf"\{macro_name(name)}N \\"
-        for name in headlines
+        for name, estimate in headlines.items()
+        if estimate.is_identified
     ]
-    lines += ["", "% What, estimate with interval, n; for a tabular with the columns llr."]
+    lines += ["", "% What is identified, estimate with interval, n; for a tabular of columns llr."]
     lines += [rf"\newcommand{{\{HEADLINES}}}{{%", *rows, "}"]
     return "\n".join(lines) + "\n"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 from batchscape.analysis.estimates import Estimate
@@ -17,6 +18,7 @@ from batchscape.analysis.report.latex import escape_long, to_latex
 from batchscape.analysis.report.macros import FOLDER, HEADLINES, macros
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.outgoing import outgoing
+from batchscape.record.files import write_atomically
 
 __all__ = ["DOCUMENT", "PARTS", "write_paper"]
 
@@ -34,7 +36,7 @@ def write_paper(
     said: Sequence[str],
     methods: Mapping[str, Sequence[str]],
     figures: bool,
-) -> list[Path]:
+) -> None:
     """Write the document if there is none, and all that it reads but the figures.
 
     Parameters
@@ -49,11 +51,6 @@ def write_paper(
         As `methods.methods` returns it.
     figures : bool
         Whether the pictures of the sections lie in `figures`.
-
-    Returns
-    -------
-    list of Path
-        The files of the document; it is the last.
 
     Raises
     ------
@@ -74,8 +71,8 @@ def write_paper(
     document = folder / DOCUMENT
     if not document.exists():
         ours = resources.files("batchscape.analysis.report").joinpath(DOCUMENT)
-        document.write_bytes(ours.read_bytes())
-    return [*(folder / name for name in texts), document]
+        # Half of it would be taken for its author's.
+        write_atomically(document, ours.read_bytes())
 
 
 def _paragraphs(methods: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -90,34 +87,46 @@ def _results(
     headlines: Mapping[str, Estimate],
     figures: bool,
 ) -> Iterator[str]:
-    """Yield the answer, every figure and, in one column, every table, with captions and labels."""
+    """Yield the answer, and topic by topic, the comparison first, every table and figure."""
     yield "\n".join(escape_long(sentence) for sentence in said) or "Nothing was found."
-    if headlines:
-        yield _headlines()
-    for section in sections:
-        for picture in section.pictures if figures else ():
-            yield _figure(picture)
-    # Out of floats, since a table of several parts may be longer than a page.
-    yield "\\onecolumn"
-    for section in sections:
+    # In one column and out of floats: a table of several parts may be longer than a page, and
+    # floats without text between them fill a page each.
+    yield "\\onecolumn\\raggedbottom"
+    for place, section in enumerate(sections):
         for view in section.tables:
             yield _table(section, view)
+        if place == 0 and headlines:
+            yield _headlines(headlines)
+        pictures = section.pictures if figures else ()
+        for is_narrow, alike in groupby(pictures, _is_narrow):
+            shown = [
+                _figure(picture, r"0.48\textwidth" if is_narrow else r"\textwidth")
+                for picture in alike
+            ]
+            yield "\\noindent\n" + "\\hfill\n".join(shown) + "\\par\\bigskip"
 
 
-def _headlines() -> str:
+def _headlines(headlines: Mapping[str, Estimate]) -> str:
+    unknown = [name for name, estimate in headlines.items() if not estimate.is_identified]
+    names = ", ".join(name.replace("_", " ") for name in unknown)
+    left_out = f"Not identified, and in no table: {names}." if unknown else ""
+    if len(unknown) == len(headlines):
+        return rf"\noindent {escape_long(left_out)}\par\bigskip"
+    caption = (
+        "Headline numbers, with intervals and the number of units behind each. Each has a command "
+        rf"of its own in \texttt{{macros.tex}}. {escape_long(left_out)}"
+    )
     return "\n".join(
         [
-            r"\begin{table*}\centering",
-            r"\caption{Headline numbers, with intervals and the number of units behind each. Each "
-            r"has a command of its own in \texttt{macros.tex}.}\label{tab:headlines}\medskip",
-            r"\scriptsize\begin{tabular}{@{}>{\raggedright}p{0.42\textwidth}"
+            *_caption(caption.strip(), "tab:headlines"),
+            r"{\scriptsize\noindent\begin{tabular}{@{}>{\raggedright}p{0.42\textwidth}"
             r">{\raggedright}p{0.42\textwidth}r@{}}",
             r"\toprule",
             r"what & estimate [interval] & n \\",
             r"\midrule",
             rf"\{HEADLINES}",
             r"\bottomrule",
-            r"\end{tabular}\end{table*}",
+            r"\end{tabular}\par}\bigskip",
         ]
     )
 
@@ -127,22 +136,32 @@ def _table(section: Section, view: TableView) -> str:
     title = view.title if len(section.tables) > 1 else section.title
     return "\n".join(
         [
-            r"\noindent\begin{minipage}{\textwidth}",
-            rf"\captionof{{table}}{{{escape_long(title)}.}}\label{{tab:{view.name}}}",
-            r"\end{minipage}\par\nopagebreak",
+            *_caption(f"{escape_long(title)}.", f"tab:{view.name}"),
             rf"\input{{\{FOLDER}/tables/{view.name}}}\bigskip",
         ]
     )
 
 
-def _figure(picture: Picture) -> str:
-    narrow = picture.figure.get_figwidth() <= COLUMN_IN
-    kind, width = ("figure", r"\columnwidth") if narrow else ("figure*", r"\textwidth")
+def _caption(text: str, label: str) -> tuple[str, ...]:
+    """Set the caption of a table, which stays on its page."""
+    return (
+        r"\noindent\begin{minipage}{\textwidth}",
+        rf"\captionof{{table}}{{{text}}}\label{{{label}}}",
+        r"\end{minipage}\par\nopagebreak",
+    )
+
+
+def _is_narrow(picture: Picture) -> bool:
+    return picture.figure.get_figwidth() <= COLUMN_IN
+
+
+def _figure(picture: Picture, width: str) -> str:
     return "\n".join(
         [
-            rf"\begin{{{kind}}}\centering\includegraphics[width={width},height=0.8\textheight,"
-            rf"keepaspectratio]{{\{FOLDER}/figures/{picture.name}}}",
-            rf"\caption{{{escape_long(picture.caption)}}}\label{{fig:{picture.name}}}"
-            rf"\end{{{kind}}}",
+            rf"\begin{{minipage}}[t]{{{width}}}\centering",
+            rf"\includegraphics[width=\textwidth,height=0.8\textheight,keepaspectratio]"
+            rf"{{\{FOLDER}/figures/{picture.name}}}",
+            rf"\captionof{{figure}}{{{escape_long(picture.caption)}}}\label{{fig:{picture.name}}}",
+            r"\end{minipage}",
         ]
     )

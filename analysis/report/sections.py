@@ -17,14 +17,17 @@ from batchscape.analysis.report.tables import write_csv, write_table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
+from batchscape.record.files import write_atomically
 
 __all__ = [
     "WRITTEN",
+    "announce",
     "check_place",
     "file_name",
     "in_short",
     "make_folders",
     "remove_stale",
+    "section_files",
     "section_lines",
     "show_section",
     "table_links",
@@ -38,7 +41,7 @@ _OF_PAPER = {"tables": ("tex",), "figures": ("pdf",)}
 """Likewise in the folder of the paper."""
 
 WRITTEN = "report_files.txt"
-"""The list of the files of a report."""
+"""The list of the files of a report: of those it is about to write too, while it writes them."""
 
 _SENTENCES = 5
 """Sentences of the first screen."""
@@ -71,6 +74,14 @@ def make_folders(out: Path) -> list[Path]:
     return folders
 
 
+def announce(out: Path, files: Iterable[Path]) -> None:
+    """List what is about to be written beside what was, so that none of it is taken for another's.
+
+    However this report ends, the next one knows all files of it.
+    """
+    _list(out, _listed(out) | _names(out, files))
+
+
 def remove_stale(out: Path, files: Iterable[Path]) -> Path:
     """Remove what an earlier report wrote and this one did not; all else there is its owner's.
 
@@ -86,16 +97,31 @@ def remove_stale(out: Path, files: Iterable[Path]) -> Path:
     Path
         The list of them, for the next report.
     """
-    listing = out / WRITTEN
-    written = {file.relative_to(out).as_posix() for file in files}
-    before = listing.read_text("utf-8", "replace").splitlines() if listing.exists() else []
-    stale = set(before) - written
+    written = _names(out, files)
+    stale = _listed(out) - written
     # The folders are searched: a list that came from elsewhere names nothing outside of them.
     for path in [path for folder in make_folders(out) for path in folder.iterdir()]:
         if path.relative_to(out).as_posix() in stale and path.is_file():
             path.unlink()
-    listing.write_text("".join(f"{name}\n" for name in sorted(written)), encoding="utf-8")
-    return listing
+    for name in (WRITTEN, f"{_PAPER}/{DOCUMENT}"):
+        place = out / name
+        for torn in place.parent.glob(f".{place.name}.*.tmp"):
+            torn.unlink()
+    _list(out, written)
+    return out / WRITTEN
+
+
+def _names(out: Path, files: Iterable[Path]) -> set[str]:
+    return {file.relative_to(out).as_posix() for file in files}
+
+
+def _listed(out: Path) -> set[str]:
+    listing = out / WRITTEN
+    return set(listing.read_text("utf-8", "replace").splitlines()) if listing.exists() else set()
+
+
+def _list(out: Path, names: Iterable[str]) -> None:
+    write_atomically(out / WRITTEN, "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:
@@ -107,9 +133,13 @@ def in_short(sections: Iterable[Section]) -> list[str]:
     for section in sections:
         count = len(section.warnings)
         warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
-        own = section.short or section.answer[:1]
+        own = _short(section)
         said += [text + (warned if place == 0 else "") for place, text in enumerate(own)]
     return said[:_SENTENCES]
+
+
+def _short(section: Section) -> Sequence[str]:
+    return section.short or section.answer[:1]
 
 
 def file_name(section: Section) -> str:
@@ -183,13 +213,28 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
         show(console, view.grid, view.title)
 
 
+def section_files(sections: Iterable[Section], out: Path, *, figures: bool = True) -> list[Path]:
+    """Name the files that `write_sections` writes; the parameters are the same."""
+    tables, paper = out / "tables", out / _PAPER
+    files: list[Path] = []
+    for section in sections:
+        for view in section.tables:
+            files += [tables / f"{view.name}.csv", tables / f"{view.name}.md"]
+            files.append(paper / "tables" / f"{view.name}.tex")
+        files += [tables / f"{name}.csv" for name in section.curves]
+        for picture in section.pictures if figures else ():
+            files.append(out / "figures" / f"{picture.name}.png")
+            files.append(paper / "figures" / f"{picture.name}.pdf")
+    return [*files, *(paper / name for name in (*PARTS, DOCUMENT))]
+
+
 def write_sections(
     sections: Sequence[Section],
     out: Path,
     *,
     methods: Mapping[str, Sequence[str]],
     figures: bool = True,
-) -> list[Path]:
+) -> None:
     """Write the tables and figures of sections, and the paper that is made of them.
 
     Parameters
@@ -201,11 +246,6 @@ def write_sections(
     figures : bool
         Draw figures too, which takes most of the time.
 
-    Returns
-    -------
-    list of Path
-        The files written.
-
     Raises
     ------
     AnalysisError
@@ -215,21 +255,19 @@ def write_sections(
     _no_repeats("table", (name for names in named for name in names))
     _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
     _no_repeats("headline", (name for section in sections for name in section.headlines))
-    files: list[Path] = []
     with paper_style():
         for section in sections:
             for view in section.tables:
-                files += write_table(out / "tables", view.name, view.table, view.grid)
+                write_table(out / "tables", view.name, view.table, view.grid)
             for name, curve in section.curves.items():
-                files.append(out / "tables" / f"{name}.csv")
-                write_csv(files[-1], curve)
+                write_csv(out / "tables" / f"{name}.csv", curve)
             for picture in section.pictures if figures else ():
                 png = out / "figures" / f"{picture.name}.png"
                 pdf = out / _PAPER / "figures" / f"{picture.name}.pdf"
                 save(picture.figure, png, pdf)
-                files += [png, pdf]
-    said = in_short(sections)
-    return files + write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
+    # A paper counts no warnings: they stand on the page, beside what they weaken.
+    said = [text for section in sections for text in _short(section)][:_SENTENCES]
+    write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
 
 
 def _no_repeats(what: str, names: Iterable[str]) -> None:

@@ -219,23 +219,16 @@ def _is_text(cell: object) -> bool:
     return isinstance(cell, str)
 
 
-def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> list[Path]:
+def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> None:
     """Write a table as CSV (everything) and Markdown (what the grid shows, shortened).
 
     Parameters
     ----------
     name : str
         File name without its ending.
-
-    Returns
-    -------
-    list of Path
-        The files written.
     """
-    files = [folder / f"{name}.{ending}" for ending in ("csv", "md")]
-    write_csv(files[0], table)
-    files[1].write_text(to_markdown(shorten(grid)), encoding="utf-8")
-    return files
+    write_csv(folder / f"{name}.csv", table)
+    (folder / f"{name}.md").write_text(to_markdown(shorten(grid)), encoding="utf-8")
 
 
 def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:

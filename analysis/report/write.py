@@ -31,10 +31,12 @@ from batchscape.analysis.report.page import FIGURES, MOST_NOTES, details, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     WRITTEN,
+    announce,
     check_place,
     in_short,
     make_folders,
     remove_stale,
+    section_files,
     write_sections,
 )
 from batchscape.analysis.report.sparklines import curve_lines
@@ -157,11 +159,6 @@ def write_report(
         tables=[TableView("comparison", "All cells", comparison, grid)],
         pictures=[Picture(name, FIGURES[name], figure) for name, figure in drawn.items()],
     )
-    files = write_sections(
-        [whole, *sections], out, methods=methods(cells, sections), figures=figures
-    )
-    files.append(out / "tables" / "runs.csv")
-    write_csv(files[-1], cells.runs)
     origins = provenance(cells.runs)
     texts = details(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
@@ -172,9 +169,15 @@ def write_report(
         drawn=figures,
         provenance=origins,
     )
-    for name, text in texts.items():
-        files.append(out / "details" / f"{name}.md")
-        files[-1].write_text(visible(text), encoding="utf-8")
+    behind = {out / "details" / f"{name}.md": text for name, text in texts.items()}
+    files = [out / "report.md", out / "report.html"]
+    files += [*section_files([whole, *sections], out, figures=figures)]
+    files += [out / "tables" / "runs.csv", *behind]
+    announce(out, files)
+    write_sections([whole, *sections], out, methods=methods(cells, sections), figures=figures)
+    write_csv(out / "tables" / "runs.csv", cells.runs)
+    for path, text in behind.items():
+        path.write_text(visible(text), encoding="utf-8")
     text = page(
         cells,
         comparison=grid,
@@ -192,7 +195,6 @@ def write_report(
         provenance=origins,
     )
     (out / "report.html").write_text(html, encoding="utf-8")
-    files = [out / "report.md", out / "report.html", *files]
     files.append(remove_stale(out, files))
     return Report(
         out=out,

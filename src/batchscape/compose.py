@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import hydra
@@ -186,7 +187,8 @@ def _message(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, given = str(error.missing_cfg_file).rpartition("/")
         hint = _hint(given, error.options)
-        return f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
+        said = f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
+        return f"{said}\n{_of_ones_own(group, given)}"
     if told.startswith("Config group override must be"):
         return (
             "a group takes the name of one of its options, as in schedule=cosine, and nothing else"
@@ -198,6 +200,15 @@ def _message(error: Exception) -> str:
         return _unknown_key(refused[1], list(map(str, there)) if isinstance(there, Mapping) else [])
     cause = str(error.__cause__ or "").strip().splitlines()[:2]
     return "\n".join([told, *cause] if told else cause) or type(error).__name__
+
+
+def _of_ones_own(group: str, given: str) -> str:
+    """Say how an option of the user's own is found, with the folder of it where it is near."""
+    name = f"{group}/{given}.yaml"
+    near = [folder for folder in (Path(), *sorted(Path().glob("*/"))) if (folder / name).is_file()]
+    if near:
+        return f"There is {near[0] / name}: add --config-dir {shlex.quote(str(near[0]))}"
+    return f"One of your own is found with --config-dir DIR, as DIR/{name}"
 
 
 def _hint(given: str, known: Sequence[str]) -> str:

@@ -61,10 +61,20 @@ def test_budgets(lines: list[str], samples: int, plan: MakePlan) -> None:
         (["budget=tokens", "budget.tokens=100"], r"budget\.tokens .*x sequence_length 64.*2048"),
         (["batch.global_batch_size=32,96,40"], r"480, the least common multiple of .* 32, 40, 96"),
         (["schedule=cosine", "schedule.decay_samples=320"], "warmup_samples must be below"),
-        (["schedule=cosine", "budget.samples=320"], "warmup_samples must be below"),
-        (["schedule=wsd", "schedule.decay_samples=3521"], r"320 \+ 3521 > 3840 samples"),
+        (
+            ["schedule=cosine", "budget.samples=320"],
+            r"warmup_samples must be below .*; use schedule\.warmup_samples=319 or less",
+        ),
+        (
+            ["schedule=wsd", "schedule.decay_samples=3521"],
+            r"320 \+ 3521 > 3840 samples; use schedule\.decay_samples=3520 ",
+        ),
         (["model.vocabulary_size=255"], "at least the data's vocabulary, 256; given 255"),
-        (["evaluation.samples=361"], "given 361, held out: 360"),
+        (["evaluation.samples=361"], "given 361, held out: 360; use evaluation.samples=360$"),
+        (
+            ["budget.samples=100", "evaluation.every_samples=33"],
+            r"given 100; use 96 or 128\nevaluation\.every_samples .* given 33; use 32 or 64$",
+        ),
         (["budget=optimizer_steps", "budget.optimizer_steps=999999999999999999"], r"2\*\*63"),
         (["launcher.device=cuda"], "no CUDA device"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import accumulate
@@ -196,6 +197,9 @@ def test_evaluations_fall_between_steps_or_are_refused(
     with pytest.raises(ConfigError) as caught:
         check_evaluations(every, cut)
     assert f"due after {first} samples" in str(caught.value)
+    for named in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
+        assert edges.issuperset(range(int(named), sum(sizes) + 1, int(named)))
+        assert int(named) <= sum(sizes)
 
 
 def test_ranks_may_share_a_device_up_to_the_setting(config_of: Any) -> None:

@@ -110,7 +110,8 @@ def resolve(
     if is_known and config.evaluation.samples > data.held_out_samples:
         msg = (
             f"evaluation.samples may be at most the held-out samples; given "
-            f"{config.evaluation.samples}, held out: {data.held_out_samples}"
+            f"{config.evaluation.samples}, held out: {data.held_out_samples}; use "
+            f"evaluation.samples={data.held_out_samples}"
         )
         raise ConfigError(msg)
     precision = _precision(config, device_type, machine)
@@ -151,7 +152,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
     Raises
     ------
     ConfigError
-        With the nearest values that would work.
+        With every setting that breaks the rule, and the nearest values that would work.
     """
     common = math.lcm(*global_batches)
     length = config.sequence_length or 1
@@ -166,6 +167,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
     ]
     shortest = min((value // unit for _, value, unit in given), default=0)
     reach = _REACH * max(shortest, *global_batches, 1)
+    problems = []
     for name, value, unit in given:
         if value % (common * unit) == 0:
             continue
@@ -174,19 +176,22 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         if common > reach:
             shared, said = _out_of_reach(sizes, reach)
             nearest = _nearest(value, shared * unit)
-            msg = (
+            problems.append(
                 f"{name} must be a multiple of every global batch{tokens}; given {value}. {said}: "
                 f"use those with {name}={nearest}, or {_UNCOUNTED[name]}"
             )
-            raise ConfigError(msg)
+            continue
         rule = (
             f"the global batch {common}"
             if len(sizes) == 1
             else f"{common}, the least common multiple of the global batches {_some(sizes)}"
         )
         nearest = _nearest(value, common * unit)
-        msg = f"{name} must be a multiple of {rule}{tokens}; given {value}; use {nearest}"
-        raise ConfigError(msg)
+        problems.append(
+            f"{name} must be a multiple of {rule}{tokens}; given {value}; use {nearest}"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
@@ -233,13 +238,17 @@ def _check_schedule(config: RunConfig, samples: int) -> None:
         if schedule.warmup_samples >= end:
             msg = (
                 f"schedule.warmup_samples must be below the end of the decay; given "
-                f"warmup_samples={schedule.warmup_samples}, the decay ends at {end} samples"
+                f"warmup_samples={schedule.warmup_samples}, the decay ends at {end} samples; use "
+                f"schedule.warmup_samples={end - 1} or less"
             )
             raise ConfigError(msg)
     elif schedule.warmup_samples + schedule.decay_samples > samples:
+        left = samples - schedule.warmup_samples
+        use = f"decay_samples={left}" if left > 0 else f"warmup_samples={samples - 1}"
         msg = (
             f"schedule.warmup_samples and decay_samples must fit in the budget one after the "
-            f"other: {schedule.warmup_samples} + {schedule.decay_samples} > {samples} samples"
+            f"other: {schedule.warmup_samples} + {schedule.decay_samples} > {samples} samples; "
+            f"use schedule.{use} or less"
         )
         raise ConfigError(msg)
 

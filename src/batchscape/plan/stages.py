@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from batchscape.config import RunConfig
@@ -104,6 +105,26 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
     """
     if every_samples is None:
         return
+    problem = _evaluation_within_a_step(every_samples, stages)
+    if problem is None:
+        return
+    common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))
+    below, samples = every_samples // common * common, sum(stage.samples for stage in stages)
+    works = [
+        f"evaluation.every_samples={near}"
+        for near in (below, below + common)
+        if 0 < near <= samples and _evaluation_within_a_step(near, stages) is None
+    ]
+    way_out = " or ".join(works) or (
+        f"stages that are multiples of {common}, the least common multiple of the global batches, "
+        "and a multiple of it here"
+    )
+    msg = f"{problem}; use {way_out}"
+    raise ConfigError(msg)
+
+
+def _evaluation_within_a_step(every_samples: int, stages: Sequence[Stage]) -> str | None:
+    """Say which evaluation would fall within a step; None where none does."""
     begin = 0
     for stage in stages:
         size, end = stage.geometry.global_batch_size, begin + stage.samples
@@ -111,14 +132,12 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
         # When two that follow each other fall between steps, so do all others.
         for due in (first, first + every_samples):
             if due <= end and (due - begin) % size:
-                msg = (
+                return (
                     f"evaluation.every_samples={every_samples} is due after {due} samples, within "
-                    f"an optimizer step: the stage of global batch {size} begins after {begin}. "
-                    "Choose a common multiple of the global batches, and stages that are "
-                    "multiples of it"
+                    f"an optimizer step: the stage of global batch {size} begins after {begin}"
                 )
-                raise ConfigError(msg)
         begin = end
+    return None
 
 
 def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> int:
@@ -133,7 +152,12 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
     elif budget.tokens is not None:
         length = config.sequence_length or 1
         if budget.tokens % length:
-            msg = f"budget.tokens must be whole samples of {length} tokens; given {budget.tokens}"
+            below = budget.tokens // length * length
+            nearest = " or ".join(str(near) for near in (below, below + length) if near)
+            msg = (
+                f"budget.tokens must be whole samples of {length} tokens; given {budget.tokens}; "
+                f"use {nearest}"
+            )
             raise ConfigError(msg)
         left = budget.tokens // length - sum(stage.samples for stage in ramp)
     elif budget.samples is not None:

@@ -504,7 +504,7 @@ def test_a_cut_that_shares_no_seed_leaves_the_claim_open(slower: bool) -> None:
     found = fewer_updates_slower_convergence(of_cuts(times))
     assert found is not None
     assert found.answer == "not identified"
-    assert "Of 2 comparisons 1 has fewer than two pairs of runs" in found.explanation
+    assert "Of 2 comparisons 1 has fewer than 3 pairs of runs" in found.explanation
     alone = fewer_updates_slower_convergence(of_cuts(times[:3]))
     assert alone is not None
     assert alone.answer == ("supported" if slower else "contradicted")
@@ -649,12 +649,31 @@ def test_a_cut_that_alone_diverged_is_not_equivalent(world: Callable[[], Any], n
     assert "diverged under one cut" in verdict.explanation
 
 
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("name", LISTED)
+def test_two_seeds_settle_nothing_but_equivalence(
+    world: Callable[[], Any], name: str, holds: bool
+) -> None:
+    verdict = judged(name, filled(world, name, holds, seeds=SEEDS[:2]).evidence())
+    assert "[" not in verdict.explanation
+    if name in {"decompositions-are-equivalent", "accumulation-equals-large-batch"}:
+        assert verdict.verdict == ("supported" if holds else "contradicted")
+        assert "Judged from 2 pairs of runs, as its rule allows" in verdict.explanation
+        assert "two seeds" in verdict.claim.needs
+        return
+    assert verdict.verdict == "not identified"
+    assert not verdict.effect.is_identified
+    assert verdict.settle
+    if name != "learning-rate-grows-with-batch":
+        assert "(n = 2; 3 needed)" in verdict.explanation
+
+
 def test_a_cut_with_one_seed_leaves_all_cuts_open(world: Callable[[], Any]) -> None:
     table = filled(world, "decompositions-are-equivalent", holds=True)
     table.run((1, 16, 2), 0, final_eval_loss=9.0)
     verdict = judged("decompositions-are-equivalent", table.evidence())
     assert verdict.verdict == "not identified"
-    assert "1 has fewer than two pairs of runs and no interval" in verdict.explanation
+    assert "1 has fewer than 2 pairs of runs and no part in it" in verdict.explanation
 
 
 def test_the_allocator_does_not_speak_against_memory_of_the_first_device(

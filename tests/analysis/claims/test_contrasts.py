@@ -11,6 +11,7 @@ from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW  # type: ignore[import-untyped]
 
 from batchscape.analysis.claims.contrasts import (
+    EQUIVALENCE_FEWEST,
     Contrast,
     Decision,
     all_above,
@@ -23,7 +24,7 @@ from batchscape.analysis.claims.contrasts import (
 )
 
 NUMBERS = st.lists(
-    st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=2, max_size=6),
+    st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=3, max_size=6),
     min_size=1,
     max_size=4,
 )
@@ -94,9 +95,19 @@ def test_the_order_of_comparisons_does_not_matter(
         )
 
 
-def test_a_single_pair_decides_nothing() -> None:
-    assert all_above(contrasts([1.0]), 0) is None
-    assert all_within(contrasts([1.0]), 9) is None
+@pytest.mark.parametrize("values", [[1.0], [1.0, 1.0]])
+def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
+    values: list[float],
+) -> None:
+    assert all_above(contrasts(values), 0) is None
+    assert all_within(contrasts(values), 9) is None
+    assert any_above(contrasts(values), 0) is None
+    assert any_all_above([contrasts(values)], 0) is None
+    asked = all_within(contrasts(values), 9, fewest=EQUIVALENCE_FEWEST)
+    assert asked is None if len(values) < 2 else decided(asked) == "supported"
+
+
+def test_a_single_pair_has_no_interval() -> None:
     assert any_above([], 0) is None
     estimate = effect(contrasts([1.0])[0], "what", ratio=False)
     assert estimate.value == 1
@@ -105,7 +116,7 @@ def test_a_single_pair_decides_nothing() -> None:
 
 def test_differences_without_spread_are_settled() -> None:
     assert decided(all_within(contrasts([0.0, 0.0, 0.0]), 1e-9)) == "supported"
-    assert decided(all_above(contrasts([0.1, 0.1]), 0)) == "supported"
+    assert decided(all_above(contrasts([0.1, 0.1, 0.1]), 0)) == "supported"
 
 
 def test_bounds_support_but_never_contradict() -> None:
@@ -178,7 +189,7 @@ def test_what_has_one_pair_is_neither_all_nor_none() -> None:
     assert decided(all_above(contrasts(sure, single), -1.0)) == "not identified"
     assert decided(any_above(contrasts(sure, single), 1.0)) == "not identified"
     # What is wrong somewhere is wrong, whatever else is open.
-    assert decided(all_within(contrasts([3.0, 3.1], single), 1.0)) == "contradicted"
+    assert decided(all_within(contrasts([3.0, 3.1, 3.2], single), 1.0)) == "contradicted"
 
 
 def test_several_ways_and_places_share_the_level() -> None:

@@ -62,6 +62,29 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any
     labels = [text.get_text() for text in picture.figure.axes[0].get_yticklabels()]
     assert len(labels) >= 2
     assert all("One" in label or "Two" in label for label in labels)
+    assert "filled: the claim is supported; open: it is contradicted" in picture.caption
+
+
+@pytest.mark.parametrize("cost", [0.01, 0.2, 1e4])
+def test_the_figure_has_two_ticks_and_its_caption_names_only_what_is_drawn(
+    world: Callable[[], Any], cost: float
+) -> None:
+    table = world()
+    timed(table, "One", cost)
+    with paper_style():
+        section = claims_section(table.evidence())
+    assert section is not None
+    drawn = section.tables[0].table.query("verdict != 'not identified' and low > 0")
+    ratios = drawn[drawn["definition"].str.startswith("ratio")]
+    (picture,) = section.pictures
+    (axes,) = picture.figure.axes
+    low, high = axes.get_xlim()
+    assert sum(low <= place <= high for place in axes.get_xticks()) >= 2
+    verdicts = set(ratios["verdict"])
+    assert ("filled" in picture.caption) == ("supported" in verdicts)
+    assert ("open" in picture.caption) == ("contradicted" in verdicts)
+    legend = {text.get_text() for of in picture.figure.legends for text in of.get_texts()}
+    assert legend == verdicts
 
 
 def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -> None:

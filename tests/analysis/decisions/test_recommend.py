@@ -102,8 +102,27 @@ def test_a_device_too_small_for_the_best_gets_what_fits():
 
 def test_the_largest_micro_batch_follows_the_memory_model():
     model = evidence().memory
-    assert largest_micro_batch(model, 1, 10.0) == math.floor((10 / 1.1 - 1.2) / 0.1)
-    assert largest_micro_batch(model, 2, 1.0) == 0
+    assert largest_micro_batch(model, 1, 10.0, 1000) == math.floor((10 / 1.1 - 1.2) / 0.1)
+    assert largest_micro_batch(model, 1, 10.0, 64) == 64
+    assert largest_micro_batch(model, 2, 1.0, 1000) == 0
+
+
+def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_measured():
+    whole = recommend(evidence(), Needs(memory_gib=1e6))
+    assert whole.geometry == (2, 16, 1)
+    assert whole.reasons[0].endswith("(given). It is all that a device has of this global batch.")
+    steps = {128: STEPS[128]}
+    part = recommend(evidence([(1, 32, 4), (1, 64, 2)], steps=steps), Needs(memory_gib=1e6))
+    assert "model, is 128, all that a device has of this global batch; EXTRA" in part.reasons[0]
+    small = [(1, 2, 256), (1, 4, 128), (1, 8, 64)]
+    far = recommend(evidence(small, steps={512: STEPS[32]}), Needs(memory_gib=1e6))
+    assert (
+        "By the memory model 32 fits; whether more does is not identified, beyond 4 times the "
+        "largest measured." in far.reasons[0]
+    )
+    near = recommend(evidence(small, steps={512: STEPS[32]}), Needs(memory_gib=3.5))
+    largest = math.floor((3.5 / 1.1 - 1.2) / 0.1)
+    assert f"model, is {largest}; EXTRAPOLATED: " in near.reasons[0]
 
 
 def test_what_ran_out_of_memory_is_not_recommended():
@@ -231,8 +250,10 @@ def test_ranks_on_a_processor_share_its_memory_each_geometry_by_its_own_number()
 
 
 def test_the_largest_that_fits_is_not_one_that_ran_out_of_memory():
-    found = recommend(evidence(out_of_memory=[(1, 64, 1)]), Needs(memory_gib=80.0))
-    assert "but 64 ran out of memory" in found.reasons[0]
+    cuts = [(1, 8, 16), (1, 16, 8), (1, 32, 4)]
+    made = evidence(cuts, steps={128: STEPS[128]}, out_of_memory=[(1, 64, 1)])
+    found = recommend(made, Needs(memory_gib=80.0))
+    assert "By the memory model 128 would fit, but 64 ran out of memory" in found.reasons[0]
     with pytest.raises(AnalysisError, match=r"ran out of memory \(1 x 1 x 1\)"):
         recommend(evidence(out_of_memory=[(1, 1, 1)]), Needs())
 
@@ -454,10 +475,12 @@ def test_a_geometry_whose_times_are_all_invalid_is_not_said_to_be_unmeasured():
 
 
 def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
-    grows = recommend(evidence(), Needs(memory_gib=80.0)).reasons[0]
+    steps = {128: STEPS[128]}
+    made = evidence([(1, 8, 16), (1, 16, 8), (1, 32, 4)], steps=steps)
+    grows = recommend(made, Needs(memory_gib=80.0)).reasons[0]
     assert "The largest that fits, by the memory model, is" in grows
-    flat = evidence().table.assign(peak_allocated_gib=1.0)
-    text = recommend(evidence(table=flat), Needs(memory_gib=80.0)).reasons[0]
+    flat = made.table.assign(peak_allocated_gib=1.0)
+    text = recommend(replace(made, table=flat), Needs(memory_gib=80.0)).reasons[0]
     assert text.endswith("memory was not found to grow, so no largest one is known.")
     one = evidence([(1, 8, 4), (2, 8, 2)])
     assert "Only micro-batch 8 was measured" in recommend(one, Needs(memory_gib=80.0)).reasons[0]
@@ -480,8 +503,8 @@ def test_one_device_and_one_micro_step_are_reasons_in_words():
 def test_figures_name_their_group_and_narrow_axes_are_linear():
     rows = candidates_of(evidence(steps={32: STEPS[32]}), 2)
     with paper_style():
-        figure = draw_pareto(rows, "engine.name fsdp")
-        assert draw_pareto(rows).get_suptitle() == ""
+        figure = draw_pareto(rows, "engine.name fsdp").figure
+        assert draw_pareto(rows).figure.get_suptitle() == ""
     assert figure.get_suptitle() == "engine.name fsdp"
     (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
@@ -489,7 +512,7 @@ def test_figures_name_their_group_and_narrow_axes_are_linear():
     assert axes.get_ylabel() == "cost of the target (device-seconds)"
     wide = rows.assign(time_s=np.geomspace(1, 100, len(rows)), time_low_s=1.0, time_high_s=100.0)
     with paper_style():
-        assert draw_pareto(wide).axes[0].get_xscale() == "log"
+        assert draw_pareto(wide).figure.axes[0].get_xscale() == "log"
 
 
 def test_no_marker_of_the_step_time_model_lies_on_an_edge():
@@ -523,7 +546,7 @@ def test_a_valid_time_is_not_denied_where_it_has_no_interval():
     found = recommend(replace(made, table=table), Needs())
     said = " ".join([found.headline, *found.regret])
     assert "has a valid time" not in said
-    assert "no other geometry that fits has a time with an interval" in said
+    assert "what a wrong choice would cost; too few seeds or valid times (n = 1; 3 needed)" in said
 
 
 def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
@@ -560,7 +583,7 @@ def test_two_seeds_have_no_interval_anywhere():
     made = evidence(steps=steps, noise=0.2)
     found = recommend(made, Needs())
     time_s = found.chosen["time_s"]
-    assert found.chosen["time_high_s"] > time_s
+    assert math.isnan(found.chosen["time_high_s"])
     late = recommend(made, Needs(deadline_s=1.01 * time_s))
     (said,) = [text for text in late.warnings if "deadline" in text]
     assert "there is no interval (2 seeds): how sure it is to be met is not known" in said
@@ -573,6 +596,11 @@ def test_two_seeds_have_no_interval_anywhere():
     shown = [row for row in grid.rows if row[1] == "measured"]
     assert len(shown) == len(CELLS)
     assert not any("[" in row[3] for row in shown)
+    other = found.candidates["global_batch_size"].ne(found.chosen["global_batch_size"])
+    ends = ["times_slower_low", "times_slower_high", "probability_faster"]
+    assert found.candidates.loc[other, ends].isna().all(axis=None)
+    (open_,) = [text for text in found.missing if "between seeds" in text]
+    assert "how steps vary between seeds: too few seeds (n = 2; 3 needed)" in open_
     # Of cuts of one batch the steps cancel, and three times tell their ratio.
     own = f"= {int(found.chosen['global_batch_size'])}"
     assert all(("[" in row[5]) == row[0].endswith(own) for row in shown)
@@ -606,3 +634,42 @@ def test_one_global_batch_has_nothing_that_a_learning_rate_could_favour(build):
     for seed in (0, 1, 2):
         sweep.run((1, 8, 1), seed=seed)
     assert any("UNTUNED" in text for basis in gather([sweep.path]) for text in basis.warnings)
+
+
+def test_two_times_quote_no_end_and_say_what_three_would_settle():
+    """Two seeds of cuts whose steps cancel: their ratio has one degree of freedom."""
+    made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]}, noise=0.2)
+    table = made.table[made.table["seed"].lt(2)]
+    found = recommend(replace(made, table=table), Needs())
+    assert "do not tell its time from any of the 2 others measured" in found.headline
+    assert found.regret == [
+        "Not identified: what a wrong choice would cost; too few seeds or valid times "
+        "(n = 2; 3 needed)."
+    ]
+    assert "[" not in " ".join([*found.costliest, *found.reasons])
+    assert "(n = 2) times as long" in found.costliest[0]
+    assert any("too few seeds (n = 2; 3 needed)" in text for text in found.missing)
+    measured = found.candidates[found.candidates["source"].eq("measured")]
+    assert found.chosen["time_s"] == measured["time_s"].min(), "none counts as just as good"
+    carried = found.as_mapping()
+    assert carried["time_high_s"] is None
+    assert all(row["times_slower_low"] in {None, 1.0} for row in carried["candidates"])
+
+
+def test_a_caption_says_only_what_is_drawn():
+    several = draw_pareto(recommend(evidence(), Needs()).candidates)
+    assert "95% intervals" in several.caption
+    assert "Line: the front" in several.caption
+    (axes,) = several.figure.axes
+    assert any(len(line.get_xdata()) > 1 for line in axes.lines)
+    one = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]})
+    alone = draw_pareto(recommend(one, Needs()).candidates)
+    assert "interval" not in alone.caption
+    assert "Line" not in alone.caption
+    assert "Named: the geometry that none beats in either" in alone.caption
+    (axes,) = alone.figure.axes
+    assert not any(
+        len(line.get_xdata()) > 1 and len(set(line.get_xdata())) > 1
+        for line in axes.lines
+        if line.get_linestyle() != "None"
+    )

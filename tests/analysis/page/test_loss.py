@@ -230,6 +230,35 @@ def unpacked(array: dict[str, str]) -> Any:
     return np.frombuffer(base64.b64decode(array["bdata"]), dtype=f"<{array['dtype']}")
 
 
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 80))
+def test_geometries_take_turns_where_cells_are_more_than_the_room(
+    sizes: list[int], room: int
+) -> None:
+    geometries = pd.Series([f"g{g}" for g, size in enumerate(sizes) for _ in range(size)])
+    seeds = 2
+    launched = pd.DataFrame(
+        {"cell": geometries.index.repeat(seeds), "status": ["completed", "failed"] * sum(sizes)}
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "_MOST_RUNS", room)
+        chosen = loss_module._drawn(launched, geometries)
+    assert len(chosen) == min(room, seeds * sum(sizes))
+    own = launched.loc[chosen]
+    if room >= sum(sizes):
+        assert set(own["cell"]) == set(geometries.index)
+        return
+    assert own["status"].eq("completed").all()
+    taken = geometries.loc[own["cell"]].value_counts().reindex(geometries.unique(), fill_value=0)
+    # Fair: none has two fewer than another, unless it has no more to give.
+    short = [size > n for size, n in zip(sizes, taken, strict=True)]
+    assert not any(s and n < taken.max() - 1 for s, n in zip(short, taken, strict=True))
+    for name, n in taken[taken > 1].items():
+        all_of = geometries.index[geometries == name].to_numpy()
+        places = np.flatnonzero(np.isin(all_of, own["cell"]))
+        gaps = np.diff([-1, *places, len(all_of)])
+        assert gaps.max() <= 4 * len(all_of) / n + 1
+
+
 @pytest.mark.slow
 def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> None:
     """The page of a large sweep is below 10 MB, and its curves draw and change."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.latex import escape_latex, to_latex
+from batchscape.analysis.report.latex import escape_latex, escape_long, to_latex
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹² -3'
 GRID = Grid(
@@ -46,6 +46,11 @@ def test_every_character_is_kept() -> None:
 def test_a_minus_is_no_hyphen() -> None:
     assert escape_latex("-1.5 [-2, -∞]") == r"$-$1.5 {[}$-$2, $-$$\infty${]}"
     assert escape_latex("t-test 2-3 a-4") == "t{-}test 2{-}3 a{-}4"
+
+
+def test_a_lone_x_is_a_sign() -> None:
+    assert escape_latex("1 x 8 x 4, x = 2 x") == r"1 $\times$ 8 $\times$ 4, x = 2 x"
+    assert escape_long("devices x micro") == r"devices $\times$ micro"
 
 
 def test_a_booktabs_tabular() -> None:

@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import write_report
+from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.report.analyze import analyze
+from batchscape.analysis.report.paper import write_paper
+from batchscape.analysis.report.topic import Section
 
 HOSTILE = r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>"
 
@@ -54,6 +57,53 @@ def test_the_paper_of_a_report_compiles_where_it_lies(
     assert set(re.findall(r"\\label{fig:(\w+)}", (folder / "results.tex").read_text())) == {
         file.stem for file in report.files if file.suffix == ".png"
     }
+
+
+@pytest.mark.slow
+def test_a_paper_begins_with_the_comparison_and_leaves_out_what_is_not_identified(
+    build: Any, paper: Callable[[Path], Any]
+) -> None:
+    report = write_report([build().fork(seeds=(0, 1)).path])
+    folder = report.out / "paper"
+    results = (folder / "results.tex").read_text()
+    headlines = {name: value for of in report.sections for name, value in of.headlines.items()}
+    unknown = {name for name, value in headlines.items() if not value.is_identified}
+    assert unknown
+    assert set(headlines) > unknown
+    assert re.findall(r"label{tab:(\w+)}", results)[:2] == ["comparison", "headlines"]
+    (said,) = re.findall(r"in no table: (.*?)\.}", results)
+    assert set(said.split(", ")) == {name.replace("_", " ") for name in unknown}
+    rows = (folder / "macros.tex").read_text().partition(r"\newcommand{\bsHeadlines}")[2]
+    for name in headlines:
+        row = f"  {name.replace('_', ' ')} & "
+        assert (row in rows.replace("{-}", "-")) == (name not in unknown)
+    # Signs, not letters, and no count of warnings, which is the page's.
+    assert any(section.warnings for section in report.sections)
+    assert not re.search(r"\d warning", results)
+    assert " x " not in results
+    assert r"$\times$" in results.partition("\\onecolumn")[0]
+    made = paper(folder / "paper.tex")
+    assert made.too_wide == []
+
+
+def test_headlines_of_which_none_is_identified_make_a_sentence_and_no_table(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tables").mkdir()
+    why = Estimate.unknown("too few seeds", 1, "what it is")
+    write_paper(
+        tmp_path,
+        [Section("Comparison", headlines={"critical_batch_size": why})],
+        said=["Use 1 x 2 x 3 = 6."],
+        methods={},
+        figures=False,
+    )
+    results = (tmp_path / "results.tex").read_text()
+    assert "Not identified, and in no table: critical batch size." in results
+    assert "bsHeadlines" not in results
+    assert r"Use 1 $\times$ 2 $\times$ 3 = 6." in results
+    macros = (tmp_path / "macros.tex").read_text()
+    assert r"\newcommand{\bsCriticalBatchSizeText}{not identified}" in macros
 
 
 OF_PAPER = {"paper", "macros", "methods", "results"}

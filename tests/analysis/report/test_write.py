@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from io import StringIO
@@ -444,6 +445,45 @@ def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: P
     assert (tmp_path / "elsewhere.csv").read_text() == "precious"
     names = {path.relative_to(out).as_posix() for path in report.files}
     assert set(listing.read_text().splitlines()) == names - {"report_files.txt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "reached",
+    [
+        "tables/comparison.csv",
+        "paper/macros.tex",
+        "tables/runs.csv",
+        "report.md",
+    ],
+)
+def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
+    build: Any, tmp_path: Path, reached: str
+) -> None:
+    """Of a sweep with more to say, killed once that file is there; then of one with less."""
+    more, less = build("more").fork(), build("less")
+    less.run()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    code = (
+        "import sys, pathlib; from batchscape.analysis import write_report; "
+        "sweep, out = map(pathlib.Path, sys.argv[1:]); write_report([sweep], out, figures=False)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(more.path), str(out)]) as process:
+        while not (out / reached).exists():
+            assert process.poll() is None
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    torn = {path for path in out.rglob("*") if path.is_file()}
+    listed = set((out / "report_files.txt").read_text().splitlines())
+    known = {*listed, "report_files.txt", "mine.txt"}
+    assert {path.relative_to(out).as_posix() for path in torn} <= known
+    fresh = write_report([less.path], tmp_path / "fresh", figures=False)
+    write_report([less.path], out, figures=False)
+    left = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    assert left == {*(path.relative_to(fresh.out) for path in fresh.files), Path("mine.txt")}
+    assert (out / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from batchscape.plan.forecast import Figure, RunForecast, SweepForecast, forecast
+from batchscape.plan.forecast import RunForecast, SweepForecast, forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import predict_memories
-from batchscape.plan.room import fit_in, predicted_peak, room_gib
+from batchscape.plan.room import memory_forecast
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -47,10 +47,7 @@ def predict(
     found = forecast(specs, sweep, machine, measured)
     told = dict(found.runs)
     for spec, report in zip(specs, predict_memories(specs), strict=True):
-        peak, room = predicted_peak(spec, report), room_gib(spec, machine)
-        memory: dict[str, Any] = {"room_gib": room, "problem": report.problem}
-        if peak is not None:
-            memory |= {"peak_allocated_gib": peak, "fits": fit_in(room, spec, peak)}
+        memory = memory_forecast(spec, report, machine)
         told[spec.run_id] = replace(told[spec.run_id], memory=memory)
     return replace(found, runs=told)
 
@@ -71,18 +68,16 @@ def main(folder: str, _rank: int) -> int:
 
 def _kept(told: RunForecast) -> dict[str, Any]:
     """Return what `prediction.json` holds: `value`, `low`, `high` and `method` of each figure."""
+    way = told.way.partition(",")[0]
+    said = {"step_time_s": (told.step_time_s, way), "run_time_s": (told.run_time_s, way)}
+    if told.memory is not None:
+        said["peak_allocated_gib"] = told.memory.peak_allocated_gib, told.memory.way
     kept = {}
-    if told.memory is not None and "peak_allocated_gib" in told.memory:
-        kept["peak_allocated_gib"] = told.memory["peak_allocated_gib"]
-    for name in ("step_time_s", "run_time_s"):
-        figure: Figure | None = getattr(told, name)
-        if figure is not None:
-            middle = math.sqrt(figure.low * figure.high)
-            kept[name] = {
-                "value": middle if figure.value is None else figure.value,
-                "low": figure.low,
-                "high": figure.high,
-                "method": told.way.partition(",")[0]
-                + ("" if figure.value is not None else ", mid-range"),
-            }
+    for name, (figure, method) in said.items():
+        if figure is None:
+            continue
+        value, told_by = figure.value, method
+        if value is None:
+            value, told_by = math.sqrt(figure.low * figure.high), f"{method}, mid-range"
+        kept[name] = {"value": value, "low": figure.low, "high": figure.high, "method": told_by}
     return kept

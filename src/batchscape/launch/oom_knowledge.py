@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
-from batchscape.plan.room import fit_in, room_gib
+from batchscape.plan.room import room_gib
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -119,7 +119,7 @@ class OomKnowledge:
         """Say that a run's tensors alone take more than there is; None where they may fit."""
         said = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib")
         room = room_gib(spec, self._machine)
-        if said is None or fit_in(room, spec, said) != "does not fit":
+        if said is None or room is None or said["low"] <= room:
             return None
         return (
             f"not launched: its tensors are predicted to take {said['value']:.4g} GiB on each "

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from batchscape.geometry import BatchGeometry
 from batchscape.launch.pool import DevicePool
@@ -23,7 +23,15 @@ from batchscape.plan.step_time import StepTimes
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["NOT_KNOWN", "Figure", "Measured", "RunForecast", "SweepForecast", "forecast"]
+__all__ = [
+    "NOT_KNOWN",
+    "Figure",
+    "Measured",
+    "MemoryForecast",
+    "RunForecast",
+    "SweepForecast",
+    "forecast",
+]
 
 NOT_KNOWN = "not known"
 _EVALUATED = (0.1, 1.0)
@@ -63,6 +71,19 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class MemoryForecast:
+    """What a rank of a run will hold."""
+
+    way: str
+    """How it was got, or `not known: REASON`, where there are no figures."""
+    peak_allocated_gib: Figure | None = None
+    """Peak of its tensors."""
+    room_gib: float | None = None
+    """What it can have at most; None where that is not known."""
+    fits: Literal["fits", "unsure", "does not fit"] | None = None
+
+
+@dataclass(frozen=True)
 class RunForecast:
     """What one run will take."""
 
@@ -76,8 +97,8 @@ class RunForecast:
     """None also where samples are no full sequences."""
     run_time_s: Figure | None = None
     device_hours: Figure | None = None
-    memory: dict[str, Any] | None = None
-    """Predicted peak of memory; None: not predicted."""
+    memory: MemoryForecast | None = None
+    """Of each of its ranks; None: it was not asked for."""
 
 
 @dataclass(frozen=True)

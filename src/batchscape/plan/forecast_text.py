@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from rich import box
@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from batchscape.plan.forecast import NOT_KNOWN, Figure, RunForecast, SweepForecast
+from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForecast, SweepForecast
 
 __all__ = ["forecast_text"]
 
@@ -43,16 +43,39 @@ def forecast_text(
             parts.append(Text(f"Time {way} ({_runs(sum(of_way.values()))})"))
         else:
             parts.append(_table(way, of_way))
+    parts += [Text(line) for line in _about_memory(found)]
     parts.append(Text(_totals(found, begin)))
     return parts
 
 
+def _about_memory(found: SweepForecast) -> Iterator[str]:
+    """Say what the memory of the table is, and of which runs it is not known."""
+    known = [run.memory for run in found.runs.values() if run.memory is not None]
+    rooms = {memory.room_gib for memory in known if memory.fits is not None}
+    if rooms:
+        known_rooms = [room for room in rooms if room is not None]
+        ends = dict.fromkeys(_digits(end(known_rooms)) for end in (min, max) if known_rooms)
+        sizes = f"{'-'.join(ends)} GiB" if known_rooms else f"memory that is {NOT_KNOWN}"
+        counts = Counter(memory.fits for memory in known)
+        told = ", ".join(
+            f"{_runs(counts[word])} {text}"
+            for word, text in (("does not fit", "too large"), ("unsure", "may be too large"))
+            if counts[word]
+        )
+        yield (
+            f"Memory: peak of a rank's tensors; it has {sizes}, and takes more than tensors"
+            f"{': ' if told else ''}{told}."
+        )
+    for way, count in Counter(memory.way for memory in known if memory.fits is None).items():
+        yield f"Memory {way} ({_runs(count)})"
+
+
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
-    titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time")
+    titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
     by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
-    cut = Column("devices x micro-batch\nx accumulation = global", no_wrap=True)
+    cut = Column("devices x micro\nx accumulation\n= global", no_wrap=True)
     table = Table(
         cut,
         Column("runs", justify="right"),
@@ -79,8 +102,18 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
             _span(rate, _COUNTS),
             _span(forecast.run_time_s, _TIMES),
             _span(forecast.device_hours and forecast.device_hours.times(3600), _TIMES),
+            _memory(forecast.memory),
         )
     return table
+
+
+def _memory(found: MemoryForecast | None) -> str:
+    """Write the peak of a rank's tensors, and whether it fits, where that is not sure."""
+    if found is None or found.peak_allocated_gib is None or found.peak_allocated_gib.value is None:
+        return ""
+    gib = found.peak_allocated_gib.value
+    size = f"{_digits(gib)} GiB" if gib >= 1 else f"{_digits(1024 * gib)} MiB"
+    return size if found.fits == "fits" else f"{size}\n{found.fits}"
 
 
 def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
 
 import psutil
 
 from batchscape.measure.memory_report import GIB, MemoryReport
+from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 
-__all__ = ["fit_in", "predicted_peak", "room_gib"]
+__all__ = ["memory_forecast", "room_gib"]
 
 _OFF = {"cpu": 0.03, "cuda": 0.10}
 """Share that a predicted peak of tensors may be off, either way: docs/planning.md."""
@@ -47,44 +46,23 @@ def room_gib(spec: RunSpec, machine: Machine) -> float | None:
     return None if whole is None else whole / sharing
 
 
-def predicted_peak(spec: RunSpec, report: MemoryReport) -> dict[str, Any] | None:
-    """Return the predicted peak of a rank's tensors, as records and plans carry it.
+def memory_forecast(spec: RunSpec, report: MemoryReport, machine: Machine) -> MemoryForecast:
+    """Return what a run's ranks will hold, and whether that fits.
 
     Parameters
     ----------
     spec : RunSpec
     report : MemoryReport
         As `predict_memories` returns it.
-
-    Returns
-    -------
-    dict or None
-        `value`, `low` and `high` in GiB, and the `method`; None where it is not predicted.
+    machine : Machine
     """
-    value = report.peak_allocated_gib
+    room, value = room_gib(spec, machine), report.peak_allocated_gib
     if value is None:
-        return None
+        return MemoryForecast(f"{NOT_KNOWN}: {report.problem}", room_gib=room)
     off = _OFF[spec.device_type]
-    ends = {"low": value * (1 - off), "high": value * (1 + off)}
-    return {"value": value, **ends, "method": report.method}
-
-
-def fit_in(
-    room: float | None, spec: RunSpec, peak: Mapping[str, Any]
-) -> Literal["fits", "unsure", "does not fit"]:
-    """Say whether a run fits.
-
-    Parameters
-    ----------
-    room : float or None
-        As `room_gib` returns it.
-    spec : RunSpec
-    peak : mapping
-        As `predicted_peak` returns it.
-    """
+    peak = Figure(value * (1 - off), value * (1 + off), value)
     times, more = _BESIDE[spec.device_type]
-    if room is None:
-        return "unsure"
-    if peak["low"] > room:
-        return "does not fit"
-    return "fits" if times * peak["high"] + more <= room else "unsure"
+    if room is not None and peak.low > room:
+        return MemoryForecast(report.method, peak, room, "does not fit")
+    is_sure = room is not None and times * peak.high + more <= room
+    return MemoryForecast(report.method, peak, room, "fits" if is_sure else "unsure")

@@ -26,7 +26,7 @@ from batchscape.analysis.decisions.reasons import (
     missing_evidence,
     reasons_for,
 )
-from batchscape.analysis.estimates import interval_text, too_few
+from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
@@ -328,7 +328,8 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     if len(known) and len(unknown):
         cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
         lines.append(
-            f"Without an interval, and so not among those that may be faster: {cuts}"
+            f"Without an interval, which takes {FEWEST} seeds that reach and {FEWEST} valid times, "
+            f"and so not among those that may be faster: {cuts}"
             f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
         )
     front = compared[

@@ -27,7 +27,7 @@ ALLOWED = {
     "columns of a table, taken from the object as a whole": "detectable_margin smallest_margin",
     "columns are documented where they are declared": "meaning",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
-        AccelerateEngine ByteText DeepSpeedEngine FabricEngine GridSweeper Patients Regressor
+        AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients Regressor
         fsdp_engine __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input

@@ -36,7 +36,7 @@ from batchscape.launch import run_sweep
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
-from batchscape.plan.memory import predict_memories
+from batchscape.plan.memory import memory_key, predict_memories, predict_memory
 from batchscape.plan.table import write_plan
 from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
@@ -151,7 +151,15 @@ def main() -> None:
         frozen = RESULTS / f"memory_prediction-{of_device}-predicted.json"
         frozen.write_text(text + "\n")
         digest = hashlib.sha256(frozen.read_bytes()).hexdigest()
-        print(f"{count} predictions in {took_s:.1f} s: {frozen}\nsha256 {digest}", flush=True)
+        keys = {memory_key(spec) for specs in chosen.values() for spec in specs}
+        print(
+            f"{count} predictions of {len(keys)} keys in {took_s:.1f} s: {frozen}\nsha256 {digest}",
+            flush=True,
+        )
+        for name, specs in chosen.items():
+            began = time.perf_counter()
+            predict_memory(specs[0])
+            print(f"{name}: {time.perf_counter() - began:.2f} s for one alone", flush=True)
 
         found: dict[str, dict[str, dict[str, float]]] = {}
         for name, plan in plans.items():

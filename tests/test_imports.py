@@ -149,6 +149,18 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None
     assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
 
 
+def test_a_plan_imports_torch_only_to_predict_memory() -> None:
+    """It rehearses the training itself; whoever merely plans does not wait for torch."""
+    users = {
+        path.stem
+        for path in files("plan")
+        if {name.split(".")[0] for name in imported(path)} & {"torch"}
+    }
+    assert users == {"memory_trace"}
+    (predicting,) = modules_after("import batchscape.plan.memory, batchscape.plan.table")
+    assert "torch" not in predicting
+
+
 @pytest.mark.slow
 def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     """And nobody Polars before it reads sweeps."""

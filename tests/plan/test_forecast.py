@@ -270,8 +270,9 @@ def test_json_holds_all_of_it(
     assert len(launched) == len(rejected) == 2
     assert {run["way"] for run in launched} == {"datasheet"}
     assert all(run["step_time_s"] is None and run["reason"] for run in rejected)
-    for run in told["runs"]:
-        assert run["memory"] is None
+    for run in launched:
+        assert run["memory"]["fits"] == "fits"
+        assert 0 < run["memory"]["peak_allocated_gib"]["value"] < run["memory"]["room_gib"] == 80
     total = sum(run["device_hours"]["high"] for run in launched)
     assert told["sweep"]["device_hours"]["high"] == pytest.approx(total)
     assert told["sweep"]["runs_left"] == 2

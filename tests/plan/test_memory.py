@@ -256,6 +256,14 @@ def test_cuda_counts_blocks_of_512_bytes(run_of):
     assert there.method != here.method
 
 
+def test_inputs_that_numpy_allocates_count_on_cuda_alone(run_of):
+    run = run_of((1, 512, 1), **DIGITS)
+    here, there = map(bytes_of, predict_memories([run, replace(run, device_type="cuda")]))
+    name = "peak_allocated_first_backward_gib"
+    inputs_and_labels = 512 * (64 * 4 + 8)
+    assert inputs_and_labels <= there[name] - here[name] < inputs_and_labels + 512 * 50
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -18,6 +18,7 @@ __all__ = ["forecast_text"]
 
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
 _SHOWN = 40
 """Lines at most; of more the cheapest and the dearest are those that matter."""
 
@@ -59,7 +60,7 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
         counts = Counter(memory.fits for memory in known)
         told = ", ".join(
             f"{_runs(counts[word])} {text}"
-            for word, text in (("does not fit", "too large"), ("unsure", "may be too large"))
+            for word, text in (("does not fit", "too big"), ("unsure", "unsure"))
             if counts[word]
         )
         yield (
@@ -75,7 +76,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
     by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
-    cut = Column("devices x micro\nx accumulation\n= global", no_wrap=True)
+    cut = Column("devices x micro\nx accumulation\n= global", overflow="fold")
     table = Table(
         cut,
         Column("runs", justify="right"),
@@ -113,7 +114,7 @@ def _memory(found: MemoryForecast | None) -> str:
         return ""
     gib = found.peak_allocated_gib.value
     size = f"{_digits(gib)} GiB" if gib >= 1 else f"{_digits(1024 * gib)} MiB"
-    return size if found.fits == "fits" else f"{size}\n{found.fits}"
+    return f"{size}{_FITS.get(found.fits or '', '')}"
 
 
 def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:

@@ -16,7 +16,7 @@ import random
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from batchscape.config import Ddp, Fsdp
+from batchscape.config import Ddp, Fsdp, Transformers
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.engines.base import Reported
@@ -63,8 +63,8 @@ class Sample(NamedTuple):
     strides: tuple[int, ...]
     """Of a batch, in numbers."""
     dtype: torch.dtype
-    is_torchs: bool
-    """Whether torch's allocator has it, and not NumPy's, whose memory nobody counts."""
+    is_counted: bool
+    """Whether the device's meter sees it: that of a CPU does not see what NumPy has allocated."""
 
 
 class Trace(NamedTuple):
@@ -115,10 +115,11 @@ def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
     batches = [to_device(dataset.batch(indices), _CPU, spec.precision)]
     batches += [to_device(dataset.batch(indices[i : i + 1]), _CPU, "") for i in range(len(indices))]
     inputs, labels = zip(*batches, strict=True)
-    return _common(inputs), _common(labels)
+    on_cuda = spec.device_type == "cuda"
+    return _common(inputs, on_cuda=on_cuda), _common(labels, on_cuda=on_cuda)
 
 
-def _common(tensors: tuple[Tensor, ...]) -> Sample:
+def _common(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
         msg = (
@@ -132,7 +133,7 @@ def _common(tensors: tuple[Tensor, ...]) -> Sample:
         whole.stride(),
         whole.dtype,
         # What torch has not allocated itself it cannot make larger.
-        whole.untyped_storage().resizable(),
+        on_cuda or whole.untyped_storage().resizable(),
     )
 
 
@@ -154,6 +155,11 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
         Whatever the model's own code raises where tensors hold no numbers.
     """
     config = spec.config.engine
+    model = spec.config.model
+    if isinstance(model, Transformers):
+        # Random weights take the place of those in a file, which need not be read.
+        drawn = replace(spec.config, model=replace(model, pretrained=False))
+        spec = replace(spec, config=drawn)
     ranks = geometry.data_parallel_size
     make = partial(_Alone, ranks) if isinstance(config, Ddp) else None
     group = _group_of(ranks) if isinstance(config, Fsdp) and ranks > 1 else nullcontext()
@@ -191,6 +197,7 @@ _NO_SCRATCH = _Scratch()
 _DEVICE = torch.ops.prim.device.default
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
+_KERNELS: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # no public name
 _FEW_CHANNELS = 4
 """Of images that oneDNN takes as they are."""
 
@@ -215,13 +222,13 @@ def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa
     kernel = torch._C._select_conv_backend(
         inputs, weight, bias, **dict(zip(names, settings, strict=True)), bias_sizes=None
     )
-    if kernel == torch._C._ConvBackend.Mkldnn:
+    if kernel == _KERNELS.Mkldnn:
         reordered = inputs.nbytes if inputs.shape[1] > _FEW_CHANNELS else 0
         passing = reordered + weight.nbytes + output.nbytes
         if func is _FORWARD:
             return _Scratch(before=passing, beside=output.nbytes)
         return _Scratch(before=3 * inputs.nbytes if mask[0] else 0, after=passing)
-    if kernel == torch._C._ConvBackend.Slow2d:
+    if kernel == _KERNELS.Slow2d:
         samples, _, *size = output.shape
         windows = math.prod((samples, *size, *weight.shape[1:])) * inputs.itemsize
         return _Scratch(beside=windows) if func is _FORWARD else _Scratch(after=windows)
@@ -305,7 +312,7 @@ class _Counter(TorchDispatchMode):
                 alive.number = self._take(size)
             return resize(storage, size)
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
@@ -321,7 +328,7 @@ class _Blanks:
         self._sample = sample
         self._geometry = geometry
         # Outside of the counting, and all the time.
-        self._uncounted = {one: self._blank(one) for one in sample if not one.is_torchs}
+        self._uncounted = {one: self._blank(one) for one in sample if not one.is_counted}
         for tensor in self._uncounted.values():
             counter.leave_out(tensor)
 

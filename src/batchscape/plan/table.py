@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from batchscape.config import Command, RunConfig
+from batchscape.config import Affects, Command, RunConfig, affects_of
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
@@ -113,7 +113,8 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
-    parts += forecast_text(predicted, {spec.run_id: _cuts(spec) for spec in specs}, begin)
+    named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
+    parts += forecast_text(predicted, named, begin)
     parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
@@ -238,6 +239,16 @@ def _cuts(spec: RunSpec) -> str:
     ranks, *factors, whole = (_ramp(spec, name) for name in _GEOMETRY)
     cut = [f"({factor})" if _ARROW in factor else factor for factor in factors]
     return f"{' x '.join([ranks, *cut])} = {whole}"
+
+
+def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
+    """Name what of a run decides memory and time: its geometry, and what else is swept of it."""
+    others = [
+        f"{key.rpartition('.')[2]}={_show(value)}"
+        for key, value in swept.items()
+        if not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST
+    ]
+    return "\n".join((_cuts(spec), *others))
 
 
 def _ramp(spec: RunSpec, name: str) -> str:

@@ -94,9 +94,10 @@ def test_every_module_is_in_a_layer() -> None:
 def test_imports_point_down(part: str) -> None:
     for path in files(part):
         for other in own_parts(path) - {part}:
-            # `analysis` stands beside the layers; the command line alone calls it.
+            # `analysis` stands beside the layers; the command line alone calls it, and predictions.
             below = other in PARTS and level(other) < level(part)
-            allowed = below or (part, other) in {*WITHIN_A_LAYER, ("cli", "analysis")}
+            asks = {("cli", "analysis"), ("predictor", "analysis")}
+            allowed = below or (part, other) in {*WITHIN_A_LAYER, *asks}
             assert allowed, f"{path} imports batchscape.{other}"
 
 
@@ -149,14 +150,14 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None
     assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
 
 
-def test_a_plan_imports_torch_only_to_predict_memory() -> None:
-    """It rehearses the training itself; whoever merely plans does not wait for torch."""
+def test_a_plan_imports_torch_only_to_predict() -> None:
+    """It rehearses the training, and counts its operations; of a program it does neither."""
     users = {
         path.stem
         for path in files("plan")
         if {name.split(".")[0] for name in imported(path)} & {"torch"}
     }
-    assert users == {"memory_trace"}
+    assert users == {"memory_trace", "step_time"}
     (predicting,) = modules_after("import batchscape.plan.memory, batchscape.plan.table")
     assert "torch" not in predicting
 

@@ -76,7 +76,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
     by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
-    cut = Column("devices x micro\nx accumulation\n= global", overflow="fold")
+    cut = Column("devices x micro\nx accumulation", overflow="fold")
     table = Table(
         cut,
         Column("runs", justify="right"),

@@ -248,7 +248,7 @@ def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
         for key, value in swept.items()
         if not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST
     ]
-    return "\n".join((_cuts(spec), *others))
+    return "\n".join((_cuts(spec).partition(" = ")[0], *others))
 
 
 def _ramp(spec: RunSpec, name: str) -> str:

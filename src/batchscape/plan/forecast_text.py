@@ -52,10 +52,10 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time")
     by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
-    cut = Column("devices x micro-batch\nx accumulation = global", no_wrap=True)
+    cut = Column("devices x micro-batch\nx accumulation\n= global")
     table = Table(
         cut,
-        Column("runs", justify="right"),
+        Column("runs", justify="right", no_wrap=True),
         *numbers,
         box=box.SIMPLE_HEAD,
         title=f"Predicted, {by}",

@@ -113,7 +113,7 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
-    parts += forecast_text(predicted, {spec.run_id: _cuts(spec) for spec in specs}, begin)
+    parts += forecast_text(predicted, {spec.run_id: _placed(spec) for spec in specs}, begin)
     parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
@@ -238,6 +238,12 @@ def _cuts(spec: RunSpec) -> str:
     ranks, *factors, whole = (_ramp(spec, name) for name in _GEOMETRY)
     cut = [f"({factor})" if _ARROW in factor else factor for factor in factors]
     return f"{' x '.join([ranks, *cut])} = {whole}"
+
+
+def _placed(spec: RunSpec) -> str:
+    """Write the geometry of a run, and its nodes where there are several."""
+    nodes = spec.geometry.nodes
+    return _cuts(spec) + (f"\non {nodes} nodes" if nodes > 1 else "")
 
 
 def _ramp(spec: RunSpec, name: str) -> str:

@@ -96,10 +96,16 @@ class Cluster:
         float32_matmul : str
             `high` where products of float32 matrices may be in TF32, else `highest`.
         """
+        peaks = {
+            "float64": self.float64_tflops,
+            "float32": self.float32_tflops,
+            "tf32": self.tf32_tflops,
+            "float16": self.float16_tflops,
+            "bfloat16": self.bfloat16_tflops,
+        }
         is_tf32 = precision == "float32" and float32_matmul == "high" and self.tf32_tflops
         kind = "tf32" if is_tf32 else precision
-        tflops: float | None = getattr(self, f"{kind}_tflops")
-        return kind, tflops
+        return kind, peaks[kind]
 
 
 @functools.cache

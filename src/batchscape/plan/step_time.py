@@ -73,8 +73,6 @@ class ModelFacts:
     """Bytes that its operators read and write, likewise."""
     kernels: float
     """Operators of a micro-step."""
-    parameters: int
-    """Numbers that are trained."""
     gradient_bytes: int
     tensors: int
     """Tensors of them."""
@@ -327,7 +325,6 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
         flops=line(fewer.flops, more.flops),
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,
-        parameters=sum(p.numel() for p in trained),
         gradient_bytes=sum(p.nbytes for p in trained),
         tensors=len(trained),
         orthogonalised_flops=sum(_newton_schulz(p) for p in trained),

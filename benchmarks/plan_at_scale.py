@@ -18,25 +18,27 @@ import resource, sys, time
 began = time.perf_counter()
 from datetime import datetime
 from batchscape.cli import _compose, _machine, _make_plan
-from batchscape.plan.forecast import forecast
-from batchscape.plan.table import plan_json, plan_rows
+from batchscape.plan.table import plan_rows
 from batchscape.record.folder import SweepFolder
 grid = _compose(sys.argv[2:], "plan")
 machine = _machine(grid)
 plan = _make_plan(grid, machine)
+plan_rows(plan)
 if sys.argv[1] == "with":
+    from batchscape.plan.forecast import forecast
+    from batchscape.plan.forecast_text import forecast_text
     found = forecast(plan.specs, SweepFolder(plan.sweep_dir), machine)
     assert found.unknown == 0, set(run.way for run in found.runs.values())
-    plan_json(plan, machine, found, datetime.now().astimezone())
-else:
-    plan_rows(plan)
-peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(len(plan.cells), time.perf_counter() - began, peak_mib)
+    cuts = {spec.run_id: str(spec.geometry) for spec in plan.specs}
+    forecast_text(found, cuts, datetime.now().astimezone())
+used = resource.getrusage(resource.RUSAGE_SELF)
+cpu_s = used.ru_utime + used.ru_stime
+print(len(plan.cells), time.perf_counter() - began, cpu_s, used.ru_maxrss / 1024)
 """
 
 
-def measured(how: str, cells: int) -> tuple[int, float, float]:
-    """Make one plan; return its cells, its seconds and its peak of memory in MiB."""
+def measured(how: str, cells: int) -> tuple[int, float, float, float]:
+    """Make one plan; return its cells, seconds on the wall and of processors, and peak in MiB."""
     seeds = -(-cells // 64)
     arguments = [
         "cluster=h100_80g",
@@ -52,8 +54,9 @@ def measured(how: str, cells: int) -> tuple[int, float, float]:
     done = subprocess.run(
         [sys.executable, "-c", _PLAN, how, *arguments], capture_output=True, text=True, check=True
     )
-    count, seconds, peak_mib = done.stdout.split()[-3:]
-    return int(count), float(seconds), float(peak_mib)
+    count, *figures = done.stdout.split()[-4:]
+    wall_s, cpu_s, peak_mib = map(float, figures)
+    return int(count), wall_s, cpu_s, peak_mib
 
 
 def main() -> None:
@@ -70,7 +73,8 @@ def main() -> None:
         print(
             f"{how} predictions: {runs[0][0]} cells, median {medians[how]:.1f} s "
             f"({min(seconds):.1f} to {max(seconds):.1f}, n = {len(runs)}), "
-            f"peak {max(run[2] for run in runs):.0f} MiB"
+            f"{statistics.median(run[2] for run in runs):.1f} s of processors, "
+            f"peak {max(run[3] for run in runs):.0f} MiB"
         )
     print(f"ratio of the medians, with / without: {medians['with'] / medians['without']:.2f}")
 

@@ -87,3 +87,10 @@ def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")
     for peer in ("submitit_local", "hydra_joblib"):
         assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)
+
+
+@pytest.mark.slow
+def test_plan_at_scale():
+    printed = printed_by("plan_at_scale.py", "--cells", "64", "--repeats", "1")
+    assert re.search(r"without predictions: 64 cells, median \d+\.\d s", printed)
+    assert re.search(r"ratio of the medians, with / without: \d+\.\d\d", printed)

@@ -22,6 +22,7 @@ from batchscape.compose import compose
 from batchscape.config import Data, RunConfig
 from batchscape.config.settings import settings_of
 from batchscape.plan.build import make_plan
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.columns import COLUMNS
 from batchscape.record.spec import DataIdentity
@@ -322,6 +323,11 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
 
 
 @pytest.mark.slow
+def declared_or_box(grid: SweepCells) -> Machine:
+    cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
+    return BOX if cluster.device is None else Machine.of(cluster)
+
+
 def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]):
     """On a box of eight GPUs; how many runs a study has is in its first line, and tested."""
 
@@ -340,7 +346,7 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(shown.folder)
                 grid = compose(list(shown.words[2:]), "batchscape sweep")
-                planned[command] = grid and make_plan(grid, BOX, prepare)
+                planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
                 assert grid or "--cfg" in command
     capsys.readouterr()
     assert len(planned) > 20

@@ -215,8 +215,13 @@ def refuse_secrets(
     """
     variables = tuple(secret_variables(environment).items())
     found: dict[str, str] = {}
+    looked_at: dict[tuple[str, int], Any] = {}
     for cell in settings:
-        _walk(cell, variables, found)
+        for name, value in cell.items():
+            # Cells share the objects that they do not vary.
+            if (name, id(value)) not in looked_at:
+                looked_at[name, id(value)] = value
+                _walk({name: value}, variables, found)
     if not found:
         return
     lines = [f"  {key} holds {shown}" for key, shown in found.items()]

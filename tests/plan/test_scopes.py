@@ -251,7 +251,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         },
         {
             "device": "another",
-            "driver_name": "its name",
+            "known_as": "its name",
             "compute_capability": 7.5,
             "memory_gib": 40.0,
             **dict.fromkeys((f"{name}_tflops" for name in PRODUCTS), 3.0),

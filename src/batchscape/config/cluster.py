@@ -29,7 +29,7 @@ class Cluster:
 
     device: Annotated[str | None, Affects.NOTHING] = None
     """Name of a declared device; null: the devices of this machine."""
-    driver_name: Annotated[str | None, Affects.NOTHING] = None
+    known_as: Annotated[str | None, Affects.NOTHING] = None
     """Regular expression of the name that a driver gives such a device, without its maker: by it
     the figures of a device that was found are looked up."""
     compute_capability: Annotated[Positive | None, Affects.NOTHING] = None
@@ -76,15 +76,15 @@ class Cluster:
             )
             raise ValueError(msg)
         try:
-            re.compile(self.driver_name or "")
+            re.compile(self.known_as or "")
         except re.error as error:
-            msg = f"driver_name must be a regular expression; {self.driver_name!r}: {error}"
+            msg = f"known_as must be a regular expression; {self.known_as!r}: {error}"
             raise ValueError(msg) from None
 
     def is_called(self, name: str) -> bool:
         """Whether a driver's name for a device is of this kind."""
         bare = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
-        return self.driver_name is not None and bool(re.fullmatch(self.driver_name, bare))
+        return self.known_as is not None and bool(re.fullmatch(self.known_as, bare))
 
     def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[str, float | None]:
         """Return which kind of product a precision uses, and its peak in 10^12 FLOP/s.
@@ -96,10 +96,16 @@ class Cluster:
         float32_matmul : str
             `high` where products of float32 matrices may be in TF32, else `highest`.
         """
+        peaks = {
+            "float64": self.float64_tflops,
+            "float32": self.float32_tflops,
+            "tf32": self.tf32_tflops,
+            "float16": self.float16_tflops,
+            "bfloat16": self.bfloat16_tflops,
+        }
         is_tf32 = precision == "float32" and float32_matmul == "high" and self.tf32_tflops
         kind = "tf32" if is_tf32 else precision
-        tflops: float | None = getattr(self, f"{kind}_tflops")
-        return kind, tflops
+        return kind, peaks[kind]
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     cut = Column("devices x micro\nx accumulation", overflow="fold")
     table = Table(
         cut,
-        Column("runs", justify="right"),
+        Column("runs", justify="right", no_wrap=True),
         *numbers,
         box=box.SIMPLE_HEAD,
         title=f"Predicted, {by}",

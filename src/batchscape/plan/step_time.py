@@ -54,8 +54,8 @@ _LOOP_S = Range(0.0, 2e-3)
 _EXCHANGE_S = {"cuda": Range(0.0, 1e-4), "cpu": Range(0.0, 2e-3)}
 """Latency of the exchange of a bucket."""
 _WAIT = Range(0.0, 0.25)
-"""Share of a step that ranks wait for the slowest one, where there are several: stragglers,
-arXiv 2505.05713, cost the fleet studied there some tenth of its time, and single jobs far more."""
+"""Share of a step that ranks wait for the slowest one, where there are several. That they do is
+known (stragglers, arXiv 2505.05713); how long differs by cluster, and the upper end is our own."""
 _BUCKET_BYTES = 25 * 2**20
 _PROBED = (2, 4)
 """Samples whose operations are counted: a line through both gives those of any micro-batch."""
@@ -73,8 +73,6 @@ class ModelFacts:
     """Bytes that its operators read and write, likewise."""
     kernels: float
     """Operators of a micro-step."""
-    parameters: int
-    """Numbers that are trained."""
     gradient_bytes: int
     tensors: int
     """Tensors of them."""
@@ -327,7 +325,6 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
         flops=line(fewer.flops, more.flops),
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,
-        parameters=sum(p.numel() for p in trained),
         gradient_bytes=sum(p.nbytes for p in trained),
         tensors=len(trained),
         orthogonalised_flops=sum(_newton_schulz(p) for p in trained),

@@ -248,7 +248,9 @@ def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
         for key, value in swept.items()
         if not key.startswith("batch.") and (affects_of(key) or Affects.NOTHING) & Affects.COST
     ]
-    return "\n".join((_cuts(spec).partition(" = ")[0], *others))
+    nodes = spec.geometry.nodes
+    places = [f"on {nodes} nodes"] if nodes > 1 else []
+    return "\n".join((_cuts(spec).partition(" = ")[0], *places, *others))
 
 
 def _ramp(spec: RunSpec, name: str) -> str:

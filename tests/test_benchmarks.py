@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -87,3 +88,14 @@ def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")
     for peer in ("submitit_local", "hydra_joblib"):
         assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)
+
+
+@pytest.mark.slow
+def test_memory_prediction(tmp_path):
+    out = ["--out", tmp_path, "--part", "0.01", "--family", "convolutions"]
+    printed = printed_by("memory_prediction.py", *out)
+    errors = re.findall(r"peak, \w+: median .*, worst (\d+\.\d+) %, n 1", printed)
+    assert len(errors) == 2
+    assert max(map(float, errors)) < 1
+    frozen = (tmp_path / "memory_prediction-cpu-predicted.json").read_bytes()
+    assert f"sha256 {hashlib.sha256(frozen).hexdigest()}" in printed

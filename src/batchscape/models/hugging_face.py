@@ -134,7 +134,7 @@ def nothing_packed() -> Iterator[None]:
     It looks whether positions begin anew within a sample, and writes out a mask where it cannot
     know. Ours are counted by the model itself, and never do.
     """
-    masks = importlib.import_module("transformers.masking_utils")
+    masks: Any = importlib.import_module("transformers.masking_utils")
     looking = masks.find_packed_sequence_indices
     masks.find_packed_sequence_indices = lambda *_, **__: None
     try:

@@ -7,7 +7,9 @@ probe, on CUDA what the caching allocator counted in the run, without cuBLAS's w
 device follows the machine. An error is predicted / measured - 1; the median of its size has a 95 %
 interval by order statistics, over cells: the errors of a cell do not vary from run to run.
 
-    python benchmarks/memory_prediction.py [--part 0.1] [--seed 0] [--family gpt convolutions]
+    python benchmarks/memory_prediction.py [--part 1] [--seed 0] [--family gpt convolutions]
+
+Without `--part` it is a tenth of the cells, drawn by the seed.
 """
 
 from __future__ import annotations
@@ -117,14 +119,16 @@ def errors_of(name: str, errors: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", type=float, default=1.0, help="of the cells, drawn by the seed")
+    parser.add_argument("--part", type=float, default=0.1, help="of the cells, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of what is written")
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     options = parser.parse_args()
+    options.out = options.out.resolve()
     # Where the model and the data of `small_images` are found.
     os.chdir(HERE)
     machine, rng = Machine.detect(), random.Random(options.seed)
-    RESULTS.mkdir(exist_ok=True)
+    options.out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="batchscape-") as temporary:
         plans = {name: planned(name, Path(temporary), machine) for name in options.family}
         chosen = {}
@@ -148,7 +152,7 @@ def main() -> None:
             },
             indent=1,
         )
-        frozen = RESULTS / f"memory_prediction-{of_device}-predicted.json"
+        frozen = options.out / f"memory_prediction-{of_device}-predicted.json"
         frozen.write_text(text + "\n")
         digest = hashlib.sha256(frozen.read_bytes()).hexdigest()
         keys = {memory_key(spec) for specs in chosen.values() for spec in specs}
@@ -232,7 +236,7 @@ def save(  # noqa: PLR0917
         "prediction_s": prediction_s,
         "rows": rows,
     }
-    path = RESULTS / "memory_prediction-cpu.json"
+    path = options.out / "memory_prediction-cpu.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written: {path}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -94,3 +95,14 @@ def test_plan_at_scale():
     printed = printed_by("plan_at_scale.py", "--cells", "64", "--repeats", "1")
     assert re.search(r"without predictions: 64 cells, median \d+\.\d s", printed)
     assert re.search(r"ratio of the medians, with / without: \d+\.\d\d", printed)
+
+
+@pytest.mark.slow
+def test_memory_prediction(tmp_path):
+    out = ["--out", tmp_path, "--part", "0.01", "--family", "convolutions"]
+    printed = printed_by("memory_prediction.py", *out)
+    errors = re.findall(r"peak, \w+: median .*, worst (\d+\.\d+) %, n 1", printed)
+    assert len(errors) == 2
+    assert max(map(float, errors)) < 1
+    frozen = (tmp_path / "memory_prediction-cpu-predicted.json").read_bytes()
+    assert f"sha256 {hashlib.sha256(frozen).hexdigest()}" in printed

@@ -44,6 +44,14 @@ TRANSFORMERS = {
     "name": "transformers",
     "settings": {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32},
 }
+UNDROPPED = {
+    "name": "transformers",
+    "settings": {
+        **TRANSFORMERS["settings"],
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    },
+}
+"""With a kernel of attention that takes a mask or none, as without dropout."""
 CONVOLUTIONS = {
     "model": {"name": "custom", "_target_": "own_models.Convolutions"},
     "data": {"name": "custom", "_target_": "own_data.Pictures"},
@@ -116,6 +124,7 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
         ((1, 8, 2), {"model": {**GPT, "dropout": 0.1}, "engine": BFLOAT16}),
         ((2, 8, 2), {"model": TRANSFORMERS, "engine": BFLOAT16}),
         ((1, 8, 1), {"model": TRANSFORMERS, "optimizer": MUON}),
+        ((1, 5, 2), {"model": UNDROPPED}),
         ((1, 32, 2), DIGITS),
         ((1, 16, 1), CONVOLUTIONS),
         ((2, 16, 2), {**CONVOLUTIONS, "engine": BFLOAT16}),

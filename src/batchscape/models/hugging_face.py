@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from batchscape.models.source import config_file, weight_files
 from batchscape.models.vocabulary import check_vocabulary, data_vocabulary
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["HuggingFaceModel", "build_hugging_face"]
+__all__ = ["HuggingFaceModel", "build_hugging_face", "nothing_packed"]
 
 _DECIDED_ELSEWHERE = {
     "num_labels": "the classes of the data",
@@ -122,6 +125,22 @@ def build_hugging_face(
     if not classifies:
         _check_causal(model, plain)
     return model
+
+
+@contextmanager
+def nothing_packed() -> Iterator[None]:
+    """Answer for `transformers` what it asks of numbers, where tensors have none.
+
+    It looks whether positions begin anew within a sample, and writes out a mask where it cannot
+    know. Ours are counted by the model itself, and never do.
+    """
+    masks: Any = importlib.import_module("transformers.masking_utils")
+    looking = masks.find_packed_sequence_indices
+    masks.find_packed_sequence_indices = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        masks.find_packed_sequence_indices = looking
 
 
 def _import() -> Any:  # noqa: ANN401  (its types are not worth their price)

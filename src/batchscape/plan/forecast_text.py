@@ -57,7 +57,7 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
         known_rooms = [room for room in rooms if room is not None]
         ends = dict.fromkeys(_digits(end(known_rooms)) for end in (min, max) if known_rooms)
         sizes = f"{'-'.join(ends)} GiB" if known_rooms else f"memory that is {NOT_KNOWN}"
-        counts = Counter(memory.fits for memory in known)
+        counts = Counter(str(memory.fits) for memory in known)
         told = ", ".join(
             f"{_runs(counts[word])} {text}"
             for word, text in (("does not fit", "too big"), ("unsure", "unsure"))

@@ -39,6 +39,7 @@ from batchscape.engines.ddp import DdpEngine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.memory_report import AllocatedBytes
+from batchscape.models.hugging_face import nothing_packed
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
 from batchscape.train.loader import StepBatches
@@ -164,7 +165,8 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     make = partial(_Alone, ranks) if isinstance(config, Ddp) else None
     group = _group_of(ranks) if isinstance(config, Fsdp) and ranks > 1 else nullcontext()
     build = partial(build_engine, spec, _CPU, make=make)
-    with _caller_undisturbed(), group, FakeTensorMode(allow_non_fake_inputs=True):
+    unpacked = nothing_packed() if isinstance(model, Transformers) else nullcontext()
+    with _caller_undisturbed(), group, unpacked, FakeTensorMode(allow_non_fake_inputs=True):
         counter = _Counter(on_cpu=spec.device_type == "cpu")
         loader = _Blanks(sample, geometry, counter)
         with counter, counter.resizes_seen():

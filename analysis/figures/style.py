@@ -161,8 +161,9 @@ def _font() -> str:
     font = TTFont(findfont(_DEJAVU))
     for table in ("GDEF", "GPOS", "GSUB"):
         del font[table]
-    for name in font["name"].names:
-        name.string = name.toUnicode().replace("DejaVu", "Figures")
+    for name in list(font["name"].names):
+        where = name.nameID, name.platformID, name.platEncID, name.langID
+        font["name"].setName(name.toUnicode().replace("DejaVu", "Figures"), *where)
     font.save(path)
     fontManager.addfont(path)
     return "Figures Sans"

@@ -39,7 +39,8 @@ def predict(
         Further sweep folders whose runs tell of these.
     """
     measured = None
-    if known := [*runs, *([sweep.path] if sweep.run_folders() else [])]:
+    has_ended = any(folder.parquet("steps").exists() for folder in sweep.run_folders())
+    if known := [*runs, *([sweep.path] if has_ended else [])]:
         # Imports what a first launch has no use for.
         from batchscape.analysis.cost.measured import MeasuredSteps
 

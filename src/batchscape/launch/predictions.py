@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def predict(
     for spec in specs:
         before = sweep.run(spec.run_id).prediction
         if before.exists():
-            said[spec.run_id] = read_json(before)
+            with suppress(BatchscapeError):  # its launch will say what the matter is
+                said[spec.run_id] = read_json(before)
         elif not isinstance(spec.config.engine, Command):
             asked.append(spec)
     if not asked:

@@ -229,6 +229,7 @@ def test_a_device_that_is_found_has_the_figures_of_its_file(
 
 def test_names_of_drivers_are_of_one_file_each() -> None:
     names = ["A100-SXM4-80GB", "A100 80GB PCIe", "H100 80GB HBM3", "H200", "H200 NVL", "L4", "L40S"]
+    names += ["GH200 480GB", "GH200 144G HBM3e"]
     for name in names:
         assert sum(sheet.is_called(f"NVIDIA {name}") for sheet in datasheets()) == 1
 

@@ -3,8 +3,9 @@
 A device attains some share of its peaks, and nobody knows which before a model has run on it. So
 each coefficient of the form in `batchscape.step_time` has two ends: what the best that was
 published would take, and what a plain, eager training takes at worst. The ranges of these shares
-are the constants below. The ends of a step time are those of all terms together, so it is wide: a
-range, and no confidence interval.
+are the constants below; an end that no source gives, and that we judged, is called our own. The
+ends of a step time are those of all terms together, so it is wide: a range, and no confidence
+interval.
 """
 
 from __future__ import annotations
@@ -36,27 +37,31 @@ class Range(NamedTuple):
 _OF_PEAK = {"cuda": Range(0.25, 0.80), "cpu": Range(0.10, 1.0)}
 """Share of the peak that the operations done attain, recomputation included. CUDA: 32 % (760M
 parameters on H100, sequences 32,768 long) to 79 % (13B on A100) in MosaicML's benchmarks,
-https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking, and some room below.
-CPU: the peak is a matrix product that was timed here; smaller ones attain less."""
+https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking; the room below is our
+own. CPU: the peak is a matrix product that was timed here; how much less smaller ones attain is our
+own."""
 _OF_MEMORY = Range(0.5, 1.0)
-"""Share of the memory's bandwidth that an operator attains which only reads and writes."""
+"""Share of the memory's bandwidth that an operator attains which only reads and writes: our own."""
 _OF_LINK = {"cuda": Range(0.25, 1.1), "cpu": Range(0.05, 1.0)}
-"""Share of a link that an all-reduce attains. CUDA: bus bandwidths of nccl-tests are 0.55 to 1.07
-of the figures here for large messages (H100 with reduction in the switch: 480 of 450 GB/s; PCIe: 35
-of 64; https://docs.alayanew.com/en/docs/tech-blog/2026-05-06-nccl-tests), and half of that for
-middling ones. CPU: gloo over the loopback, in shares of a copy in memory."""
+"""Share of a link that an all-reduce attains. CUDA: of large messages, nccl-tests on eight H100 get
+370 to 480 of 450 GB/s, the most with reduction in the switch
+(https://github.com/NVIDIA/nccl-tests/issues/212), and on eight devices at PCIe 5.0 28 of 64
+(https://github.com/NVIDIA/nccl/issues/1639). The low end, for smaller messages, is our own. CPU:
+gloo over the loopback, in shares of a copy in memory: our own."""
 _KERNEL_S = {"cuda": Range(1e-6, 20e-6), "cpu": Range(0.5e-6, 30e-6)}
-"""Time of an operator that does next to nothing: on a GPU 2.9 us, or 3.8 us a launch
-(https://developer.nvidia.com/blog/cuda-graphs/); at worst Python, dispatch and autograd before
-it."""
+"""Time of an operator that does next to nothing. CUDA: an addition of 1,024 numbers takes 1.1 to
+1.3 us (https://github.com/pytorch/pytorch/issues/161104); a kernel of 2.9 us takes 3.8 us with its
+launch, and 9.6 us where each is waited for (https://developer.nvidia.com/blog/cuda-graphs/). The
+high end, with Python, dispatch and autograd before it, is our own, and so are both of a CPU."""
 _LOOP_S = Range(0.0, 2e-3)
-"""Of a micro-step outside the model: its batch is fetched and moved, its loss is kept."""
+"""Of a micro-step outside the model: its batch is fetched and moved, its loss is kept. Our own."""
 _EXCHANGE_S = {"cuda": Range(0.0, 1e-4), "cpu": Range(0.0, 2e-3)}
-"""Latency of the exchange of a bucket."""
+"""Latency of the exchange of a bucket: our own."""
 _WAIT = Range(0.0, 0.25)
 """Share of a step that ranks wait for the slowest one, where there are several. That they do is
 known (stragglers, arXiv 2505.05713); how long differs by cluster, and the upper end is our own."""
 _BUCKET_BYTES = 25 * 2**20
+"""The default of PyTorch's DistributedDataParallel."""
 _PROBED = (2, 4)
 """Samples whose operations are counted: a line through both gives those of any micro-batch."""
 _RECOMPUTED = 4 / 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import FEWEST, Estimate
 from batchscape.analysis.hardware import known_where
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
@@ -60,16 +61,19 @@ class MeasuredSteps:
         Returns
         -------
         Estimate or None
-            With the number of runs as `n`; None where no runs determine it.
+            With its interval, and the number of runs as `n`; None where fewer than `FEWEST` runs
+            determine it, they give no interval, or it lies outside of what they cover.
         """
         table = self._tables.get(spec.time_key)
-        if table is None:
+        if table is None or len(table) < FEWEST:
             return None
         if spec.time_key not in self._models:
             self._models[spec.time_key] = fit_step_time(table)
         cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
         found = self._models[spec.time_key].at(geometry.data_parallel_size, *cut)
-        if not (found.is_identified and found.value > 0):
+        if not (found.is_identified and found.value > 0 and math.isfinite(found.low)):
+            return None
+        if self._models[spec.time_key].beyond(geometry.data_parallel_size, *cut):
             return None
         return replace(found, n=len(table))
 

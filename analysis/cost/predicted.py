@@ -24,12 +24,16 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
     DataFrame
         One row a cell, figure and method of prediction: `cell`, the geometry, `geometry` (its
         label), `figure` (a name of `PREDICTED`), `method`, `predicted`, `low` and `high` (means
-        over the runs, which may know more one after the other; NaN where no range was given),
-        `measured` (mean), `n` (runs), `error_pct` (100 x (predicted / measured - 1)), `n_ranged`
+        over the runs, which may know more one after the other), `measured` (mean; memory without
+        cuBLAS's workspace), `n` (runs), `error_pct` (100 x (predicted / measured - 1)), `n_ranged`
         and `n_within` (runs whose prediction had a range, and of those the ones that measured
         within it) and `run_ids`.
     """
     figures = valid_figures(cells.runs)
+    # What cuBLAS works in is no part of a prediction.
+    workspace = pd.to_numeric(cells.runs.reindex(columns=["workspace_gib"])["workspace_gib"])
+    held = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)
+    figures = figures.assign(peak_allocated_gib=held)
     rows = []
     for figure in PREDICTED:
         names = {part: f"predicted.{figure}.{part}" for part in ("value", "low", "high", "method")}

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.predicted import PREDICTED, compare_predictions, prediction_errors
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, plain_ticks
 from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale
 from batchscape.analysis.report.grids import columns_grid
@@ -48,10 +49,10 @@ def _answer(errors: pd.DataFrame) -> Iterable[str]:
         median, worst = (significant(row[f"{name}_error_pct"], 2) for name in ("median", "worst"))
         text = (
             f"{PREDICTED[row['figure']].capitalize()}, predicted ({row['method']}), was off by "
-            f"{median} % in the median of {_count(row['cells'], 'cell')}"
+            f"{worst} % at most ({row['worst']})"
         )
-        if row["cells"] > 1:
-            text += f" and by {worst} % at most ({row['worst']})"
+        if row["cells"] >= FEWEST:
+            text += f", by {median} % in the median of {row['cells']} cells"
         if row["n_ranged"]:
             text += (
                 f"; {row['n_within']} of {_count(row['n_ranged'], 'run')} measured within the "
@@ -99,8 +100,10 @@ def _table(table: pd.DataFrame) -> TableView:
             ("by", table["method"]),
         ],
         notes=[
-            "Predicted before the first run of the cell began. error: of the prediction, in "
-            "percent of what was measured. Times: of runs whose times are valid."
+            "Predicted before the run began; measured: by runs that had ended, of the same cell "
+            "too. "
+            "error: of the prediction, in percent of what was measured. Times: of runs whose times "
+            "are valid. Memory: without cuBLAS's workspace."
         ],
     )
     return TableView("predicted", "Predicted against measured", table, grid)

@@ -283,7 +283,7 @@ def _probe(arguments: list[str]) -> int:
     from batchscape.probe import as_json, probe, show_found
 
     console = _console() if as_text else _console(stderr=True)
-    found = probe(grid, console)
+    found = probe(grid, _machine_here(grid), console)
     if as_text:
         show_found(console, found)
     else:
@@ -763,6 +763,19 @@ def _machine(grid: SweepCells) -> Machine:
     return Machine.of(cluster)
 
 
+def _machine_here(grid: SweepCells) -> Machine:
+    """Return this machine; one that is declared is planned for only."""
+    machine = _machine(grid)
+    if machine.is_declared:
+        msg = (
+            f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
+            "launched on it: use `batchscape plan` with the same arguments, or "
+            "cluster=this_machine on the machine itself"
+        )
+        raise ConfigError(msg)
+    return machine
+
+
 def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
     from batchscape.data.corpus import prepare
     from batchscape.plan.build import make_plan
@@ -776,14 +789,7 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
-    machine = _machine(grid)
-    if machine.is_declared:
-        msg = (
-            f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
-            "launched on it: use `batchscape plan` with the same arguments, or "
-            "cluster=this_machine on the machine itself"
-        )
-        raise ConfigError(msg)
+    machine = _machine_here(grid)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
     use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from batchscape.errors import BatchscapeError
 from batchscape.plan.forecast import RunForecast, SweepForecast, forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import predict_memories
@@ -44,7 +46,8 @@ def predict(
         # Imports what a first launch has no use for.
         from batchscape.analysis.cost.measured import MeasuredSteps
 
-        measured = MeasuredSteps(known, machine.is_like)
+        with suppress(BatchscapeError):  # those that cannot be read tell nothing
+            measured = MeasuredSteps(known, machine.is_like)
     found = forecast(specs, sweep, machine, measured)
     told = dict(found.runs)
     for spec, report in zip(specs, predict_memories(specs), strict=True):

@@ -45,8 +45,9 @@ _SHORT: dict[str, Any] = {
     "batch.ramp": [],
     "checkpoint.every_s": None,
     "measure.warmup_optimizer_steps": 0,
+    "launcher.skip_unfit": False,
 }
-"""What decides no peak of memory, and is short here."""
+"""What decides no peak of memory, and is short here; and what should not fit is tried."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,15 @@ class Found:
         return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
 
 
-def probe(grid: SweepCells, console: Console) -> Found:
+def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
     """Train a few steps with some micro-batches, each in processes of its own.
 
     Parameters
     ----------
     grid : SweepCells
         One cell: its global batch and its devices are held, its micro-batch is not.
+    machine : Machine
+        Where the trainings run.
     console : Console
         Where the trainings are shown.
 
@@ -92,7 +95,6 @@ def probe(grid: SweepCells, console: Console) -> Found:
         raise ConfigError(msg)
     settings = set_values(grid.cells[0].settings, _SHORT)
     settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
-    machine = Machine.detect()
     evaluation = settings["evaluation"] = {**settings["evaluation"]}
     evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
     measure = settings["measure"] = {**settings["measure"]}
@@ -121,6 +123,8 @@ def probe(grid: SweepCells, console: Console) -> Found:
             result = run_sweep([spec], sweep, machine, console=Console(file=nowhere))
         if result.interrupted:
             raise KeyboardInterrupt
+        if result.stopped is not None:
+            raise LaunchError(result.stopped)
         outcome = _outcome(spec, sweep, geometry)
         console.print(f"{named} {'fits' if outcome.fits else 'is out of memory'}")
         return outcome

@@ -21,7 +21,7 @@ from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import predict
+from batchscape.launch.predictions import foretold_s, predict
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
@@ -173,11 +173,17 @@ def _launched(
         scratch = stack.enter_context(scratch_folder())
         predictions: dict[str, Mapping[str, Any]] = {}
         if entry == WORKER:
-            predictions = predict(missing, sweep, processes, scratch, lambda: interrupts.count > 0)
-        times = {
-            run: p["run_time_s"]["value"] for run, p in predictions.items() if "run_time_s" in p
-        }
-        durations = Durations(sweep, standing.specs, times)
+            predictions, trouble = predict(
+                standing.specs,
+                missing,
+                sweep,
+                processes,
+                scratch,
+                should_stop=lambda: interrupts.count > 0,
+            )
+            if trouble is not None:
+                progress.warn(trouble)
+        durations = Durations(sweep, standing.specs, foretold_s(predictions))
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
         session = Session(

@@ -155,7 +155,7 @@ class OomKnowledge:
 
 
 def reject(folder: RunFolder, reason: str) -> RunStatus:
-    """Write that a run was not launched because a smaller one ran out of memory.
+    """Write that a run was not launched because it cannot fit.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,9 +15,10 @@ from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
+from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 
-__all__ = ["PREDICTOR", "predict"]
+__all__ = ["PREDICTOR", "foretold_s", "predict"]
 
 PREDICTOR = "batchscape.predictor:main"
 """What the process calls that predicts: its folder holds a `config.json` for each run."""
@@ -29,18 +31,22 @@ _NAME = "prediction"
 
 def predict(
     specs: Iterable[RunSpec],
+    missing: Iterable[RunSpec],
     sweep: SweepFolder,
     processes: Processes,
     scratch: Path,
+    *,
     should_stop: Callable[[], bool],
-) -> dict[str, Mapping[str, Any]]:
+) -> tuple[dict[str, Mapping[str, Any]], str | None]:
     """Predict what runs take, in a process of its own: models are code of others.
 
     Parameters
     ----------
     specs : iterable of RunSpec
+        Of the sweep: what their folders hold of predictions is kept.
+    missing : iterable of RunSpec
+        Those that are to be launched.
     sweep : SweepFolder
-        Runs that it holds a prediction of keep that.
     processes : Processes
         Nothing else was started yet.
     scratch : Path
@@ -50,34 +56,57 @@ def predict(
 
     Returns
     -------
-    dict of str to mapping
+    said : dict of str to mapping
         By run: what `prediction.json` holds. Runs of which nothing can be said are not in it.
+    trouble : str or None
+        Why nothing is said of those that were asked for. Runs come before what is said of them, so
+        that the launch goes on.
     """
     said: dict[str, Mapping[str, Any]] = {}
-    asked = []
     for spec in specs:
-        before = sweep.run(spec.run_id).prediction
-        if before.exists():
-            with suppress(BatchscapeError):  # its launch will say what the matter is
+        with suppress(BatchscapeError):  # its launch will say what the matter is
+            before = sweep.run(spec.run_id).prediction
+            if before.exists():
                 said[spec.run_id] = read_json(before)
-        elif not isinstance(spec.config.engine, Command):
-            asked.append(spec)
+    asked = [
+        spec
+        for spec in missing
+        if spec.run_id not in said and not isinstance(spec.config.engine, Command)
+    ]
     if not asked:
-        return said
+        return said, None
     folder = scratch / _NAME
-    folder.mkdir()
-    (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
-    for spec in asked:
-        spec.write(folder / f"{spec.run_id}.json")
-    start = Start(_NAME, str(folder), str(folder / "log.txt"), 1, PREDICTOR, {})
-    until = time.monotonic() + _LONGEST_S
+    log = folder / "log.txt"
     try:
-        processes.start(start)
-        while not processes.wait(_LOOK_S):
+        folder.mkdir()
+        (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
+        for spec in asked:
+            spec.write(folder / f"{spec.run_id}.json")
+        processes.start(Start(_NAME, str(folder), str(log), 1, PREDICTOR, {}))
+        until = time.monotonic() + _LONGEST_S
+        ended: list[RankExit] = []
+        while not ended:
             if should_stop() or time.monotonic() > until:
-                processes.signal(_NAME, 9)
+                processes.signal(_NAME, signal.SIGKILL)
+            ended = processes.wait(_LOOK_S)
         predictions = folder / "predictions"
-        return said | (read_json(predictions) if predictions.exists() else {})
-    except BatchscapeError:
-        # Runs come before what is said of them: whatever the matter is, they meet it themselves.
-        return said
+        if predictions.exists():
+            return said | read_json(predictions), None
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        why = next((line for line in reversed(lines) if line.strip()), f"exit code {ended[0].code}")
+    except (BatchscapeError, OSError) as error:
+        why = str(error)
+    return said, f"Memory and time of the runs are not predicted: {why}"
+
+
+def foretold_s(predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return what whole runs should take, in seconds, where only a range is known.
+
+    Runs that were measured are known better by their durations.
+    """
+    times = {run: said.get("run_time_s") for run, said in predictions.items()}
+    return {
+        run: figure["value"]
+        for run, figure in times.items()
+        if figure is not None and figure["method"] != "measured"
+    }

@@ -32,6 +32,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
 from batchscape.record.disk import disk_trouble
 from batchscape.record.environment import environment
+from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.next_step import is_tried_again
 from batchscape.record.progress import remaining_s
@@ -118,6 +119,8 @@ class Session:
         self._again: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
+        self._foreseen: tuple[object, float] = None, math.nan
+        """State in which the end of the last run was foreseen, and when that will be."""
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
@@ -154,15 +157,22 @@ class Session:
 
     def _left_s(self, queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends; NaN where it is not known."""
+        now, state = time.monotonic(), (len(self._done), tuple(self._active))
+        if self._foreseen[0] == state:
+            # A queue takes time to simulate, and what is timed has the core.
+            foreseen_s = self._foreseen[1] - now
+            return foreseen_s if math.isnan(foreseen_s) else max(0.0, foreseen_s)
         at_work = []
         for run in self._active.values():
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 expected_s = self._placement.expected_s(run.spec)
-                elapsed_s = time.monotonic() - run.began
+                elapsed_s = now - run.began
                 left_s = math.nan if expected_s is None else max(0.0, expected_s - elapsed_s)
             at_work.append((run.spec, left_s))
-        return self._placement.left_s(at_work, queue)
+        left_s = self._placement.left_s(at_work, queue)
+        self._foreseen = state, now + left_s
+        return left_s
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
@@ -267,6 +277,8 @@ class Session:
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
         folder = self._sweep.run(spec.run_id)
+        if (prediction := self._predictions.get(spec.run_id)) is not None:
+            write_json(folder.prediction, dict(prediction))
         status = reject(folder, reason)
         self._claims.release(spec.run_id, status.status)
         result = RunResult.of(folder, status)

@@ -184,10 +184,7 @@ def forecast(
     def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[Figure, str] | str:
         found = None if measured is None else measured(spec, geometry)
         if found is not None:
-            low, high = (found.value if math.isnan(e) else e for e in (found.low, found.high))
-            note = ", no interval" if math.isnan(found.low) else ""
-            runs = "1 run" if found.n == 1 else f"{found.n} runs"
-            return Figure(low, high, found.value), f"measured, {runs}{note}"
+            return Figure(found.low, found.high, found.value), f"measured, {found.n} runs"
         ends = before.of(spec, geometry)
         return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
 

@@ -31,6 +31,10 @@ __all__ = ["memory_key", "predict_memories", "predict_memory"]
 _METHODS = {"cpu": "fake tensors", "cuda": "fake tensors, kernels as on a CPU"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
 """Groups that say what fits, or what is held beside the training, or in another form below."""
+_BY_PARTS = (
+    "attention with dropout holds all scores on a CPU and not on CUDA, whose kernels are not here; "
+    "memory is predicted without dropout"
+)
 _MOST_TRACED = 3
 """Micro-batches of a training that are each rehearsed; of more, as many tell all of them."""
 
@@ -117,7 +121,8 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     def traced(micro_batch_size: int) -> Trace | str:
         run = runs[micro_batch_size]
         try:
-            return trace(run, sample, _heaviest(run))
+            found = trace(run, sample, _heaviest(run))
+            return _BY_PARTS if found.attends_by_parts and spec.device_type == "cuda" else found
         except BatchscapeError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  (the model's code is the user's)

@@ -77,6 +77,8 @@ class Trace(NamedTuple):
     """Number of a storage that was born, counted from 1; negative where it died."""
     phases: tuple[tuple[str, int], ...]
     """Phases as they began, and how many events there had been."""
+    attends_by_parts: bool
+    """Whether scores of attention were held, which a CPU does with dropout and CUDA never."""
 
     def allocated(self, device_type: str) -> dict[str, AllocatedBytes]:
         """Return the bytes of each phase, as the meter of a device counts them."""
@@ -204,7 +206,7 @@ _FEW_CHANNELS = 4
 """Of images that oneDNN takes as they are."""
 
 
-def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa: ANN401
+def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa: ANN401  (of an operator)
     """Return what a convolution on a CPU takes, the one kernel here that takes much.
 
     oneDNN computes in blocks of channels: it copies what it is given, and what it returns. Where
@@ -241,13 +243,14 @@ class _Counter(TorchDispatchMode):
     """Notes births and deaths of storages."""
 
     def __init__(self, *, on_cpu: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self._on_cpu = on_cpu
         self._alive: dict[int, _Alive] = {}
         self._left_out: set[int] = set()
         self._sizes: list[int] = []
         self._events: list[int] = []
         self._phases: list[tuple[str, int]] = []
+        self._attends_by_parts = False
 
     def phase(self, name: str) -> None:
         self._phases.append((name, len(self._events)))
@@ -258,19 +261,21 @@ class _Counter(TorchDispatchMode):
 
     def trace(self) -> Trace:
         sizes, events = (np.array(some, dtype=np.int64) for some in (self._sizes, self._events))
-        return Trace(sizes, events, tuple(self._phases))
+        return Trace(sizes, events, tuple(self._phases), self._attends_by_parts)
 
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401  (an operator)
-        types: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401  (of its arguments)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401  (its result)
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # asked for by two calls in three; the short way
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its part, and that is seen
+        if func is torch.ops.aten._safe_softmax.default:
+            self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
         result = func(*args, **(kwargs or {}))
         scratch = _scratch(func, args, result) if self._on_cpu else _NO_SCRATCH
         self._free(self._take(scratch.before))
@@ -314,11 +319,11 @@ class _Counter(TorchDispatchMode):
                 alive.number = self._take(size)
             return resize(storage, size)
 
-        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]
+        torch.UntypedStorage.resize_ = resized  # type: ignore[assignment, method-assign]  # put back
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]  # as it was
 
 
 class _Blanks:
@@ -334,7 +339,7 @@ class _Blanks:
         for tensor in self._uncounted.values():
             counter.leave_out(tensor)
 
-    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002  (a `BatchLoader`'s)
         """Return micro-batches of any step, whose loss is divided by one label."""
         micro_steps = self._geometry.gradient_accumulation_steps
         return StepBatches(1, micro_steps, (self._batch() for _ in range(micro_steps)))
@@ -447,7 +452,7 @@ def _group_of(ranks: int) -> Iterator[None]:
 
     chunks = _fsdp_param._chunk_with_empty
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    _fsdp_param._chunk_with_empty = first  # type: ignore[assignment]
+    _fsdp_param._chunk_with_empty = first  # type: ignore[assignment]  # put back
     try:
         yield
     finally:

@@ -11,10 +11,10 @@ interval.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchscape.config import AdamW, Command, DeepSpeed, Fsdp, Muon, RunConfig, Sgd
+from batchscape.config import AdamW, Command, DeepSpeed, Fsdp, Muon, RunConfig, Sgd, Transformers
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.machine import Machine
@@ -149,12 +149,10 @@ class StepTimes:
         if isinstance(config.engine, Command):
             return "only the program knows its model"
         ranks, nodes = geometry.data_parallel_size, geometry.nodes
-        optimizer = config.optimizer
-        iterations = optimizer.newton_schulz_steps if isinstance(optimizer, Muon) else 0
         key = (
             *(model := (repr(config.model), repr(config.data), spec.precision)),
             repr(config.engine),
-            (optimizer.name, optimizer.gradient_clip_norm, iterations),
+            repr(replace(config.optimizer, learning_rate=1.0)),
             *(ranks, nodes, config.measure.peak_tflops),
         )
         if key not in self._coefficients:
@@ -304,6 +302,9 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
     from batchscape.measure.flops import model_operations
     from batchscape.train.batches import to_device
 
+    if isinstance(config.model, Transformers):
+        # Random weights take the place of those in a file, which need not be read.
+        config = replace(config, model=replace(config.model, pretrained=False))
     try:
         with torch.random.fork_rng(devices=[]):
             module = _built(config, data, precision)

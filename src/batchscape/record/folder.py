@@ -83,7 +83,7 @@ class RunFolder:
     @property
     def beside(self) -> tuple[Path, ...]:
         """JSON files beside what the run is and how it stands, where there are such."""
-        return self.prediction, self.launch, self.environment, self.command
+        return self.launch, self.environment, self.command
 
     @property
     def program(self) -> Path:

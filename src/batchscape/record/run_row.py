@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from batchscape.errors import DamageError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus, check_version
@@ -90,8 +91,9 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row |= _flatten(launch, "launch.")
     if folder.environment.exists() or folder.environment.name in status.files:
         row |= _flatten(read_json(folder.environment), "environment.")
-    if folder.prediction.exists() or folder.prediction.name in status.files:
-        row |= _flatten(read_json(folder.prediction), "predicted.")
+    if folder.prediction.exists():
+        with suppress(RecordError):  # a run is no worse for what was said of it before
+            row |= _flatten(read_json(folder.prediction), "predicted.")
     if config["data"] is not None:
         row["data.manifest_hash"] = config["data"]["manifest_hash"]
         row["task"] = config["data"]["task"]

@@ -31,7 +31,7 @@ def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., A
     wanted = runs[runs["run_id"].isin([folder.path.name for folder in folders])]
     oracle = fit_step_time(wanted)
     spec = RunSpec.read(folders[0].config)
-    for devices, micro, accumulation in (*cuts, (2, 4, 4)):
+    for devices, micro, accumulation in (*cuts, (2, 8, 4)):
         geometry = BatchGeometry(1, devices, micro, accumulation)
         found = measured(spec, geometry)
         expected = oracle.at(devices, micro, accumulation)
@@ -40,6 +40,8 @@ def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., A
             (expected.value, expected.low, expected.high)
         )
         assert found.n == 10
+    outside = BatchGeometry(1, 2, 4, 4)
+    assert measured(spec, outside) is None, "no run had a micro-batch as small"
     assert measured(replace(spec, precision="bfloat16"), spec.geometry) is None
     assert MeasuredSteps([sweep.path], lambda name: name == "Another")(spec, spec.geometry) is None
 
@@ -51,3 +53,14 @@ def test_an_exchange_that_was_never_measured_is_not_guessed(build: Callable[...,
     spec = RunSpec.read(folder.config)
     assert measured(spec, BatchGeometry(1, 1, 32, 1)) is not None
     assert measured(spec, BatchGeometry(1, 2, 8, 2)) is None
+
+
+def test_two_runs_tell_no_step_time(build: Callable[..., Any]) -> None:
+    sweep = build()
+    folder, _ = [sweep.run((1, 32, 1), seed=seed) for seed in (0, 1)]
+    spec = RunSpec.read(folder.config)
+    assert MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry) is None
+    sweep.run((1, 32, 1), seed=2)
+    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry)
+    assert found is not None
+    assert found.low < found.value < found.high

@@ -113,7 +113,11 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
             return None
         known = [(positions[t.geometry], t.taken_gib) for t in tried if t.taken_gib is not None]
         return expected_largest(
-            predicted, limit_gib, known, times=_OF_TENSORS[specs[0].device_type]
+            predicted,
+            limit_gib,
+            known,
+            times=_OF_TENSORS[specs[0].device_type],
+            first_out=min((positions[t.geometry] for t in tried if not t.fits), default=None),
         )
 
     def attempt(geometry: BatchGeometry) -> Tried:

@@ -73,3 +73,12 @@ def test_what_trainings_took_moves_the_expectation(
     limit_gib: float, fitted: list[tuple[int, float]], position: int
 ) -> None:
     assert expected_largest([1.0, 2.0, 4.0, 8.0], limit_gib, fitted, times=2.0) == position
+
+
+def test_what_was_too_much_brings_the_expectation_down() -> None:
+    predicted = [1.0, 2.0, 4.0, 8.0, 16.0]
+    # 8 was out of 4: what is to fit takes less than 8 / 1.5 of it.
+    assert expected_largest(predicted, 4.0, [], times=0.5, first_out=3) == 2
+    assert expected_largest(predicted, 4.0, [], times=0.5, first_out=1) == 0
+    # Once one fits, that one tells.
+    assert expected_largest(predicted, 4.0, [(0, 1.0)], times=0.5, first_out=4) == 2

@@ -9,6 +9,8 @@ from batchscape.geometry import BatchGeometry
 
 __all__ = ["Tried", "expected_largest", "seek_largest"]
 
+_STEP = 1.5
+"""How far the expectation goes down once it was too high."""
 _TRUSTED = 3
 """Trainings that go where the prediction says; later ones halve what is left."""
 
@@ -70,11 +72,13 @@ def expected_largest(
     fitted: Sequence[tuple[int, float]],
     *,
     times: float,
+    first_out: int | None = None,
 ) -> int:
     """Return the position of the last candidate that should fit.
 
     What a limit counts is more than tensors: libraries take memory too, and allocators keep some.
-    How many times as much, the largest training that fits tells.
+    How many times as much, the largest training that fits tells. Before one does, the smallest that
+    did not tells that it is more than was thought, and by how much is tried.
 
     Parameters
     ----------
@@ -84,7 +88,9 @@ def expected_largest(
     fitted : sequence of (int, float)
         Position and memory taken of trainings that fit.
     times : float
-        How many times as much before there is such a training.
+        How many times as much before anything was trained.
+    first_out : int, optional
+        Position of the smallest that did not fit.
 
     Returns
     -------
@@ -94,4 +100,6 @@ def expected_largest(
     if fitted:
         position, taken_gib = max(fitted)
         times = taken_gib / predicted_gib[position]
+    elif first_out is not None:
+        times = _STEP * limit_gib / predicted_gib[first_out]
     return sum(times * gib <= limit_gib for gib in predicted_gib) - 1

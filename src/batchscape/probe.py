@@ -32,10 +32,10 @@ __all__ = ["Found", "probe", "show_found"]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
-_OF_TENSORS = {"cpu": 1.7, "cuda": 1.1}
-"""What a limit counts over tensors, until it was measured. CPU: private memory of processes that
-train models of some MiB here took 1.2 to 2.4 times as much. CUDA: what the allocator rounds up to
-and keeps, 1.01 to 1.2 times as much when its rules are replayed."""
+_OF_TENSORS = {"cpu": (1.7, 0.03), "cuda": (1.1, 0.0)}
+"""What a limit counts for tensors until it was measured: as a multiple, and in GiB beside it. CPU:
+private memory of processes that train models of some MiB here took 1.2 to 2.4 times as much. CUDA:
+what the allocator rounds up to and keeps, 1.01 to 1.2 times as much when its rules are replayed."""
 _SHORT: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
@@ -112,11 +112,13 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
         if predicted is None:
             return None
         known = [(positions[t.geometry], t.taken_gib) for t in tried if t.taken_gib is not None]
+        times, beside_gib = _OF_TENSORS[specs[0].device_type]
         return expected_largest(
             predicted,
             limit_gib,
             known,
-            times=_OF_TENSORS[specs[0].device_type],
+            times=times,
+            beside_gib=beside_gib,
             first_out=min((positions[t.geometry] for t in tried if not t.fits), default=None),
         )
 

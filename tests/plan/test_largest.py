@@ -77,8 +77,11 @@ def test_what_trainings_took_moves_the_expectation(
 
 def test_what_was_too_much_brings_the_expectation_down() -> None:
     predicted = [1.0, 2.0, 4.0, 8.0, 16.0]
-    # 8 was out of 4: what is to fit takes less than 8 / 1.5 of it.
+    # 8 was out of 4: what is to fit takes less than 8 / 1.3 of it.
     assert expected_largest(predicted, 4.0, [], times=0.5, first_out=3) == 2
     assert expected_largest(predicted, 4.0, [], times=0.5, first_out=1) == 0
     # Once one fits, that one tells.
     assert expected_largest(predicted, 4.0, [(0, 1.0)], times=0.5, first_out=4) == 2
+    # What is taken beside is of every one alike.
+    assert expected_largest(predicted, 4.0, [], times=1.0, beside_gib=2.5) == 0
+    assert expected_largest(predicted, 9.0, [(0, 2.0)], times=9.0, beside_gib=1.0) == 3

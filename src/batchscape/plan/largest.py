@@ -9,7 +9,7 @@ from batchscape.geometry import BatchGeometry
 
 __all__ = ["Tried", "expected_largest", "seek_largest"]
 
-_STEP = 1.5
+_STEP = 1.3
 """How far the expectation goes down once it was too high."""
 _TRUSTED = 3
 """Trainings that go where the prediction says; later ones halve what is left."""
@@ -72,6 +72,7 @@ def expected_largest(
     fitted: Sequence[tuple[int, float]],
     *,
     times: float,
+    beside_gib: float = 0.0,
     first_out: int | None = None,
 ) -> int:
     """Return the position of the last candidate that should fit.
@@ -89,6 +90,8 @@ def expected_largest(
         Position and memory taken of trainings that fit.
     times : float
         How many times as much before anything was trained.
+    beside_gib : float
+        What is taken whatever the tensors are.
     first_out : int, optional
         Position of the smallest that did not fit.
 
@@ -99,7 +102,7 @@ def expected_largest(
     """
     if fitted:
         position, taken_gib = max(fitted)
-        times = taken_gib / predicted_gib[position]
+        times = (taken_gib - beside_gib) / predicted_gib[position]
     elif first_out is not None:
-        times = _STEP * limit_gib / predicted_gib[first_out]
-    return sum(times * gib <= limit_gib for gib in predicted_gib) - 1
+        times = _STEP * (limit_gib - beside_gib) / predicted_gib[first_out]
+    return sum(beside_gib + times * gib <= limit_gib for gib in predicted_gib) - 1

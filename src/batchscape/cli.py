@@ -100,6 +100,7 @@ Examples:
   batchscape plan sweeps=musev_224 cluster=h100_80g cluster.nodes=2 batch.nodes=2
 
   --json                  print all of it as JSON
+  --picture FILE          draw memory and throughput of devices x micro-batch (.png, .pdf, .svg)
   --runs DIR              predict from the runs of a sweep, beside those of the plan's own folder
   cluster=NAME            a machine that is declared in conf/cluster/; this one by default
 """,
@@ -202,13 +203,14 @@ def _plan(arguments: list[str]) -> int:
     parser = _Parser(prog="batchscape plan", add_help=False, allow_abbrev=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
+    parser.add_argument("--picture", metavar="FILE", type=Path)
     parsed, settings = parser.parse_known_args(arguments)
     grid = _compose(settings, "plan")
     if grid is None:
         return 0
     from datetime import datetime
 
-    from batchscape.plan.table import plan_json, plan_table
+    from batchscape.plan.table import plan_fields, plan_json, plan_table
     from batchscape.predictor import predict
     from batchscape.record.folder import SweepFolder
 
@@ -216,6 +218,12 @@ def _plan(arguments: list[str]) -> int:
     plan = _make_plan(grid, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
+    if parsed.picture is not None:
+        import pandas as pd
+
+        from batchscape.analysis.figures.plan_map import save_plan
+
+        save_plan(pd.DataFrame(plan_fields(plan, predicted)), parsed.picture)
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -34,7 +35,15 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
 
-__all__ = ["PLAN_COLUMNS", "plan_json", "plan_rows", "plan_summary", "plan_table", "write_plan"]
+__all__ = [
+    "PLAN_COLUMNS",
+    "plan_fields",
+    "plan_json",
+    "plan_rows",
+    "plan_summary",
+    "plan_table",
+    "write_plan",
+]
 
 _Row = TypeVar("_Row")
 _GEOMETRY = (
@@ -118,6 +127,36 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
     parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
+
+
+def plan_fields(plan: Plan, predicted: SweepForecast) -> list[dict[str, Any]]:
+    """Return one row a cell for a picture; see `analysis.figures.plan_map.draw_plan`."""
+    rows = []
+    for cell in plan.cells:
+        row = _row(cell)
+        found = None if cell.spec is None else predicted.runs[cell.run_id]
+        memory = None if found is None else found.memory
+        peak = None if memory is None else memory.peak_allocated_gib
+        rate, unit = (None, None)
+        if found is not None:
+            rate, unit = found.samples_per_s, "samples/s"
+            if found.tokens_per_s is not None:
+                rate, unit = found.tokens_per_s, "tokens/s"
+        middle = None
+        if rate is not None:
+            middle = math.sqrt(rate.low * rate.high) if rate.value is None else rate.value
+        rows.append(
+            {
+                "data_parallel_size": row["data_parallel_size"],
+                "micro_batch_size": row["micro_batch_size"],
+                "memory_gib": None if peak is None else peak.value,
+                "fits": None if memory is None else memory.fits,
+                "rate": middle,
+                "rate_unit": unit,
+                "is_launched": cell.spec is not None,
+            }
+        )
+    return rows
 
 
 def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: datetime) -> str:

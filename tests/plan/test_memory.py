@@ -158,6 +158,7 @@ def test_recomputed_activations_are_predicted_but_for_random_states(
     assert predicted["peak_allocated_gib"] < 0.8 * bytes_of(whole)["peak_allocated_gib"]
 
 
+@pytest.mark.slow
 def test_what_is_held_is_parameters_gradients_state_and_buckets(run_of):
     """By counting: 4 bytes each of P parameters, as many of gradients, twice as many of moments."""
     alone, among = run_of((1, 2, 1)), run_of((4, 2, 1))
@@ -171,6 +172,7 @@ def test_what_is_held_is_parameters_gradients_state_and_buckets(run_of):
         assert updating == pytest.approx(4 * parameters, abs=SCALARS + 4 * 2 * 26)
 
 
+@pytest.mark.slow
 def test_accumulation_costs_one_gradient_and_no_more(run_of):
     """On one rank; with DDP the buckets hold a gradient from the beginning, and it is another."""
     for ranks in (1, 2):
@@ -183,6 +185,7 @@ def test_accumulation_costs_one_gradient_and_no_more(run_of):
         assert len({memory_key(run) for run in runs}) == 2
 
 
+@pytest.mark.slow
 def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_of):
     two, thousand = run_of((2, 4, 2)), run_of((1024, 4, 2))
     assert memory_key(two) == memory_key(thousand) != memory_key(run_of((1, 4, 2)))
@@ -213,6 +216,7 @@ def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
     assert peaks == sorted(peaks)
 
 
+@pytest.mark.slow
 def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monkeypatch):
     rehearsed = []
     trace = memory_trace.trace

@@ -20,7 +20,7 @@ SETTINGS = (
     "batch=vary_global",
     "batch.gradient_accumulation_steps=1",
     "budget=samples",
-    "budget.samples=1024",
+    "budget.samples=3360",
     "evaluation.every_samples=null",
     "evaluation.samples=16",
     "measure.noise_scale_every=null",
@@ -47,25 +47,25 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
         swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir='{sweep}'")
         return batchscape("sweep", *SETTINGS, *swept)
 
-    first = launch(32, 512)
+    first = launch(32, 224)
     assert first.returncode == 1, first.stderr
     runs = load(sweep).runs.set_index("micro_batch_size")
-    assert runs["status"].to_dict() == {32: "completed", 512: "oom"}
-    assert runs.loc[512, "cause"] == "out_of_memory"
-    assert "out of memory in " in runs.loc[512, "reason"]
+    assert runs["status"].to_dict() == {32: "completed", 224: "oom"}
+    assert runs.loc[224, "cause"] == "out_of_memory"
+    assert "out of memory in " in runs.loc[224, "reason"]
     assert (runs["memory_limit_gib"] == 0.3).all()
     assert runs.loc[32, "peak_allocated_gib"] < runs.loc[32, "peak_taken_gib"] < 0.3
 
     # A cell more: what was learnt rules it out, and nothing else is launched.
-    second = launch(32, 512, 1024)
+    second = launch(32, 224, 240)
     assert second.returncode == 1, second.stderr
     runs = load(sweep).runs.set_index("micro_batch_size")
-    assert runs["status"].to_dict() == {32: "completed", 512: "oom", 1024: "rejected"}
-    assert runs["attempts"].to_dict() == {32: 1, 512: 1, 1024: 0}
-    witness = runs.loc[512, "run_id"]
-    assert runs.loc[1024, "reason"] == (
-        "not launched: micro_batch_size 512 ran out of memory with all else alike on 1 device of "
-        f"0.3 GiB each (run {witness}), and 1024 is larger; launcher.skip_unfit=false "
+    assert runs["status"].to_dict() == {32: "completed", 224: "oom", 240: "rejected"}
+    assert runs["attempts"].to_dict() == {32: 1, 224: 1, 240: 0}
+    witness = runs.loc[224, "run_id"]
+    assert runs.loc[240, "reason"] == (
+        "not launched: micro_batch_size 224 ran out of memory with all else alike on 1 device of "
+        f"0.3 GiB each (run {witness}), and 240 is larger; launcher.skip_unfit=false "
         "launches it"
     )
 
@@ -73,10 +73,10 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     assert shown.returncode == 0, shown.stderr
     table = pd.read_csv(sweep / "report" / "tables" / "memory_frontier.csv")
     (row,) = table.to_dict("records")
-    assert (row["last_fit"], row["first_out"]) == (32, 512)
+    assert (row["last_fit"], row["first_out"]) == (32, 224)
     assert (row["n_fit"], row["n_out"], row["n_skipped"]) == (1, 1, 1)
     assert row["margin_gib"] == pytest.approx(0.3 - runs.loc[32, "peak_taken_gib"])
-    assert "micro-batch 32 is the last that fit, 512 the first that ran out" in shown.stdout
+    assert "micro-batch 32 is the last that fit, 224 the first that ran out" in shown.stdout
     left_out = (sweep / "report" / "details" / "left_out.md").read_text()
     assert "1 run had" not in left_out
     assert "3 runs had a device of less memory" in left_out

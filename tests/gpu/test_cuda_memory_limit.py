@@ -60,7 +60,12 @@ def test_a_run_that_fits_is_the_same_and_one_that_does_not_is_out_of_memory(cuda
         n: limited.status.summary[n] for n in names
     }
     assert limited.launch["device_memory_gib"] > 2.0
-    tight = cuda_spec((1, 32, 1), model=model, device={"memory_limit_gib": 0.02})
+    tight = cuda_spec(
+        (1, 32, 1),
+        model=model,
+        device={"memory_limit_gib": 0.02},
+        launcher__skip_unfit=False,  # what is predicted not to fit is launched all the same
+    )
     (ended,) = launch(tight)
     assert ended.status.status == "oom"
     assert ended.status.cause == "out_of_memory"

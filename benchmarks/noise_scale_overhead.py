@@ -30,6 +30,7 @@ from batchscape.geometry import BatchGeometry
 from batchscape.measure.clock import CpuClock
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
+from batchscape.train.accumulation import accumulate
 from batchscape.train.loop import Training
 
 SETTLE = 5
@@ -75,8 +76,10 @@ def measure(spec: RunSpec, pairs: int) -> tuple[np.ndarray, np.ndarray]:
         training._build(CpuClock())
         micro_steps = spec.geometry.gradient_accumulation_steps
         ways: list[Callable[[int], object]] = [
-            lambda k: training._accumulate(k, most_micro_steps=micro_steps),
-            training._accumulate_and_sample,
+            lambda k: accumulate(
+                training._engine, training._loader, training._clock, k, most_micro_steps=micro_steps
+            ),
+            training._accumulate,
         ]
         times = np.empty((2, SETTLE + pairs))
         for k in track(range(SETTLE + pairs), description="measuring"):

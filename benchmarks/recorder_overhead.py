@@ -92,7 +92,7 @@ def main() -> None:
                 began = time.perf_counter()
                 if recording:
                     clock.begin()
-                accumulated = training._accumulate(k)
+                accumulated, _ = training._accumulate(k)
                 training._engine.optimizer_step(spec.config.optimizer, 1.0)
                 if recording:
                     clock.end()

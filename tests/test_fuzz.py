@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import SweepCells
+from batchscape.plan.forecast import SweepForecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_table
 from fuzzing import Bases, mutated, random_line
@@ -58,13 +60,15 @@ def check_message(message: str) -> None:
 
 
 def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
-    """Do all that `batchscape plan` does with a grid; return whether there is a plan."""
+    """Do all that `batchscape plan` does with a grid but predict; return whether there is a plan."""
     try:
         plan = make_plan(grid, machine, prepare)
     except BatchscapeError as error:
         check_message(str(error))
         return False
-    Console(file=io.StringIO(), width=160).print(plan_table(plan))
+    nothing = SweepForecast({}, len(plan.specs), len(plan.specs), None, None)
+    shown = plan_table(plan, nothing, datetime(2030, 1, 1, tzinfo=UTC))
+    Console(file=io.StringIO(), width=160).print(shown)
     assert plan.specs
     for spec in plan.specs:
         steps = [stage.samples / stage.geometry.global_batch_size for stage in spec.stages]

@@ -60,7 +60,7 @@ def check_message(message: str) -> None:
 
 
 def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
-    """Do all that `batchscape plan` does with a grid but predict; return whether there is a plan."""
+    """Do what `batchscape plan` does with a grid but predict; return whether there is a plan."""
     try:
         plan = make_plan(grid, machine, prepare)
     except BatchscapeError as error:

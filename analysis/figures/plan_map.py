@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,11 +75,11 @@ def draw_plan(cells: pd.DataFrame) -> Figure:
     figure = Figure(size, layout="constrained")
     memory, rate = figure.subplots(1, 2)
 
-    def amount(row: pd.Series) -> str:  # type: ignore[type-arg]  # a field
+    def amount(row: pd.Series[Any]) -> str:
         text = significant(row["memory_gib"] * scale.factor, 2)
         return f"{text}\ntoo big" if row["unfit"] else f"{text} ?" if row["unsure"] else text
 
-    def pace(row: pd.Series) -> str:  # type: ignore[type-arg]  # a field
+    def pace(row: pd.Series[Any]) -> str:
         return significant(row["rate"], 2)
 
     _draw(memory, fields, "memory_gib", amount, (devices, micros))
@@ -96,7 +97,7 @@ def _draw(
     axes: Axes,
     fields: pd.DataFrame,
     name: str,
-    text: Callable[[pd.Series], str],  # type: ignore[type-arg]  # a field
+    text: Callable[[pd.Series[Any]], str],
     places: tuple[list[int], list[int]],
 ) -> None:
     devices, micros = places

@@ -207,7 +207,7 @@ def main() -> None:
     save(rows, of_device, machine, took_s / count, digest, options)
 
 
-def save(  # noqa: PLR0917
+def save(  # noqa: PLR0917  (a file has as many parts)
     rows: list[dict[str, Any]],
     device_type: str,
     machine: Machine,

@@ -18,18 +18,20 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.progress import track
 
 
-def probed(settings: Sequence[str]) -> dict:  # type: ignore[type-arg]  (of JSON)
+def probed(settings: Sequence[str]) -> dict[str, Any]:
     """Probe one case, in a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "batchscape", "probe", "--json", *settings]
         ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{ran.stderr}")
-    return json.loads(ran.stdout)
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
 
 
 def taken_gib(settings: Sequence[str], micro_batch_size: int) -> float:

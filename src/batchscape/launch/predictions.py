@@ -92,6 +92,8 @@ def predict(
         predictions = folder / "predictions"
         if predictions.exists():
             return said | read_json(predictions), None
+        if should_stop():
+            return said, None
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         why = next((line for line in reversed(lines) if line.strip()), f"exit code {ended[0].code}")
     except (BatchscapeError, OSError) as error:

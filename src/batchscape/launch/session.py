@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchscape.config import Command
 from batchscape.errors import BatchscapeError, DiskError
@@ -48,6 +48,20 @@ _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
 _LOOK_S = 3.0
 """Time between looks for other launchers while runs are timed."""
+_FORESEE_S, _FORESEE_SHARE = 5.0, 0.002
+"""Least time between two looks ahead while the same runs are at work, and the share of the time
+that looking may take."""
+
+
+class _Foreseen(NamedTuple):
+    """When the last run should end."""
+
+    state: object
+    """The runs that were at work, and how many were done."""
+    end: float
+    """By the monotonic clock; NaN where it is not known."""
+    until: float
+    """When it is looked at again, by the same clock."""
 
 
 class Session:
@@ -119,8 +133,7 @@ class Session:
         self._again: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
-        self._foreseen: tuple[object, float] = None, math.nan
-        """State in which the end of the last run was foreseen, and when that will be."""
+        self._foreseen = _Foreseen(None, math.nan, -math.inf)
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
@@ -158,9 +171,8 @@ class Session:
     def _left_s(self, queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends; NaN where it is not known."""
         now, state = time.monotonic(), (len(self._done), tuple(self._active))
-        if self._foreseen[0] == state:
-            # A queue takes time to simulate, and what is timed has the core.
-            foreseen_s = self._foreseen[1] - now
+        if self._foreseen.state == state and now < self._foreseen.until:
+            foreseen_s = self._foreseen.end - now
             return foreseen_s if math.isnan(foreseen_s) else max(0.0, foreseen_s)
         at_work = []
         for run in self._active.values():
@@ -171,7 +183,9 @@ class Session:
                 left_s = math.nan if expected_s is None else max(0.0, expected_s - elapsed_s)
             at_work.append((run.spec, left_s))
         left_s = self._placement.left_s(at_work, queue)
-        self._foreseen = state, now + left_s
+        # A long queue takes time to simulate, and what is timed has the core.
+        until = now + max(_FORESEE_S, (time.monotonic() - now) / _FORESEE_SHARE)
+        self._foreseen = _Foreseen(state, now + left_s, until)
         return left_s
 
     def _stop(self, reason: str) -> None:

@@ -14,7 +14,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batchscape.config import Fsdp
 from batchscape.measure.memory_report import GIB
+from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
 from batchscape.plan.memory import memory_key, predict_memories, predict_memory
 from batchscape.plan.parameters import count_parameters
@@ -91,6 +93,17 @@ def measured(trainer, spec, folder):
     return {name: round(ranks[name].max() * GIB) for name in FIGURES}
 
 
+def broadcast_bytes(spec):
+    """Bytes of the buffers that DDP joins and sends at a forward.
+
+    It lets go of them before the backward, but for a thread of gloo, which does so when it likes.
+    """
+    if isinstance(spec.config.engine, Fsdp) or spec.geometry.data_parallel_size == 1:
+        return 0
+    module = build_model(spec.config, spec.data, spec.precision)
+    return sum(buffer.nbytes for buffer in module.buffers())
+
+
 def padded_bytes_of_gpt(ranks):
     """What the first rank has of `GPT`, each parameter cut by rows and rounded up.
 
@@ -140,6 +153,12 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
 def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer, tmp_path):
     spec = run_of(geometry, **settings)
     predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    held = broadcast_bytes(spec)
+    may_be_held = {
+        name: held if found[name] > predicted[name] + SCALARS else 0
+        for name in ("peak_allocated_steady_gib", "peak_allocated_gib")
+    }
+    found = {name: size - may_be_held.get(name, 0) for name, size in found.items()}
     assert predicted == pytest.approx(found, abs=SCALARS)
 
 

@@ -154,7 +154,7 @@ RUN_BY = {
     "batchscape doctor": "tests/test_doctor.py",
     "batchscape geometry": "tests/plan/test_forecast.py",
     "batchscape probe": "tests/test_probe.py",
-    "batchscape recommend": "tests/test_cli.py",
+    "batchscape recommend": "tests/test_recipe.py",
     "batchscape report": "tests/test_cli.py",
     "batchscape status": "tests/test_cli.py",
     "batchscape sync": "tests/test_cli.py",
@@ -243,9 +243,15 @@ def test_every_command_is_run_somewhere_or_it_is_said_why_not():
         assert word in (ROOT / place).read_text(), f"{place} does not run {kind}"
 
 
+def takes_settings(words: Sequence[str]) -> bool:
+    """Whether a command is followed by settings; `recommend` may be, or by a folder."""
+    verb, *others = words[1:] or [""]
+    return verb in SETTING_VERBS or (verb == "recommend" and "=" in "".join(others[:1]))
+
+
 def test_every_setting_of_a_command_exists():
     """Without composing them, which takes half a second each."""
-    asked = [shown for shown in commands() if shown.words[1:2] and shown.words[1] in SETTING_VERBS]
+    asked = [shown for shown in commands() if takes_settings(shown.words)]
     assert len(asked) > 60
     known = [f"{setting.key}." for setting in settings_of(RunConfig)]
     for shown in asked:
@@ -314,6 +320,8 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
     monkeypatch.chdir(tmp_path)
     verbs = ("report", "view", "recommend", "status", "analyze", "configs", "check-config")
     for shown in sorted({c for c in commands() if c.words[1:2] and c.words[1] in verbs}):
+        if takes_settings(shown.words):
+            continue
         arguments = [word for word in shown.words[1:] if word != "..."]
         if len(arguments) == 1:
             continue
@@ -341,14 +349,14 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
     planned = {}
     for shown in sorted(commands()):
         command = shlex.join(shown.words)
-        is_one = len(shown.words) > 2 and shown.words[1] in SETTING_VERBS
+        is_one = len(shown.words) > 2 and takes_settings(shown.words)
         # Studies as they are, and the commands of claims, are planned by tests of their own.
         is_planned = shown.page == "claims.md" or re.fullmatch(r"\S+ \w+ sweeps=\w+", command)
         if is_one and not is_planned and not STANDS_FOR.search(command) and command not in planned:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(shown.folder)
                 # What a plan does beside composing is its own.
-                settings = re.sub(r" --picture \S+", "", shlex.join(shown.words[2:]))
+                settings = re.sub(r" --(picture|out) \S+", "", shlex.join(shown.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
                 planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
                 assert grid or "--cfg" in command

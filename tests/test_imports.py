@@ -29,7 +29,7 @@ LAYERS = (
     {"programs", "train"},
     {"plan", "launch"},
     {"doctor"},
-    {"cli", "compose", "predictor", "probe", "__main__"},
+    {"cli", "compose", "predictor", "probe", "recipe", "__main__"},
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
@@ -47,6 +47,9 @@ WITHIN_A_LAYER = {
     ("cli", "compose"),
     ("cli", "predictor"),
     ("cli", "probe"),
+    ("cli", "recipe"),
+    ("recipe", "predictor"),
+    ("recipe", "probe"),  # what was tried tells what fits
 }
 PARTS = sorted(set.union(*LAYERS))
 
@@ -94,9 +97,9 @@ def test_every_module_is_in_a_layer() -> None:
 def test_imports_point_down(part: str) -> None:
     for path in files(part):
         for other in own_parts(path) - {part}:
-            # `analysis` stands beside the layers; the command line alone calls it, and predictions.
+            # `analysis` stands beside the layers; only what a user calls asks it.
             below = other in PARTS and level(other) < level(part)
-            asks = {("cli", "analysis"), ("predictor", "analysis")}
+            asks = {(caller, "analysis") for caller in ("cli", "predictor", "recipe")}
             allowed = below or (part, other) in {*WITHIN_A_LAYER, *asks}
             assert allowed, f"{path} imports batchscape.{other}"
 

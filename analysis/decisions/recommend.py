@@ -29,6 +29,7 @@ from batchscape.analysis.decisions.reasons import (
 from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
+from batchscape.geometry import BatchGeometry
 
 __all__ = ["Needs", "Recommendation", "recommend"]
 
@@ -168,7 +169,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         warnings=[*evidence.warnings, *warnings, *late],
         missing=missing_evidence(evidence),
         candidates=compared,
-        config=config_values(*(int(chosen[name]) for name in FACTORS)),
+        config=config_values(BatchGeometry(1, *(int(chosen[name]) for name in FACTORS))),
         needs=needs,
     )
 

@@ -42,7 +42,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape report   tables and figures of finished sweeps
   batchscape view     the page of a sweep in a browser, while it runs
   batchscape analyze  the same statistics on a table of your own: curves, or steps to target
-  batchscape recommend  which geometry to use, why, and what a wrong choice costs
+  batchscape recommend  which geometry to use, why, and what a wrong choice costs; also before a run
   batchscape sync     upload runs that Weights & Biases does not have yet
   batchscape doctor   what this machine has, what is missing, and how to repair it
   batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
@@ -349,13 +349,25 @@ def _view(arguments: list[str]) -> int:
 def _recommend(arguments: list[str]) -> int:
     parser = _Parser(
         prog="batchscape recommend",
+        usage="batchscape recommend DIR [DIR ...] [--devices N] [--memory-gib M] [--deadline T] "
+        "[--target LOSS] [--json]\n       batchscape recommend key=value [key=value ...] "
+        "[--devices N] [--runs DIR] [--out DIR] [--json]",
         description="Say which geometry to use after one or more sweeps, why, and what a wrong "
-        "choice would cost.",
-        epilog="Example: batchscape recommend outputs/fixed_global_batch --devices 2 --deadline 2h",
+        "choice would cost. Given settings instead, before anything ran: the largest micro-batch "
+        "that fits, all devices, accumulation for the rest of the global batch, a learning rate "
+        "for it; each predicted, measured or computed.",
+        epilog="Examples: batchscape recommend outputs/fixed_global_batch --devices 2 --deadline "
+        "2h; batchscape recommend model=gpt2_124m batch.global_batch_size=480 cluster=h100_80g "
+        "cluster.devices_per_node=8 --out configs",
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
     parser.add_argument(
-        "--devices", metavar="N", type=int, help="devices there are; default: as many as measured"
+        "dirs", metavar="DIR", nargs="+", help="folder of a sweep; or settings, as of `run`"
+    )
+    parser.add_argument(
+        "--devices",
+        metavar="N",
+        type=int,
+        help="devices there are; default: as many as measured, or as the machine has",
     )
     parser.add_argument(
         "--memory-gib",
@@ -372,8 +384,27 @@ def _recommend(arguments: list[str]) -> int:
         type=float,
         help="held-out loss to reach; default: the lowest that all global batches reached",
     )
+    parser.add_argument(
+        "--runs",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="with settings: predict step times from the runs of a sweep",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="with settings: write the files of `batchscape configs`",
+    )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
+    if settings := [word for word in parsed.dirs if "=" in word and not Path(word).exists()]:
+        return _follow_recipe(parsed, settings)
+    if parsed.runs or parsed.out is not None:
+        msg = "--runs and --out go with settings, such as batch.global_batch_size=256"
+        raise ConfigError(msg)
     from batchscape.analysis.decisions.duration import parse_duration
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -381,13 +412,51 @@ def _recommend(arguments: list[str]) -> int:
 
     deadline_s = None if parsed.deadline is None else parse_duration(parsed.deadline)
     needs = Needs(parsed.devices, parsed.memory_gib, deadline_s)
-    found = [recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)]
+    dirs = [Path(word) for word in parsed.dirs]
+    found = [recommend(evidence, needs) for evidence in gather(dirs, parsed.target)]
     if parsed.json:
         sys.stdout.write(as_json(found) + "\n")
         return 0
     for recommendation in found:
         show_recommendation(_console(), recommendation)
     return 0
+
+
+def _follow_recipe(parsed: argparse.Namespace, settings: list[str]) -> int:
+    """Recommend a cut for settings that nothing was measured of."""
+    folders = [word for word in parsed.dirs if word not in settings]
+    after = [name for name in ("memory_gib", "deadline", "target") if getattr(parsed, name)]
+    if folders or after:
+        beside = shlex.join([*folders, *(f"--{name.replace('_', '-')}" for name in after)])
+        msg = (
+            f"settings ask for a recipe before anything ran, and {beside} is about sweeps that "
+            "did; give one or the other. Step times come from sweeps by --runs DIR, another "
+            "memory by device.memory_limit_gib"
+        )
+        raise ConfigError(msg)
+    grid = _compose(settings, "recommend")
+    if grid is None:
+        return 0
+    from batchscape.interop.write import write_configs
+    from batchscape.recipe import follow_recipe, recipe_json, show_recipe
+
+    machine = _machine(grid)
+    found = follow_recipe(grid, machine, settings, devices=parsed.devices, runs=parsed.runs)
+    if parsed.json:
+        sys.stdout.write(recipe_json(found) + "\n")
+    else:
+        show_recipe(_console(), found)
+    if parsed.out is not None and found.chosen is not None:
+        spec = found.chosen.spec
+        written = write_configs(
+            spec.geometry,
+            parsed.out,
+            precision=spec.precision,
+            gradient_clip_norm=spec.stages[-1].optimizer.gradient_clip_norm,
+        )
+        for path in written:
+            _console(stderr=parsed.json).print(f"  {path}", soft_wrap=True)
+    return 0 if found.chosen is not None else 1
 
 
 def _analyze(arguments: list[str]) -> int:

@@ -28,7 +28,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
-__all__ = ["Found", "probe", "show_found"]
+__all__ = ["Found", "known_of", "probe", "show_found"]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
@@ -93,15 +93,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
     if len(grid.cells) > 1:
         msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
         raise ConfigError(msg)
-    settings = set_values(grid.cells[0].settings, _SHORT)
-    settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
-    evaluation = settings["evaluation"] = {**settings["evaluation"]}
-    evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
-    measure = settings["measure"] = {**settings["measure"]}
-    if measure["noise_scale_every"] is not None:
-        measure["noise_scale_every"] = _STEPS - 1  # which takes memory, and must be among them
-    if machine.device_type(RunConfig.from_mapping(settings).launcher) == "cpu":
-        measure["memory"] = False  # a rehearsal of tensors; the limit is of the whole process
+    settings = _shortened(grid.cells[0].settings, machine)
     candidates = _candidates(settings)
     sweep, specs = _planned(grid, settings, candidates, machine)
     limit_gib = _limit_gib(specs[0], machine)
@@ -137,6 +129,23 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
 
     tried = seek_largest(candidates, expected, attempt)
     return Found(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+
+
+def known_of(
+    grid: SweepCells,
+    settings: dict[str, Any],
+    geometries: Sequence[BatchGeometry],
+    machine: Machine,
+) -> dict[int, bool]:
+    """Return whether micro-batches fit, of those that `probe` has tried with these settings."""
+    sweep, specs = _planned(grid, _shortened(settings, machine), geometries, machine)
+    known = {}
+    for spec in specs:
+        path = sweep.run(spec.run_id).status
+        status = RunStatus.read(path).status if path.exists() else None
+        if status in {Status.COMPLETED, Status.OOM}:
+            known[spec.geometry.micro_batch_size] = status is Status.COMPLETED
+    return known
 
 
 def show_found(console: Console, found: Found) -> None:
@@ -210,6 +219,20 @@ def _answer(found: Found) -> str:
         f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
         f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
     )
+
+
+def _shortened(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
+    """Return the settings of a few steps that hold as much memory as all of them."""
+    settings = set_values(settings, _SHORT)
+    settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
+    evaluation = settings["evaluation"] = {**settings["evaluation"]}
+    evaluation["samples"] = min(evaluation["samples"], evaluation["batch_size"])
+    measure = settings["measure"] = {**settings["measure"]}
+    if measure["noise_scale_every"] is not None:
+        measure["noise_scale_every"] = _STEPS - 1  # which takes memory, and must be among them
+    if machine.device_type(RunConfig.from_mapping(settings).launcher) == "cpu":
+        measure["memory"] = False  # a rehearsal of tensors; the limit is of the whole process
+    return settings
 
 
 def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:

@@ -236,7 +236,8 @@ def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
 
 
 @pytest.mark.slow
-def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monkeypatch):
+@pytest.mark.parametrize("engine", [FLOAT32, BFLOAT16])
+def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(engine, run_of, monkeypatch):
     rehearsed = []
     trace = memory_trace.trace
 
@@ -247,7 +248,9 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monke
     monkeypatch.setattr(memory_trace, "trace", counted)
     sizes = range(1, 41)
     runs = [
-        run_of((1, size, steps), seed=seed) for size in sizes for steps, seed in ((2, 0), (3, 1))
+        run_of((1, size, steps), seed=seed, engine=engine)
+        for size in sizes
+        for steps, seed in ((2, 0), (3, 1))
     ]
     reports = predict_memories(runs)
     assert sorted(rehearsed) == [1, 2, 21, 40]

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForecast, SweepForecast
 
-__all__ = ["forecast_text"]
+__all__ = ["COUNTS", "TIMES", "forecast_text", "memory_text", "span"]
 
-_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
 _SHOWN = 40
 """Lines at most; of more the cheapest and the dearest are those that matter."""
@@ -99,22 +99,26 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
         table.add_row(
             written,
             str(count),
-            _span(forecast.step_time_s, _TIMES),
-            _span(rate, _COUNTS),
-            _span(forecast.run_time_s, _TIMES),
-            _span(forecast.device_hours and forecast.device_hours.times(3600), _TIMES),
-            _memory(forecast.memory),
+            _span(forecast.step_time_s, TIMES),
+            _span(rate, COUNTS),
+            _span(forecast.run_time_s, TIMES),
+            _span(forecast.device_hours and forecast.device_hours.times(3600), TIMES),
+            memory_text(forecast.memory) + _fits(forecast.memory),
         )
     return table
 
 
-def _memory(found: MemoryForecast | None) -> str:
-    """Write the peak of a rank's tensors, and whether it fits, where that is not sure."""
+def memory_text(found: MemoryForecast | None) -> str:
+    """Write the peak of a rank's tensors; nothing where it is not known."""
     if found is None or found.peak_allocated_gib is None or found.peak_allocated_gib.value is None:
         return ""
     gib = found.peak_allocated_gib.value
-    size = f"{_digits(gib)} GiB" if gib >= 1 else f"{_digits(1024 * gib)} MiB"
-    return f"{size}{_FITS.get(found.fits or '', '')}"
+    return f"{_digits(gib)} GiB" if gib >= 1 else f"{_digits(1024 * gib)} MiB"
+
+
+def _fits(found: MemoryForecast | None) -> str:
+    """Write whether a rank has so much, where that is not sure."""
+    return "" if found is None else _FITS.get(found.fits or "", "")
 
 
 def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:
@@ -133,8 +137,8 @@ def _totals(found: SweepForecast, begin: datetime) -> str:
     until = first if first == last else f"{first} to {last}"
     return (
         f"Time: {_runs(found.left - found.unknown)}, "
-        f"{_line(found.device_hours, ((1.0, ''),))} device-hours, "
-        f"{_line(found.makespan_s, _TIMES)} from first start to last end; begun now it ends "
+        f"{span(found.device_hours, ((1.0, ''),))} device-hours, "
+        f"{span(found.makespan_s, TIMES)} from first start to last end; begun now it ends "
         f"{until}. Start, compilation and checkpoints come on top{missing}."
     )
 
@@ -155,7 +159,15 @@ def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
     return f"{_digits(figure.value / size)}{unit}\n({low}-{high})"
 
 
-def _line(figure: Figure, units: tuple[tuple[float, str], ...]) -> str:
+def span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+    """Write a figure with its range behind it, or the range alone, in one unit.
+
+    Parameters
+    ----------
+    figure : Figure
+    units : tuple of (float, str)
+        `TIMES`, `COUNTS`, or one without a name: size and name, the largest first.
+    """
     return " ".join(_span(figure, units).split())
 
 

@@ -95,8 +95,19 @@ class Trace(NamedTuple):
         return seen
 
     def is_like(self, other: Trace) -> bool:
-        """Whether the same storages come and go in the same order, whatever their sizes."""
-        return self.phases == other.phases and np.array_equal(self.events, other.events)
+        """Whether the same storages come and go in the same order, whatever their sizes.
+
+        Storages that die together, as casts that autocast kept, have no order among themselves.
+        """
+        return self.phases == other.phases and np.array_equal(self._sorted(), other._sorted())
+
+    def _sorted(self) -> NDArray[np.int64]:
+        """Sort deaths that neither a birth nor the begin of a phase parts."""
+        order = np.arange(len(self.events))
+        dies = self.events < 0
+        stretches = np.cumsum(np.diff(dies, prepend=False))
+        stretches += np.searchsorted([begin for _, begin in self.phases], order, side="right")
+        return self.events[np.lexsort((np.where(dies, self.events, order), stretches))]
 
 
 def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:

@@ -27,7 +27,7 @@ from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
-from batchscape.geometry import solve
+from batchscape.geometry import BatchGeometry, solve
 from batchscape.record.files import read_json, write_json
 from batchscape.record.tables import load
 
@@ -363,7 +363,7 @@ def test_impossible_needs_are_refused(needs):
 
 
 def test_every_config_file_gives_the_same_global_batch():
-    values = config_values(4, 8, 2)
+    values = config_values(BatchGeometry(1, 4, 8, 2))
     deepspeed, litgpt = values["DeepSpeed JSON"], values["LitGPT"]
     assert deepspeed["train_batch_size"] == litgpt["train.global_batch_size"] == 64
     solved = solve(
@@ -373,6 +373,14 @@ def test_every_config_file_gives_the_same_global_batch():
         global_batch_size=deepspeed["train_batch_size"],
     )
     assert solved.global_batch_size == 64
+
+
+def test_config_files_count_devices_of_a_node_or_of_all():
+    values = config_values(BatchGeometry(2, 8, 7, 2))
+    assert values["accelerate"]["num_machines"] == values["torchrun"]["nnodes"] == 2
+    assert values["accelerate"]["num_processes"] == 16
+    assert values["torchrun"]["nproc_per_node"] == values["LitGPT"]["devices"] == 8
+    assert values["DeepSpeed JSON"]["train_batch_size"] == 224
 
 
 @pytest.mark.slow

@@ -1,0 +1,136 @@
+"""`batchscape recommend` before anything ran: a recipe from predictions and probes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchscape.cli import main
+
+MODEL = ("model=mlp", "data=digits", "evaluation.every_samples=null", "budget.samples=9600")
+CLUSTER = ("cluster=a100_80g", "cluster.devices_per_node=8")
+
+
+@pytest.fixture
+def recommend(tmp_path, monkeypatch, capsys):
+    """Return what `recommend --json` prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, code: int = 0) -> dict[str, Any]:
+        assert main(["recommend", "--json", *words]) == code, capsys.readouterr().err
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return call
+
+
+def steps(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {step["name"]: (step["value"], step["basis"]) for step in found["steps"]}
+
+
+def test_the_whole_recipe_for_a_declared_machine(recommend):
+    rule = ("scaling=sqrt", "scaling.reference_global_batch_size=24", "optimizer=adamw")
+    found = recommend(*MODEL, *CLUSTER, *rule, "batch.global_batch_size=96")
+    assert found["geometry"]["data_parallel_size"] == 8
+    assert [cut["micro_batch_size"] for cut in found["cuts"]] == [1, 2, 3, 4, 6, 12]
+    told = steps(found)
+    assert told["micro-batch"] == ("12", "predicted")  # some kB of 80 GiB
+    assert told["devices"] == ("8", "given")
+    assert told["accumulation"] == ("1", "computed")
+    reasons = {step["name"]: step["reason"] for step in found["steps"]}
+    base = float(reasons["learning rate"].split()[0])
+    value, basis = told["learning rate"]
+    assert math.isclose(float(value), base * math.sqrt(96 / 24), rel_tol=1e-3)
+    assert basis == "computed"
+    assert told["step time"][1] == told["run time"][1] == "predicted"
+    config = found["config"]
+    assert config["DeepSpeed JSON"]["train_batch_size"] == 96
+    # What is told to launch is for the machine itself.
+    command = shlex.split(found["command"])
+    assert not any(word.startswith("cluster") for word in command)
+    assert {*MODEL, *rule, "batch.micro_batch_size=12"} <= set(command)
+
+
+def test_nodes_are_used_and_counted(recommend):
+    found = recommend(*MODEL, *CLUSTER, "cluster.nodes=2", "batch.global_batch_size=96")
+    assert (found["geometry"]["nodes"], found["geometry"]["devices_per_node"]) == (2, 8)
+    assert found["config"]["torchrun"] == {"nnodes": 2, "nproc_per_node": 8}
+    assert "batch.nodes=2" in found["command"]
+
+
+@pytest.mark.parametrize(("batch", "most", "used"), [(90, 8, 6), (96, 5, 4), (7, 8, 7), (1, 8, 1)])
+def test_as_many_devices_as_divide_the_global_batch(recommend, batch, most, used):
+    settings = (*MODEL, f"budget.samples={96 * batch}", f"batch.global_batch_size={batch}")
+    found = recommend(*settings, *CLUSTER, "--devices", str(most))
+    assert found["geometry"]["data_parallel_size"] == used
+    (reason,) = (step["reason"] for step in found["steps"] if step["name"] == "devices")
+    multiples = [size for size in range(1, 2 * batch + most) if size % most == 0]
+    nearest = [m for m in multiples if abs(m - batch) < most]
+    assert all(str(size) in reason for size in nearest)
+
+
+def test_files_that_agree_are_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = (*MODEL, *CLUSTER, "batch.global_batch_size=96", "--out", "configs")
+    assert main(["recommend", *words]) == 0
+    text = capsys.readouterr().out
+    assert "8 x 12 x 1 = 96" in text
+    assert "train_micro_batch_size_per_gpu=12" in text
+    names = {"deepspeed.json", "accelerate.yaml", "training_arguments.yaml", "litgpt.yaml"}
+    assert names <= {path.name for path in Path("configs").iterdir()}
+    assert main(["check-config", "configs/deepspeed.json", "configs/litgpt.yaml"]) == 0
+
+
+def test_nothing_fits(recommend):
+    asked = (*MODEL, "batch.global_batch_size=96", "device.memory_limit_gib=0.00001")
+    found = recommend(*asked, code=1)
+    assert found["geometry"] is None
+    assert "not even micro-batch 1 fits" in found["why_not"]
+    assert not any(cut["fits"] for cut in found["cuts"])
+
+
+def test_what_is_not_predicted_is_asked_of_a_probe(recommend):
+    asked = (*MODEL, "engine.compile=true", "batch.global_batch_size=96")
+    found = recommend(*asked, code=1)
+    assert "engine.compile=true" in found["why_not"]
+    assert found["command"].startswith("batchscape probe")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="holds processes to a limit")
+def test_what_a_probe_has_tried_is_measured(recommend, capsys):
+    asked = ("data.sequence_length=64", "device.memory_limit_gib=0.12", "budget.samples=9600")
+    asked = (*asked, "evaluation.every_samples=null", "batch.global_batch_size=96")
+    before = recommend(*asked, "--devices", "1")
+    assert steps(before)["micro-batch"][1] == "predicted"
+    assert before["to_try"]  # its limit is nearer than what a process takes beside tensors
+    assert main(["probe", *asked, "--json"]) == 0
+    largest = json.loads(capsys.readouterr().out)["largest"]["micro_batch_size"]
+    after = recommend(*asked, "--devices", "1")
+    assert steps(after)["micro-batch"] == (str(largest), "measured")
+    assert after["to_try"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("batch.global_batch_size=8", "outputs"), "give one or the other"),
+        (("batch.global_batch_size=8", "--deadline", "2h"), "--deadline"),
+        (("batch.global_batch_size=8", "--devices", "4096"), "cluster.devices_per_node"),
+        (("batch.global_batch_size=8", "--devices", "0"), "from 1 to"),
+        (("seed=0,1",), "one combination of settings; given 2"),
+        (("outputs", "--out", "configs"), "go with settings"),
+        (("batch.global_batch_size=0",), "global_batch_size"),
+    ],
+)
+def test_refusals(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recommend", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

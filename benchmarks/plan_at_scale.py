@@ -25,10 +25,11 @@ machine = _machine(grid)
 plan = _make_plan(grid, machine)
 plan_rows(plan)
 if sys.argv[1] == "with":
-    from batchscape.plan.forecast import forecast
     from batchscape.plan.forecast_text import forecast_text
-    found = forecast(plan.specs, SweepFolder(plan.sweep_dir), machine)
+    from batchscape.predictor import predict
+    found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
     assert found.unknown == 0, set(run.way for run in found.runs.values())
+    assert all(run.memory.peak_allocated_gib is not None for run in found.runs.values())
     cuts = {spec.run_id: str(spec.geometry) for spec in plan.specs}
     forecast_text(found, cuts, datetime.now().astimezone())
 used = resource.getrusage(resource.RUSAGE_SELF)

@@ -203,6 +203,29 @@ def test_gloo_that_cannot_meet_is_an_obstacle(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+def test_gloo_ends_with_its_first_rank_though_the_second_has_not_begun() -> None:
+    """As on a busy machine: it would look for a store that is gone, for minutes."""
+    late = """if True:
+        import os, time
+        fork = os.fork
+        def forked():
+            other = fork()
+            if not other:
+                time.sleep(3)
+            return other
+        os.fork = forked
+        from batchscape.doctor.child import gloo
+        gloo()
+    """
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "nothere0"}
+    # It ends once every process has let go of its streams.
+    done = subprocess.run(
+        [sys.executable, "-c", late], env=environment, capture_output=True, timeout=60, check=False
+    )
+    assert b"nothere0" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("only")
 def test_compilation_without_a_compiler(monkeypatch) -> None:
     monkeypatch.delenv("CXX", raising=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -109,8 +110,8 @@ def gloo() -> dict[str, Any]:
         started = time.monotonic()
         other = os.fork()
         rank = 0 if other else 1
-        store = distributed.FileStore(str(Path(folder) / "store"), 2)
         try:
+            store = distributed.FileStore(str(Path(folder) / "store"), 2)
             distributed.init_process_group(
                 "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=20)
             )
@@ -121,6 +122,9 @@ def gloo() -> dict[str, Any]:
         except BaseException:
             if rank:
                 os._exit(1)
+            # It may have only begun, and would wait for a store that is gone.
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
             raise
         if rank:
             os._exit(0)

@@ -172,7 +172,8 @@ class Progress:
 
     def _overview(self, active: int, left_s: float) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        left = "" if math.isnan(left_s) else f", about {duration_text(round(left_s))} left"
+        is_told = self._done < self._total and not math.isnan(left_s)
+        left = f", about {duration_text(round(left_s))} left" if is_told else ""
         return f"{self._done}/{self._total} runs done, {active} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:

@@ -1,4 +1,4 @@
-"""Step times of runs that were not launched yet, from those of runs like them that ended."""
+"""What runs that ended tell of others: their step times, and how far predictions of memory are off."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.estimates import FEWEST, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.hardware import known_where
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
@@ -22,6 +25,8 @@ from batchscape.record.tables import load
 __all__ = ["MeasuredSteps"]
 
 _FIGURES = ("step_time_s", *TIME_PARTS)
+_LEAST_OFF = 0.01
+"""Of a peak, however near all predictions were: the next model has other kernels."""
 
 
 class MeasuredSteps:
@@ -44,9 +49,10 @@ class MeasuredSteps:
         runs = known_where(load(*dirs, columns={"steps": (), "evals": (), "ranks": ()}).runs)
         runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *_FIGURES])])
         runs[list(_FIGURES)] = runs[list(_FIGURES)].apply(pd.to_numeric).astype(float)
-        counts = runs["status"].eq("completed") & runs["timing_valid"] & runs["step_time_s"].gt(0)
         here = runs["hardware"].map(lambda name: isinstance(name, str) and is_like(name))
-        runs = runs[counts & here]
+        runs = runs[runs["status"].eq("completed") & here]
+        self._shares = _shares_measured(runs)
+        runs = runs[runs["timing_valid"] & runs["step_time_s"].gt(0)]
         keys = [
             _time_key(Path(sweep), run_id)
             for sweep, run_id in zip(runs["sweep_dir"], runs["run_id"], strict=True)
@@ -76,6 +82,35 @@ class MeasuredSteps:
         if self._models[spec.time_key].beyond(geometry.data_parallel_size, *cut):
             return None
         return replace(found, n=len(table))
+
+
+    def memory_range(self) -> tuple[float, float, int] | None:
+        """Return between which multiples of its prediction a peak of memory should lie.
+
+        Returns
+        -------
+        tuple of float, float, int, or None
+            Ends of the 95 % prediction interval of measured over predicted, at least `_LEAST_OFF`
+            off, by Student's t on logarithms; and the distinct trainings behind it. None below
+            `FEWEST`.
+        """
+        n = len(self._shares)
+        if n < FEWEST:
+            return None
+        logs = np.log(self._shares)
+        half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / n)
+        low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
+        return min(float(low), 1 - _LEAST_OFF), max(float(high), 1 + _LEAST_OFF), n
+
+
+def _shares_measured(runs: pd.DataFrame) -> NDArray[np.float64]:
+    """Return measured over predicted peaks: of runs with one prediction, seeds say, the mean."""
+    names = ("predicted.peak_allocated_gib.value", "peak_allocated_gib", "workspace_gib")
+    table = runs.reindex(columns=list(names)).apply(pd.to_numeric).astype(float)
+    said, found, workspace = (table[name] for name in names)
+    # What cuBLAS works in is no part of a prediction.
+    shares = ((found - workspace.fillna(0)) / said)[said.gt(0) & found.gt(0)]
+    return np.asarray(shares.groupby(said).mean(), dtype=np.float64)
 
 
 def _time_key(sweep: Path, run_id: str) -> str | None:

@@ -40,7 +40,7 @@ def predict(
     runs : sequence of Path
         Further sweep folders whose runs tell of these.
     """
-    measured = None
+    measured = seen = None
     has_ended = any(folder.parquet("steps").exists() for folder in sweep.run_folders())
     if known := [*runs, *([sweep.path] if has_ended else [])]:
         # Imports what a first launch has no use for.
@@ -48,10 +48,11 @@ def predict(
 
         with suppress(BatchscapeError):  # those that cannot be read tell nothing
             measured = MeasuredSteps(known, machine.is_like)
+            seen = measured.memory_range()
     found = forecast(specs, sweep, machine, measured)
     told = dict(found.runs)
     for spec, report in zip(specs, predict_memories(specs), strict=True):
-        memory = memory_forecast(spec, report, machine)
+        memory = memory_forecast(spec, report, machine, seen)
         told[spec.run_id] = replace(told[spec.run_id], memory=memory)
     return replace(found, runs=told)
 
@@ -72,14 +73,18 @@ def main(folder: str, _rank: int) -> int:
 
 def _kept(told: RunForecast) -> dict[str, Any]:
     """Return what `prediction.json` holds: `value`, `low`, `high` and `method` of each figure."""
-    way = told.way.partition(",")[0]
-    said = {"step_time_s": (told.step_time_s, way), "run_time_s": (told.run_time_s, way)}
+    said = {
+        "step_time_s": (told.step_time_s, told.way),
+        "run_time_s": (told.run_time_s, told.way),
+    }
     if told.memory is not None:
         said["peak_allocated_gib"] = told.memory.peak_allocated_gib, told.memory.way
     kept = {}
-    for name, (figure, method) in said.items():
+    for name, (figure, way) in said.items():
         if figure is None:
             continue
+        # Without the number of runs behind it: predictions of one way are summed up together.
+        method = way.partition(", ")[0]
         value, told_by = figure.value, method
         if value is None:
             value, told_by = math.sqrt(figure.low * figure.high), f"{method}, mid-range"

@@ -78,6 +78,8 @@ class MemoryForecast:
     """How it was got, or `not known: REASON`, where there are no figures."""
     peak_allocated_gib: Figure | None = None
     """Peak of its tensors."""
+    peak_taken_gib: Figure | None = None
+    """What a limit counts: reserved by CUDA's allocator, with the context; on a CPU private."""
     room_gib: float | None = None
     """What it can have at most; None where that is not known."""
     fits: Literal["fits", "unsure", "does not fit"] | None = None

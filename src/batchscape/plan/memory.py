@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_key", "predict_memories", "predict_memory"]
 
-_METHODS = {"cpu": "fake tensors", "cuda": "fake tensors, kernels as on a CPU"}
+_METHODS = {"cpu": "fake tensors", "cuda": "fake tensors (kernels as on a CPU)"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
 """Groups that say what fits, or what is held beside the training, or in another form below."""
 _BY_PARTS = (

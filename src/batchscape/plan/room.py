@@ -61,7 +61,12 @@ def _host_gib() -> float:
     return total / GIB
 
 
-def memory_forecast(spec: RunSpec, report: MemoryReport, machine: Machine) -> MemoryForecast:
+def memory_forecast(
+    spec: RunSpec,
+    report: MemoryReport,
+    machine: Machine,
+    seen: tuple[float, float, int] | None = None,
+) -> MemoryForecast:
     """Return what a run's ranks will hold, and whether that fits.
 
     Parameters
@@ -70,14 +75,22 @@ def memory_forecast(spec: RunSpec, report: MemoryReport, machine: Machine) -> Me
     report : MemoryReport
         As `predict_memories` returns it.
     machine : Machine
+    seen : tuple of float, float, int, optional
+        Between which multiples of their predictions runs like it measured, and how many they were.
     """
     room, value = room_gib(spec, machine), report.peak_allocated_gib
     if value is None:
         return MemoryForecast(f"{NOT_KNOWN}: {report.problem}", room_gib=room)
+    way = report.method
     above, below = _OFF[spec.device_type]
-    peak = Figure(value * (1 - above), value * (1 + below), value)
+    low, high = 1 - above, 1 + below
+    if seen is not None:
+        low, high, trainings = seen
+        way = f"{way}, range of {trainings} trainings"
+    peak = Figure(value * low, value * high, value)
     times, more = _BESIDE[spec.device_type]
-    if room is not None and peak.low > room:
-        return MemoryForecast(report.method, peak, room, "does not fit")
-    is_sure = room is not None and times * peak.high + more <= room
-    return MemoryForecast(report.method, peak, room, "fits" if is_sure else "unsure")
+    taken = Figure(peak.low, times * peak.high + more)
+    if room is not None and taken.low > room:
+        return MemoryForecast(way, peak, taken, room, "does not fit")
+    is_sure = room is not None and taken.high <= room
+    return MemoryForecast(way, peak, taken, room, "fits" if is_sure else "unsure")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import statsmodels.api as sm
 
 from batchscape.analysis.cost.measured import MeasuredSteps
 from batchscape.analysis.cost.step_time import fit_step_time
 from batchscape.analysis.hardware import known_where
 from batchscape.geometry import BatchGeometry
+from batchscape.record.files import write_json
 from batchscape.record.spec import RunSpec
 from batchscape.record.tables import load
 
@@ -53,6 +57,39 @@ def test_an_exchange_that_was_never_measured_is_not_guessed(build: Callable[...,
     spec = RunSpec.read(folder.config)
     assert measured(spec, BatchGeometry(1, 1, 32, 1)) is not None
     assert measured(spec, BatchGeometry(1, 2, 8, 2)) is None
+
+
+def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any]) -> None:
+    """Against statsmodels' prediction interval of a mean of logarithms."""
+    sweep = build()
+    cuts = [(1, 32, 1), (1, 8, 4), (1, 16, 2), (1, 4, 8)]
+    shares = [1.02, 1.12, 1.05, 0.97]
+
+    def seen() -> tuple[float, float, int] | None:
+        return MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range()
+
+    for number, (cut, share) in enumerate(zip(cuts, shares, strict=True)):
+        for seed in (0, 1):  # two seeds of one prediction are one training
+            folder = sweep.run(cut, seed=seed)
+            (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
+            said = {"value": run["peak_allocated_gib"] / share, "method": "fake tensors"}
+            write_json(folder.prediction, {"peak_allocated_gib": said})
+        assert (seen() is None) == (number < 2)
+    ones = np.ones(len(shares))
+    fit = sm.OLS(np.log(shares), ones).fit()
+    ((low, high),) = fit.get_prediction([1.0]).conf_int(obs=True, alpha=0.05)
+    assert seen() == pytest.approx((math.exp(low), math.exp(high), 4))
+
+
+def test_a_range_is_never_narrower_than_a_hundredth(build: Callable[..., Any]) -> None:
+    sweep = build()
+    for micro in (1, 2, 4):
+        folder = sweep.run((1, micro, 32 // micro))
+        (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
+        said = {"value": run["peak_allocated_gib"], "method": "fake tensors"}
+        write_json(folder.prediction, {"peak_allocated_gib": said})
+    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range()
+    assert found == pytest.approx((0.99, 1.01, 3))
 
 
 def test_two_runs_tell_no_step_time(build: Callable[..., Any]) -> None:

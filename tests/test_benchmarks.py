@@ -98,6 +98,14 @@ def test_plan_at_scale():
 
 
 @pytest.mark.slow
+def test_step_time_prediction():
+    printed = printed_by("step_time_prediction.py", "--models", "mlp", "--repeats", "1")
+    assert re.search(r"mlp: \d of 7 runs have valid times", printed)
+    told = r"\d+ predictions of held-out .* worst \d+\.\d %; the 95 % interval covers \d+ %"
+    assert re.search(told, printed) or "too few cuts with valid times" in printed
+
+
+@pytest.mark.slow
 def test_memory_prediction(tmp_path):
     out = ["--out", tmp_path, "--part", "0.01", "--family", "convolutions"]
     printed = printed_by("memory_prediction.py", *out)

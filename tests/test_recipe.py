@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from batchscape.cli import main
+from batchscape.record.files import read_json, write_json
 
 MODEL = ("model=mlp", "data=digits", "evaluation.every_samples=null", "budget.samples=9600")
 CLUSTER = ("cluster=a100_80g", "cluster.devices_per_node=8")
@@ -61,18 +62,49 @@ def test_nodes_are_used_and_counted(recommend):
     found = recommend(*MODEL, *CLUSTER, "cluster.nodes=2", "batch.global_batch_size=96")
     assert (found["geometry"]["nodes"], found["geometry"]["devices_per_node"]) == (2, 8)
     assert found["config"]["torchrun"] == {"nnodes": 2, "nproc_per_node": 8}
-    assert "batch.nodes=2" in found["command"]
+    assert found["command"] is None  # runs are launched on one node
 
 
-@pytest.mark.parametrize(("batch", "most", "used"), [(90, 8, 6), (96, 5, 4), (7, 8, 7), (1, 8, 1)])
-def test_as_many_devices_as_divide_the_global_batch(recommend, batch, most, used):
+@pytest.mark.parametrize(
+    ("batch", "most", "used", "why"),
+    [
+        (90, 8, 6, "of 8, which do not divide 90; a global batch of 88 or 96 has none idle"),
+        (96, 5, 4, "of 5, which do not divide 96; a global batch of 95 or 100 has none idle"),
+        (7, 8, 7, "of 8, which do not divide 7; a global batch of 8 has none idle"),
+        (96, 4, 4, "as many as asked, of 8"),
+        (96, 8, 8, "all there are"),
+    ],
+)
+def test_as_many_devices_as_divide_the_global_batch(recommend, batch, most, used, why):
     settings = (*MODEL, f"budget.samples={96 * batch}", f"batch.global_batch_size={batch}")
     found = recommend(*settings, *CLUSTER, "--devices", str(most))
     assert found["geometry"]["data_parallel_size"] == used
     (reason,) = (step["reason"] for step in found["steps"] if step["name"] == "devices")
-    multiples = [size for size in range(1, 2 * batch + most) if size % most == 0]
-    nearest = [m for m in multiples if abs(m - batch) < most]
-    assert all(str(size) in reason for size in nearest)
+    assert reason == why
+
+
+def test_devices_are_spread_evenly_over_nodes(recommend):
+    asked = (*MODEL, *CLUSTER, "cluster.nodes=2", "batch.global_batch_size=9", "--devices", "9")
+    found = recommend(*asked, "budget.samples=900")
+    assert found["geometry"]["data_parallel_size"] == 3
+    (reason,) = (step["reason"] for step in found["steps"] if step["name"] == "devices")
+    assert reason == "of 9, which cannot be spread evenly over nodes"
+
+
+def test_what_is_told_to_launch_can_be_launched(recommend, capsys):
+    found = recommend(*MODEL, "batch=vary_global", "batch.global_batch_size=96", "--devices", "1")
+    verb, *words = shlex.split(found["command"])[1:]
+    assert verb == "run"
+    assert main(["plan", "--json", *words]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["micro_batch_size"] == found["geometry"]["micro_batch_size"]
+
+
+def test_a_single_cut_that_may_fit_is_not_sure(recommend):
+    asked = (*MODEL, "batch.global_batch_size=1", "device.memory_limit_gib=0.05")
+    found = recommend(*asked)
+    assert "may fit" in found["steps"][0]["reason"]
+    assert found["to_try"] == [1]
 
 
 def test_files_that_agree_are_written(tmp_path, monkeypatch, capsys):
@@ -99,7 +131,10 @@ def test_what_is_not_predicted_is_asked_of_a_probe(recommend):
     asked = (*MODEL, "engine.compile=true", "batch.global_batch_size=96")
     found = recommend(*asked, code=1)
     assert "engine.compile=true" in found["why_not"]
-    assert found["command"].startswith("batchscape probe")
+    assert found["command"] is None
+    assert found["probe_command"] is None  # of a CPU without a limit
+    limited = recommend(*asked, "device.memory_limit_gib=1", code=1)
+    assert limited["probe_command"].startswith("batchscape probe")
 
 
 @pytest.mark.slow
@@ -107,25 +142,32 @@ def test_what_is_not_predicted_is_asked_of_a_probe(recommend):
 def test_what_a_probe_has_tried_is_measured(recommend, capsys):
     asked = ("data.sequence_length=64", "device.memory_limit_gib=0.12", "budget.samples=9600")
     asked = (*asked, "evaluation.every_samples=null", "batch.global_batch_size=96")
-    before = recommend(*asked, "--devices", "1")
+    before = recommend(*asked)
     assert steps(before)["micro-batch"][1] == "predicted"
     assert before["to_try"]  # its limit is nearer than what a process takes beside tensors
-    assert main(["probe", *asked, "--json"]) == 0
+    assert main([*shlex.split(before["probe_command"])[1:], "--json"]) == 0
     largest = json.loads(capsys.readouterr().out)["largest"]["micro_batch_size"]
-    after = recommend(*asked, "--devices", "1")
+    after = recommend(*asked)
     assert steps(after)["micro-batch"] == (str(largest), "measured")
     assert after["to_try"] == []
+    for launch in Path("outputs").glob("probe*/runs/*/launch.json"):
+        write_json(launch, read_json(launch) | {"device_model": "Another CPU"})
+    assert steps(recommend(*asked))["micro-batch"][1] == "predicted"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("batch.global_batch_size=8", "outputs"), "give one or the other"),
+        (("batch.global_batch_size=8", "outputs"), "outputs"),
         (("batch.global_batch_size=8", "--deadline", "2h"), "--deadline"),
+        (("batch.global_batch_size=8", "--memory-gib=0"), "device.memory_limit_gib"),
+        (("batch.global_batch_size=8", "batch.micro_batch_size=4"), "leave that out"),
+        (("engine=command", "engine.command=[true]"), "engine"),
+        (("batch.global_batch_size=8", "--runs", "nosuch"), "nosuch"),
         (("batch.global_batch_size=8", "--devices", "4096"), "cluster.devices_per_node"),
         (("batch.global_batch_size=8", "--devices", "0"), "from 1 to"),
         (("seed=0,1",), "one combination of settings; given 2"),
-        (("outputs", "--out", "configs"), "go with settings"),
+        (("outputs", "--out", "configs"), "unrecognized"),
         (("batch.global_batch_size=0",), "global_batch_size"),
     ],
 )

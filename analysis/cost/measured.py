@@ -1,10 +1,11 @@
-"""What runs that ended tell of others: their step times, and how far predictions of memory are off."""
+"""What runs that ended tell of others: step times, and how far predictions of memory are off."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ class MeasuredSteps:
         self._shares = _shares_measured(runs)
         runs = runs[runs["timing_valid"] & runs["step_time_s"].gt(0)]
         keys = [
-            _time_key(Path(sweep), run_id)
+            _of_spec(sweep, run_id, attrgetter("time_key"))
             for sweep, run_id in zip(runs["sweep_dir"], runs["run_id"], strict=True)
         ]
         table = runs[["run_id", *FACTORS, *_FIGURES]]
@@ -83,38 +84,51 @@ class MeasuredSteps:
             return None
         return replace(found, n=len(table))
 
-
-    def memory_range(self) -> tuple[float, float, int] | None:
-        """Return between which multiples of its prediction a peak of memory should lie.
+    def memory_range(self, spec: RunSpec) -> tuple[float, float, int] | None:
+        """Return between which multiples of its prediction a run's peak of memory should lie.
 
         Returns
         -------
         tuple of float, float, int, or None
             Ends of the 95 % prediction interval of measured over predicted, at least `_LEAST_OFF`
-            off, by Student's t on logarithms; and the distinct trainings behind it. None below
-            `FEWEST`.
+            off, by Student's t on logarithms; and the distinct predictions behind it, of runs with
+            the same model, engine, precision and type of device. None below `FEWEST`.
         """
-        n = len(self._shares)
+        shares = self._shares.get(_memory_group(spec), np.empty(0))
+        n = len(shares)
         if n < FEWEST:
             return None
-        logs = np.log(self._shares)
+        logs = np.log(shares)
         half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / n)
         low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
         return min(float(low), 1 - _LEAST_OFF), max(float(high), 1 + _LEAST_OFF), n
 
 
-def _shares_measured(runs: pd.DataFrame) -> NDArray[np.float64]:
+def _shares_measured(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """Return measured over predicted peaks: of runs with one prediction, seeds say, the mean."""
     names = ("predicted.peak_allocated_gib.value", "peak_allocated_gib", "workspace_gib")
     table = runs.reindex(columns=list(names)).apply(pd.to_numeric).astype(float)
     said, found, workspace = (table[name] for name in names)
     # What cuBLAS works in is no part of a prediction.
     shares = ((found - workspace.fillna(0)) / said)[said.gt(0) & found.gt(0)]
-    return np.asarray(shares.groupby(said).mean(), dtype=np.float64)
+    groups = [
+        _of_spec(sweep, run_id, _memory_group)
+        for sweep, run_id in zip(
+            runs.loc[shares.index, "sweep_dir"], runs.loc[shares.index, "run_id"], strict=True
+        )
+    ]
+    means = shares.groupby([pd.Series(groups, shares.index, dtype=object), said]).mean()
+    return {
+        str(group): np.asarray(own, dtype=np.float64) for group, own in means.groupby(level=0)
+    }
 
 
-def _time_key(sweep: Path, run_id: str) -> str | None:
+def _memory_group(spec: RunSpec) -> str:
+    return repr((spec.config.model, spec.config.engine, spec.precision, spec.device_type))
+
+
+def _of_spec(sweep: str, run_id: str, key: Callable[[RunSpec], str]) -> str | None:
     try:
-        return RunSpec.read(SweepFolder(sweep).run(run_id).config).time_key
+        return key(RunSpec.read(SweepFolder(Path(sweep)).run(run_id).config))
     except RecordError:
         return None

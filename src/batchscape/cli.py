@@ -347,6 +347,11 @@ def _view(arguments: list[str]) -> int:
 
 
 def _recommend(arguments: list[str]) -> int:
+    is_setting = [
+        "=" in word and not word.startswith("-") and not Path(word).exists() for word in arguments
+    ]
+    if any(is_setting) and not {"--help", "-h"} & set(arguments):
+        return _follow_recipe(arguments)
     parser = _Parser(
         prog="batchscape recommend",
         usage="batchscape recommend DIR [DIR ...] [--devices N] [--memory-gib M] [--deadline T] "
@@ -360,14 +365,12 @@ def _recommend(arguments: list[str]) -> int:
         "2h; batchscape recommend model=gpt2_124m batch.global_batch_size=480 cluster=h100_80g "
         "cluster.devices_per_node=8 --out configs",
     )
-    parser.add_argument(
-        "dirs", metavar="DIR", nargs="+", help="folder of a sweep; or settings, as of `run`"
-    )
+    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
     parser.add_argument(
         "--devices",
         metavar="N",
         type=int,
-        help="devices there are; default: as many as measured, or as the machine has",
+        help="devices there are; default: as many as measured",
     )
     parser.add_argument(
         "--memory-gib",
@@ -384,27 +387,8 @@ def _recommend(arguments: list[str]) -> int:
         type=float,
         help="held-out loss to reach; default: the lowest that all global batches reached",
     )
-    parser.add_argument(
-        "--runs",
-        metavar="DIR",
-        type=Path,
-        action="append",
-        default=[],
-        help="with settings: predict step times from the runs of a sweep",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        help="with settings: write the files of `batchscape configs`",
-    )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
-    if settings := [word for word in parsed.dirs if "=" in word and not Path(word).exists()]:
-        return _follow_recipe(parsed, settings)
-    if parsed.runs or parsed.out is not None:
-        msg = "--runs and --out go with settings, such as batch.global_batch_size=256"
-        raise ConfigError(msg)
     from batchscape.analysis.decisions.duration import parse_duration
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -412,8 +396,7 @@ def _recommend(arguments: list[str]) -> int:
 
     deadline_s = None if parsed.deadline is None else parse_duration(parsed.deadline)
     needs = Needs(parsed.devices, parsed.memory_gib, deadline_s)
-    dirs = [Path(word) for word in parsed.dirs]
-    found = [recommend(evidence, needs) for evidence in gather(dirs, parsed.target)]
+    found = [recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)]
     if parsed.json:
         sys.stdout.write(as_json(found) + "\n")
         return 0
@@ -422,41 +405,39 @@ def _recommend(arguments: list[str]) -> int:
     return 0
 
 
-def _follow_recipe(parsed: argparse.Namespace, settings: list[str]) -> int:
+def _follow_recipe(arguments: list[str]) -> int:
     """Recommend a cut for settings that nothing was measured of."""
-    folders = [word for word in parsed.dirs if word not in settings]
-    after = [name for name in ("memory_gib", "deadline", "target") if getattr(parsed, name)]
-    if folders or after:
-        beside = shlex.join([*folders, *(f"--{name.replace('_', '-')}" for name in after)])
+    parser = _Parser(prog="batchscape recommend", add_help=False, allow_abbrev=False)
+    parser.add_argument("--devices", metavar="N", type=int)
+    parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
+    parser.add_argument("--out", metavar="DIR", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parsed, settings = parser.parse_known_args(arguments)
+    of_runs = [w for w in settings if w.partition("=")[0] in _OF_RUNS]
+    if of_runs:
         msg = (
-            f"settings ask for a recipe before anything ran, and {beside} is about sweeps that "
-            "did; give one or the other. Step times come from sweeps by --runs DIR, another "
-            "memory by device.memory_limit_gib"
+            f"{of_runs[0]} is about sweeps that ran, and settings ask for a recipe before: give "
+            "folders or settings. A device's memory is device.memory_limit_gib"
         )
         raise ConfigError(msg)
     grid = _compose(settings, "recommend")
     if grid is None:
         return 0
-    from batchscape.interop.write import write_configs
-    from batchscape.recipe import follow_recipe, recipe_json, show_recipe
+    from batchscape.recipe import follow_recipe, recipe_json, show_recipe, write_files
 
     machine = _machine(grid)
     found = follow_recipe(grid, machine, settings, devices=parsed.devices, runs=parsed.runs)
+    written = [] if parsed.out is None else write_files(found, parsed.out)
     if parsed.json:
         sys.stdout.write(recipe_json(found) + "\n")
     else:
         show_recipe(_console(), found)
-    if parsed.out is not None and found.chosen is not None:
-        spec = found.chosen.spec
-        written = write_configs(
-            spec.geometry,
-            parsed.out,
-            precision=spec.precision,
-            gradient_clip_norm=spec.stages[-1].optimizer.gradient_clip_norm,
-        )
-        for path in written:
-            _console(stderr=parsed.json).print(f"  {path}", soft_wrap=True)
+    for path in written:
+        _console(stderr=parsed.json).print(f"  {path}", soft_wrap=True)
     return 0 if found.chosen is not None else 1
+
+
+_OF_RUNS = ("--deadline", "--memory-gib", "--target")
 
 
 def _analyze(arguments: list[str]) -> int:

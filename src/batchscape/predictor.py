@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,19 @@ def predict(
     runs : sequence of Path
         Further sweep folders whose runs tell of these.
     """
-    measured = seen = None
+    measured = None
     has_ended = any(folder.parquet("steps").exists() for folder in sweep.run_folders())
     if known := [*runs, *([sweep.path] if has_ended else [])]:
         # Imports what a first launch has no use for.
         from batchscape.analysis.cost.measured import MeasuredSteps
 
-        with suppress(BatchscapeError):  # those that cannot be read tell nothing
+        # Its own runs tell nothing where they cannot be read; of others that is said.
+        with nullcontext() if runs else suppress(BatchscapeError):
             measured = MeasuredSteps(known, machine.is_like)
-            seen = measured.memory_range()
     found = forecast(specs, sweep, machine, measured)
     told = dict(found.runs)
     for spec, report in zip(specs, predict_memories(specs), strict=True):
+        seen = None if measured is None else measured.memory_range(spec)
         memory = memory_forecast(spec, report, machine, seen)
         told[spec.run_id] = replace(told[spec.run_id], memory=memory)
     return replace(found, runs=told)

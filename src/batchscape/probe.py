@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +19,14 @@ from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.geometry import BatchGeometry, enumerate_geometries
 from batchscape.launch import run_sweep
+from batchscape.launch.oom_knowledge import ran_on
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.largest import Tried, expected_largest, seek_largest
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import room_gib
 from batchscape.plan.stages import solve_geometries
+from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -137,12 +140,14 @@ def known_of(
     geometries: Sequence[BatchGeometry],
     machine: Machine,
 ) -> dict[int, bool]:
-    """Return whether micro-batches fit, of those that `probe` has tried with these settings."""
+    """Return whether micro-batches fit, of those that `probe` has tried on devices like these."""
     sweep, specs = _planned(grid, _shortened(settings, machine), geometries, machine)
     known = {}
     for spec in specs:
-        path = sweep.run(spec.run_id).status
-        status = RunStatus.read(path).status if path.exists() else None
+        folder = sweep.run(spec.run_id)
+        if not folder.launch.exists() or not ran_on(machine, spec, read_json(folder.launch)):
+            continue
+        status = RunStatus.read(folder.status).status
         if status in {Status.COMPLETED, Status.OOM}:
             known[spec.geometry.micro_batch_size] = status is Status.COMPLETED
     return known
@@ -264,7 +269,12 @@ def _planned(
         cut = (geometry.micro_batch_size, geometry.gradient_accumulation_steps)
         values = dict(zip(keys, cut, strict=True))
         cells.append(Cell(set_values(settings, values), values))
-    fixed = {key: value for key, value in grid.fixed.items() if key not in keys}
+    # One folder for all batches and machines of these settings.
+    fixed = {
+        key: value
+        for key, value in grid.fixed.items()
+        if re.split(r"[./]", key.lstrip("+~"))[0] not in {"batch", "cluster"}
+    }
     plan = make_plan(replace(grid, cells=cells, fixed=fixed, sweep_file="probe"), machine, prepare)
     if plan.rejections:
         raise ConfigError(str(plan.rejections[0].reason))

@@ -7,6 +7,7 @@ global batch; each with what it rests on. Source: `docs/planning.md`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,10 +19,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from batchscape.analysis.decisions.config_files import config_values
-from batchscape.config import RunConfig
+from batchscape.config import Command, DeepSpeed, Fsdp, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.interop.write import write_configs
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.forecast import RunForecast
@@ -33,7 +35,7 @@ from batchscape.probe import known_of
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["Recipe", "follow_recipe", "recipe_json", "show_recipe"]
+__all__ = ["Recipe", "follow_recipe", "recipe_json", "show_recipe", "write_files"]
 
 Basis = Literal["predicted", "measured", "given", "computed"]
 _CUT = dict.fromkeys(
@@ -79,10 +81,12 @@ class Recipe:
     why_not: str | None
     """Why none is chosen."""
     steps: tuple[Step, ...]
-    command: str
-    """Launches what is chosen, or asks for what would tell."""
+    command: str | None
+    """Launches what is chosen on the machine itself; None over several nodes."""
+    probe_command: str | None
+    """Finds the largest micro-batch there; None over several nodes, or on a CPU without a limit."""
     to_try: tuple[int, ...]
-    """Larger micro-batches that may fit."""
+    """Micro-batches as large, or larger, that may fit."""
 
 
 def follow_recipe(
@@ -116,9 +120,22 @@ def follow_recipe(
     if len(grid.cells) > 1:
         msg = f"a recipe is for one combination of settings; given {len(grid.cells)}"
         raise ConfigError(msg)
+    keys = [word.partition("=")[0].lstrip("+~") for word in words]
+    if chosen_here := [key for key in keys if key in _CUT or key.startswith("batch.ramp")]:
+        msg = (
+            f"a recipe chooses the cut of batch.global_batch_size by itself; given "
+            f"{', '.join(chosen_here)}; leave that out, or give --devices N"
+        )
+        raise ConfigError(msg)
     settings = set_values(grid.cells[0].settings, {"batch.ramp": []})
     batch_size = _global_batch_size(settings)
     config = RunConfig.from_mapping(settings)
+    if isinstance(config.engine, Command):
+        msg = (
+            "what a program of engine=command holds only the program knows, so that no cut can be "
+            "recommended for it before it ran; sweep some, and recommend from their folder"
+        )
+        raise ConfigError(msg)
     there = machine.devices(machine.device_type(config.launcher))
     if devices is not None and not 1 <= devices <= there:
         msg = (
@@ -129,28 +146,67 @@ def follow_recipe(
     most = devices or there
     cuts = _cuts(grid, settings, batch_size, most, machine, runs=runs)
     chosen, why_not = _choose(cuts)
-    geometry = cuts[0].geometry if chosen is None else chosen.geometry
-    asked = [
-        *(word for word in words if not word.startswith(("batch.", "cluster=", "cluster."))),
-        f"batch.global_batch_size={batch_size}",
-        f"batch.data_parallel_size={geometry.data_parallel_size}",
-        *([f"batch.nodes={geometry.nodes}"] if geometry.nodes > 1 else []),
-    ]
-    command = ["batchscape", "probe", *asked]
-    size = 0
-    if chosen is not None:
-        size = geometry.micro_batch_size
-        command = ["batchscape", "run", *asked, f"batch.micro_batch_size={size}"]
-    unsure = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
+    best = cuts[0] if chosen is None else chosen
+    size = 0 if chosen is None else chosen.geometry.micro_batch_size
+    may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
+    probe, run = _commands(words, best)
     return Recipe(
         batch_size,
-        _named(machine, cuts[0].spec),
+        _named(machine, best.spec),
         cuts,
         chosen,
         why_not,
-        () if chosen is None else _steps(chosen, most, cuts),
-        shlex.join(command),
-        tuple(each for each in unsure if each > size),
+        () if chosen is None else _steps(chosen, there, most, cuts),
+        None if chosen is None else run,
+        probe,
+        tuple(each for each in may_fit if each >= size),
+    )
+
+
+def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
+    """Return what finds the largest micro-batch on the machine itself, and what runs a cut."""
+    geometry, spec = cut.geometry, cut.spec
+    if geometry.nodes > 1:
+        return None, None  # runs are launched on one node
+    kept = [
+        word
+        for word in words
+        if re.split(r"[./=]", word.lstrip("+~"))[0] not in {"batch", "cluster"}
+    ]
+    kept += [
+        f"batch.global_batch_size={geometry.global_batch_size}",
+        f"batch.data_parallel_size={geometry.data_parallel_size}",
+    ]
+    own = [
+        f"batch.micro_batch_size={geometry.micro_batch_size}",
+        f"batch.gradient_accumulation_steps={geometry.gradient_accumulation_steps}",
+    ]
+    # It runs out of memory on purpose: on a CPU of a limit alone.
+    is_safe = spec.device_type == "cuda" or spec.config.device.memory_limit_gib is not None
+    probe = shlex.join(["batchscape", "probe", *kept]) if is_safe else None
+    return probe, shlex.join(["batchscape", "run", *kept, *own])
+
+
+def write_files(recipe: Recipe, out: Path) -> list[Path]:
+    """Write the configuration files of other systems for what is chosen.
+
+    Raises
+    ------
+    ConfigError
+        If nothing is chosen, or they have no such precision.
+    """
+    if recipe.chosen is None:
+        msg = f"no files are written to {out}: {recipe.why_not}"
+        raise ConfigError(msg)
+    spec = recipe.chosen.spec
+    engine = spec.config.engine
+    stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 1
+    return write_configs(
+        spec.geometry,
+        out,
+        precision=spec.precision,
+        gradient_clip_norm=spec.stages[-1].optimizer.gradient_clip_norm,
+        zero_stage=3 if isinstance(engine, Fsdp) else stage,
     )
 
 
@@ -170,16 +226,20 @@ def show_recipe(console: Console, recipe: Recipe) -> None:
         console.print(table)
     if recipe.to_try:
         sizes = ", ".join(map(str, recipe.to_try))
-        console.print(
-            f"May fit too: micro-batch {sizes}; `batchscape probe` with the same settings tries "
-            "them on the machine itself, and this then says measured."
-        )
-    if chosen is not None:
-        console.print("\nWhat every config file must say")
-        for system, keys in config_values(chosen.geometry).items():
-            said = ", ".join(f"{name}={value}" for name, value in keys.items())
-            console.print(f"  {system}: {said}")
-    console.print(f"\n{recipe.command}", soft_wrap=True)
+        how = "the machine itself tells, and this then says measured"
+        if recipe.probe_command is None:
+            how = "`batchscape probe` tells on one machine, on a CPU with a device.memory_limit_gib"
+        console.print(f"Not sure to fit: micro-batch {sizes}; {how}")
+        if recipe.probe_command is not None:
+            console.print(f"  {recipe.probe_command}", soft_wrap=True)
+    if chosen is None:
+        return
+    console.print("\nWhat every config file must say")
+    for system, keys in config_values(chosen.geometry).items():
+        said = ", ".join(f"{name}={value}" for name, value in keys.items())
+        console.print(f"  {system}: {said}")
+    if recipe.command is not None:
+        console.print(f"\n{recipe.command}", soft_wrap=True)
 
 
 def recipe_json(recipe: Recipe) -> str:
@@ -194,6 +254,7 @@ def recipe_json(recipe: Recipe) -> str:
             "steps": [asdict(step) for step in recipe.steps],
             "config": {} if chosen is None else config_values(chosen.geometry),
             "command": recipe.command,
+            "probe_command": recipe.probe_command,
             "to_try": recipe.to_try,
             "cuts": [
                 {
@@ -291,29 +352,25 @@ def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
     memory = may.forecast.memory
     if memory is None or memory.peak_allocated_gib is None:
         return None, f"memory is {'' if memory is None else memory.way}."
+    if memory.room_gib is None:
+        return None, "the memory of the device is not known; give device.memory_limit_gib."
     return may, None
 
 
-def _steps(chosen: Cut, most: int, cuts: Sequence[Cut]) -> tuple[Step, ...]:
+def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> tuple[Step, ...]:
     geometry, spec, forecast = chosen.geometry, chosen.spec, chosen.forecast
     batch_size, ranks = geometry.global_batch_size, geometry.data_parallel_size
     micro = geometry.micro_batch_size
-    which = "the largest that fits" if chosen.fits else "the smallest; none fits surely"
-    if chosen == cuts[-1]:
-        which = "the largest there is"
+    if chosen.fits is None:
+        which = "may fit; none does surely"
+    else:
+        which = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
     memory = forecast.memory
-    taken = None if memory is None else memory_text(memory)
-    if taken is not None and memory is not None and memory.room_gib is not None:
+    if memory is not None and memory.room_gib is not None and (taken := memory_text(memory)):
         which += f": tensors take {taken} of {memory.room_gib:.3g} GiB"
-    devices = "all there are"
-    if ranks < most:
-        near = f"{batch_size // most * most or most} or {(batch_size // most + 1) * most}"
-        devices = (
-            f"of {most}, which do not divide {batch_size}; a global batch of {near} has none idle"
-        )
     steps = [
         Step("micro-batch", str(micro), which, chosen.basis),
-        Step("devices", str(ranks), devices, "given"),
+        Step("devices", str(ranks), _why_devices(geometry, there, most), "given"),
         Step(
             "accumulation",
             str(geometry.gradient_accumulation_steps),
@@ -322,22 +379,32 @@ def _steps(chosen: Cut, most: int, cuts: Sequence[Cut]) -> tuple[Step, ...]:
         ),
         _learning_rate(spec),
     ]
-    way: Basis = "measured" if forecast.way.startswith("measured") else "predicted"
-    if forecast.step_time_s is not None:
-        rate = forecast.tokens_per_s or forecast.samples_per_s
-        kind = "tokens/s" if forecast.tokens_per_s else "samples/s"
-        steps += [
-            Step(
-                "step time", span(forecast.step_time_s, TIMES), f"{span(rate, COUNTS)} {kind}", way
-            ),
-            Step(
-                "run time",
-                span(forecast.run_time_s, TIMES),
-                f"{span(forecast.device_hours, ((1.0, ''),))} device-hours",
-                way,
-            ),
-        ]
-    return tuple(steps)
+    if forecast.step_time_s is None:
+        return (*steps, Step("step time", "", forecast.way, "predicted"))
+    rate = forecast.tokens_per_s or forecast.samples_per_s
+    kind = "tokens/s" if forecast.tokens_per_s else "samples/s"
+    hours = span(forecast.device_hours, ((1.0, ""),))
+    return (
+        *steps,
+        Step(
+            "step time",
+            span(forecast.step_time_s, TIMES),
+            f"{span(rate, COUNTS)} {kind}; by {forecast.way}",
+            "predicted",
+        ),
+        Step("run time", span(forecast.run_time_s, TIMES), f"{hours} device-hours", "predicted"),
+    )
+
+
+def _why_devices(geometry: BatchGeometry, there: int, most: int) -> str:
+    batch_size, ranks = geometry.global_batch_size, geometry.data_parallel_size
+    if ranks == most:
+        return "all there are" if most == there else f"as many as asked, of {there}"
+    if batch_size % most == 0:
+        return f"of {most}, which cannot be spread evenly over nodes"
+    low, high = batch_size // most * most, (batch_size // most + 1) * most
+    near = f"{low} or {high}" if low else f"{high}"
+    return f"of {most}, which do not divide {batch_size}; a global batch of {near} has none idle"
 
 
 def _learning_rate(spec: RunSpec) -> Step:

@@ -34,7 +34,7 @@ from batchscape.record.status import RunStatus, Status
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["OomKnowledge", "reject"]
+__all__ = ["OomKnowledge", "ran_on", "reject"]
 
 
 class OomKnowledge:
@@ -150,7 +150,7 @@ class OomKnowledge:
             return None
         told = _by_an_allocator(status) or spec.device_type == "cpu"
         is_memory = status.cause in {None, Cause.OUT_OF_MEMORY}
-        alike = _ran_on(self._machine, spec, launch) and _had_its_device(spec, launch)
+        alike = ran_on(self._machine, spec, launch) and _had_its_device(spec, launch)
         return spec if told and is_memory and alike else None
 
 
@@ -189,7 +189,7 @@ def _had_its_device(spec: RunSpec, launch: dict[str, Any]) -> bool:
     return launch.get("concurrent_runs", 1) == 1 and not others
 
 
-def _ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
+def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
     """Whether a run was on devices like those that this machine gives to every run."""
     if spec.device_type == "cpu":
         return bool(launch.get("device_model") == machine.cpu_name)

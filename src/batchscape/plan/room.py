@@ -85,8 +85,10 @@ def memory_forecast(
     above, below = _OFF[spec.device_type]
     low, high = 1 - above, 1 + below
     if seen is not None:
-        low, high, trainings = seen
-        way = f"{way}, range of {trainings} trainings"
+        learned, high, count = seen
+        # A run that would not fit was never measured: what they tell refuses no more than before.
+        low = min(low, learned)
+        way = f"{way}, range of {count} measured"
     peak = Figure(value * low, value * high, value)
     times, more = _BESIDE[spec.device_type]
     taken = Figure(peak.low, times * peak.high + more)

@@ -65,8 +65,9 @@ def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any
     cuts = [(1, 32, 1), (1, 8, 4), (1, 16, 2), (1, 4, 8)]
     shares = [1.02, 1.12, 1.05, 0.97]
 
-    def seen() -> tuple[float, float, int] | None:
-        return MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range()
+    def seen(**changes: Any) -> tuple[float, float, int] | None:
+        spec = replace(RunSpec.read(folder.config), **changes)
+        return MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
 
     for number, (cut, share) in enumerate(zip(cuts, shares, strict=True)):
         for seed in (0, 1):  # two seeds of one prediction are one training
@@ -79,6 +80,8 @@ def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any
     fit = sm.OLS(np.log(shares), ones).fit()
     ((low, high),) = fit.get_prediction([1.0]).conf_int(obs=True, alpha=0.05)
     assert seen() == pytest.approx((math.exp(low), math.exp(high), 4))
+    assert seen(device_type="cuda") is None
+    assert seen(precision="float16") is None
 
 
 def test_a_range_is_never_narrower_than_a_hundredth(build: Callable[..., Any]) -> None:
@@ -88,7 +91,8 @@ def test_a_range_is_never_narrower_than_a_hundredth(build: Callable[..., Any]) -
         (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
         said = {"value": run["peak_allocated_gib"], "method": "fake tensors"}
         write_json(folder.prediction, {"peak_allocated_gib": said})
-    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range()
+    spec = RunSpec.read(folder.config)
+    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
     assert found == pytest.approx((0.99, 1.01, 3))
 
 

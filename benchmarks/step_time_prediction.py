@@ -22,6 +22,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.step_time import fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
+from batchscape.analysis.hardware import known_where
 from batchscape.record.tables import load
 
 _BATCH = 64
@@ -42,7 +43,7 @@ def trained(model: str, repeats: int, folder: Path) -> pd.DataFrame:
         f"sweep_dir={folder}",
     ]
     subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
-    runs = load(folder, columns={"steps": (), "evals": (), "ranks": ()}).runs
+    runs = known_where(load(folder, columns={"steps": (), "evals": (), "ranks": ()}).runs)
     return runs[runs["status"].eq("completed")]
 
 

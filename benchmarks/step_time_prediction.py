@@ -26,7 +26,7 @@ from batchscape.analysis.hardware import known_where
 from batchscape.record.tables import load
 
 _BATCH = 64
-_STEPS = 15
+_STEPS = 40
 _DATA = {"mlp": ["data=digits", "optimizer=sgd"]}
 _LEAST = 5
 

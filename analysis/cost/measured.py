@@ -118,9 +118,7 @@ def _shares_measured(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
         )
     ]
     means = shares.groupby([pd.Series(groups, shares.index, dtype=object), said]).mean()
-    return {
-        str(group): np.asarray(own, dtype=np.float64) for group, own in means.groupby(level=0)
-    }
+    return {str(group): np.asarray(own, dtype=np.float64) for group, own in means.groupby(level=0)}
 
 
 def _memory_group(spec: RunSpec) -> str:

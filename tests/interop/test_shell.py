@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -355,3 +356,22 @@ def test_a_line_that_is_none_of_bash_is_named() -> None:
         read_script("x.sh", "for a in b; do\n  torchrun a.py\n")
     with pytest.raises(ConfigError, match=r"x.sh: bash -c in line 2: line 1 cannot be read"):
         read_script("x.sh", "X=1\nbash -c 'torchrun \"a.py'\n")
+
+
+@pytest.mark.parametrize(
+    "wide", ["训练", "😀", "\N{LATIN SMALL LETTER Y WITH DIAERESIS}", "\U0010fffd"]
+)
+def test_wide_characters_are_read_as_they_are(wide: str) -> None:
+    script = (
+        f"X={wide}\nlaunch {wide}.py \"a {wide} b\" '{wide}' $X  # {wide}\nbash -c 'launch {wide}'"
+    )
+    first, inner = commands_of("x.sh", script)
+    assert first.words == ("launch", f"{wide}.py", f"a {wide} b", wide, wide)
+    assert inner.words[-1] == wide
+
+
+def test_no_character_ends_the_process() -> None:
+    """The grammar's own table of characters ends early: what lies behind may not be mapped."""
+    for code in range(0xE000, 0x110000, 0xFFD):
+        with contextlib.suppress(ConfigError):
+            commands_of("x.sh", f"launch {chr(code)} --a={chr(code)}")

@@ -88,6 +88,10 @@ _DEEPEST = 5
 _GIVE = "give the command with its values after --"
 _BARE = re.compile(r"(?<!\\)\$([A-Za-z_]\w*|\d)")
 _BLANKS = re.compile(r"[ \t\n]+")
+_WIDE = re.compile("[\u00ff-\U0010ffff]")
+_WRITTEN = re.compile("\u00ff([0-9a-f]+)\u00ff")
+"""A wide character by its number: the grammar looks them up in a table that ends before them, and
+may crash."""
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 """A blank of a command that is not run: it ends no word."""
 _ALL = re.compile(r'"\$\{(\w+)\[@\]\}"')
@@ -214,7 +218,8 @@ class _Script:
         language = tree_sitter.Language(tree_sitter_bash.language())
         # The grammar takes the last of `$A/$B.c` for a dollar and a word; with braces it does not.
         braced = _BARE.sub(r"${\1}", text)
-        root = tree_sitter.Parser(language).parse(f"{braced}\n\n".encode()).root_node
+        narrow = _WIDE.sub(lambda found: f"\u00ff{ord(found[0]):x}\u00ff", braced)
+        root = tree_sitter.Parser(language).parse(f"{narrow}\n\n".encode()).root_node
         if root.has_error:
             msg = f"{name}: {_error(root)}; {_GIVE}"
             raise ConfigError(msg)
@@ -538,7 +543,12 @@ class _Script:
 
 
 def _raw(node: Node) -> str:
-    return (node.text or b"").decode()
+    return _decoded(node.text or b"")
+
+
+def _decoded(raw: bytes) -> str:
+    """Return text as it was given, with its wide characters."""
+    return _WRITTEN.sub(lambda found: chr(int(found[1], 16)), raw.decode())
 
 
 def _unknown(node: Node) -> str:
@@ -548,7 +558,7 @@ def _unknown(node: Node) -> str:
 
 def _unescaped(inside: bytes) -> str:
     """Return text of double quotes as the shell takes it."""
-    return re.sub(r'\\(["\\$`])', r"\1", inside.decode().replace("\\\n", ""))
+    return re.sub(r'\\(["\\$`])', r"\1", _decoded(inside).replace("\\\n", ""))
 
 
 def _named(node: Node) -> str:

@@ -35,10 +35,11 @@ __all__ = ["Found", "known_of", "probe", "show_found"]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
-_OF_TENSORS = {"cpu": (1.7, 0.03), "cuda": (1.1, 0.0)}
+_OF_TENSORS = {"cpu": (1.05, 0.007), "cuda": (1.1, 0.0)}
 """What a limit counts for tensors until it was measured: as a multiple, and in GiB beside it. CPU:
-private memory of processes that train models of some MiB here took 1.2 to 2.4 times as much. CUDA:
-what the allocator rounds up to and keeps, 1.01 to 1.2 times as much when its rules are replayed."""
+what libraries and Python took under a limit; small models, whose tensors are no mapped ones, take
+0.03 to 0.14 GiB. CUDA: what the allocator rounds up to and keeps, 1.01 to 1.2 times as much when
+its rules are replayed."""
 _SHORT: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,

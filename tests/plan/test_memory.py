@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from batchscape.config import Fsdp
 from batchscape.measure.memory_report import GIB
@@ -104,6 +105,18 @@ def broadcast_bytes(spec):
     return sum(buffer.nbytes for buffer in module.buffers())
 
 
+def product_bytes():
+    """Most that a product of these sizes takes within itself, in bfloat16, which is Muon's.
+
+    That is up to the processor: with AVX-512 BF16, oneDNN copies what it multiplies.
+    """
+    wide, tall = (torch.ones(size, dtype=torch.bfloat16) for size in ((32, 128), (128, 32)))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as meter:
+        product = wide @ tall
+    taken = [event.nbytes() for event in meter.profiler.kineto_results.events()]
+    return max(0, sum(size for size in taken if size > 0) - product.nbytes)
+
+
 def padded_bytes_of_gpt(ranks):
     """What the first rank has of `GPT`, each parameter cut by rows and rounded up.
 
@@ -159,7 +172,9 @@ def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer
         for name in ("peak_allocated_steady_gib", "peak_allocated_gib")
     }
     found = {name: size - may_be_held.get(name, 0) for name, size in found.items()}
-    assert predicted == pytest.approx(found, abs=SCALARS)
+    within = product_bytes() if settings.get("optimizer") == MUON else 0
+    for name, size in found.items():
+        assert predicted[name] - SCALARS <= size <= predicted[name] + SCALARS + within, name
 
 
 @pytest.mark.slow

@@ -135,6 +135,9 @@ def test_every_fault_of_the_server_leaves_all_for_sync(
 ) -> None:
     """And what the fault did not meet is written offline."""
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
+    # W&B waits longer with each try, and a busy machine longer still.
+    monkeypatch.setattr("batchscape.tracking.watch._STARTUP_S", 600.0)
+    monkeypatch.setattr("batchscape.tracking.mirror._BASE_S", 600.0)
     folders = []
     for number, (where, kinds, why) in enumerate(FAULTS):
         training = ended(fake_training(f"run-{number}"))

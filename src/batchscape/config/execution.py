@@ -42,7 +42,7 @@ class Loader:
 class Device:
     """What a run may take of each device: a smaller device, emulated by a larger one."""
 
-    memory_limit_gib: Annotated[Positive | None, Affects.MEMORY] = None
+    memory_limit_gib: Annotated[Positive | None, Affects.COST] = None
     """Memory that the ranks on one device may take; beyond it they run out of memory. Null: all
     there is. What counts, on CUDA and on a CPU: `measure.memory_limit`."""
 

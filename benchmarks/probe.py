@@ -35,13 +35,14 @@ def probed(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def taken_gib(settings: Sequence[str], micro_batch_size: int) -> float:
-    """Measure what a training without a limit takes of a process."""
+    """Measure what a training takes of a process, under a limit that it is far from."""
     short = ["budget=optimizer_steps", "budget.optimizer_steps=3", "evaluation.every_samples=null"]
     short += [
         "schedule.warmup_samples=0",
         "measure.noise_scale_every=2",
         "measure.memory=false",
         "evaluation.samples=64",
+        "device.memory_limit_gib=8",
     ]
     cut = [*settings[:-1], f"batch.micro_batch_size={micro_batch_size}"]
     with tempfile.TemporaryDirectory() as folder:

@@ -171,6 +171,7 @@ RUN_BY = {
     "python benchmarks/gpu/results.py": "tests/test_gpu_target.py",
     "python -m": "tests/test_cli.py",
     "python benchmarks/memory_prediction.py": "tests/test_benchmarks.py",
+    "python benchmarks/step_time_prediction.py": "tests/test_benchmarks.py",
     "python docs/config_reference.py": "tests/test_docs.py",
     "python examples/gpt2_tokens/build.py": "tests/data/test_gpt2_tokens.py",
 }

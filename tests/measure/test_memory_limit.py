@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -100,6 +101,22 @@ def test_mapped_files_and_shared_memory_do_not_count(tmp_path: Path) -> None:
         return {"total": total}
 
     assert in_a_child(body) == {"total": 0.0}
+
+
+def test_freed_memory_goes_back_as_on_a_device() -> None:
+    def kept_mib() -> float:
+        before = psutil.Process().memory_info().data
+        del (one := [torch.ones(16 * MIB // 4)])[:]  # from here on the C library would keep as much
+        several = [torch.ones(MIB // 4) for _ in range(64)]
+        del several[::2], one
+        return (psutil.Process().memory_info().data - before) / MIB
+
+    def limited() -> Numbers:
+        with memory_limit(CPU, 1.0):
+            return {"kept": kept_mib()}
+
+    assert in_a_child(limited)["kept"] == pytest.approx(32, abs=2)
+    assert in_a_child(lambda: {"kept": kept_mib()})["kept"] > 60
 
 
 def test_what_is_done_aside_is_not_charged_nor_what_it_leaves() -> None:

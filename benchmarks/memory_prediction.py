@@ -183,19 +183,34 @@ def main() -> None:
                 cells.append(max(each, key=abs))
         return cells
 
-    def peaks(names: list[str]) -> list[float]:
-        return [
-            max(getattr(predicted[name][run], f) for f in FIGURES) / max(told.values()) - 1
-            for name in names
+    def peak_errors(name: str) -> dict[str, float]:
+        return {
+            run: max(getattr(predicted[name][run], f) for f in FIGURES) / max(told.values()) - 1
             for run, told in found[name].items()
-        ]
+        }
 
     groups = {**{name: [name] for name in options.family}, "all": options.family}
-    rows = [{"figure": "peak", **errors_of(name, peaks(who))} for name, who in groups.items()]
+    peaks = {name: peak_errors(name) for name in options.family}
+    rows = [
+        {
+            "figure": "peak",
+            **errors_of(of, [error for name in names for error in peaks[name].values()]),
+        }
+        for of, names in groups.items()
+    ]
     rows += [
         {"figure": "worst of all phases", **errors_of(name, errors(who, FIGURES))}
         for name, who in groups.items()
     ]
+    show(rows)
+    for name in options.family:
+        show_worst(name, peaks[name], chosen[name])
+    print(f"runs without figures: {missing}; {took_s / count:.3f} s a prediction")
+    save(rows, of_device, machine, took_s / count, digest, options)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the errors of each figure and family."""
     for row in rows:
         ends = [row["low_pct"], row["high_pct"]]
         between = "not identified" if None in ends else f"{ends[0]:.3f} to {ends[1]:.3f}"
@@ -203,8 +218,17 @@ def main() -> None:
             f"{row['figure']}, {row['family']}: median {row['median_pct']:.3f} % (95 % interval "
             f"{between}), worst {row['worst_pct']:.3f} %, n {row['n']}"
         )
-    print(f"runs without figures: {missing}; {took_s / count:.3f} s a prediction")
-    save(rows, of_device, machine, took_s / count, digest, options)
+
+
+def show_worst(family: str, errors: dict[str, float], specs: list[RunSpec]) -> None:
+    """Print which cells of a family were predicted worst."""
+    by_run = {spec.run_id: spec for spec in specs}
+    for run in sorted(errors, key=lambda run: -abs(errors[run]))[:3]:
+        cell = by_run[run]
+        print(
+            f"{family}: {100 * errors[run]:+.3f} %: {cell.geometry}, "
+            f"{cell.config.optimizer.name}, {cell.precision}"
+        )
 
 
 def save(  # noqa: PLR0917  (a file has as many parts)

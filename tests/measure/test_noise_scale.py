@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -66,9 +67,9 @@ def test_nothing_is_counted_outside_or_twice(tied):
     once = squares.total(1.0).item()
     backward(tied, inputs)
     assert squares.total(1.0).item() == once
-    with squares:
+    with GradientSquares(tied) as again:
         backward(tied, inputs)
-    assert squares.total(1.0).item() == once
+    assert again.total(1.0).item() == once
 
 
 def test_hooks_go_when_a_step_fails(tied):
@@ -102,9 +103,27 @@ def test_the_scale_of_the_loss_is_undone(tied, scale):
     with GradientSquares(tied) as squares:
         backward(tied, inputs)
         plain = squares.total(1.0)
-    with squares:
+    with GradientSquares(tied) as scaled:
         (tied(inputs) * float(scale)).backward()
-    assert squares.total(scale) == plain
+    assert scaled.total(scale) == plain
+
+
+def test_micro_steps_leave_no_tensors_behind(tied):
+    """Small tensors among those that a step frees keep the C library from reusing their place."""
+    inputs = torch.randn(3, 6, dtype=torch.float64)
+
+    def tensors():
+        gc.collect()
+        return sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+
+    with GradientSquares(tied) as squares:
+        backward(tied, inputs)
+        after_one, square = tensors(), squares.total(1.0).item()
+        for _ in range(20):
+            tied.zero_grad()
+            backward(tied, inputs)
+        assert tensors() == after_one
+    assert squares.total(1.0).item() == pytest.approx(21 * square)
 
 
 def test_many_tensors_do_not_lose_the_small_ones():

@@ -74,7 +74,7 @@ def small_batch_size(geometry: BatchGeometry) -> int | None:
 
 
 class GradientSquares:
-    """Sums the squared norms of the gradients that backward passes bring, while it is entered.
+    """Sums the squared norms of the gradients of the backward passes done while it is entered.
 
     A hook fires once a parameter and backward pass, with the gradient of that pass alone, tied
     uses added up. It takes one norm and keeps no gradient: a reference to one would make autograd
@@ -89,9 +89,10 @@ class GradientSquares:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._hooks: list[RemovableHandle] = []
         self._norms: list[Tensor] = []
+        device = self._parameters[0].device
+        self._squares = torch.zeros((), dtype=torch.float64, device=device)
 
     def __enter__(self) -> GradientSquares:
-        self._norms = []
         self._hooks = [p.register_hook(self._add) for p in self._parameters]
         return self
 
@@ -109,7 +110,8 @@ class GradientSquares:
         """Return the sum of the squared norms.
 
         Norms are taken in the gradients' own precision and squared and added in float64, so that
-        thousands of tensors lose nothing, at the price of one small tensor.
+        thousands of tensors lose nothing. Those of a backward pass are added at once: thousands of
+        scalars that lie about hold free memory in pieces, 0.2 GiB of it with 224 micro-steps.
 
         Parameters
         ----------
@@ -121,7 +123,15 @@ class GradientSquares:
         Tensor, scalar
             float64, on the device of the gradients; the host does not wait for it.
         """
-        return torch.stack(self._norms).double().div_(gradient_scale).square_().sum()
+        self._fold()
+        return self._squares / gradient_scale / gradient_scale
 
     def _add(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient))
+        if len(self._norms) == len(self._parameters):
+            self._fold()
+
+    def _fold(self) -> None:
+        if self._norms:
+            self._squares += torch.stack(self._norms).double().square_().sum()
+            self._norms = []

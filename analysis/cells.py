@@ -139,10 +139,11 @@ class Cells:
     def costly(self) -> list[str]:
         """Return the settings that tell apart what takes other memory or time, as `contexts`.
 
-        Unshown ones are among them: they may follow from one that decides losses alone.
+        Unshown ones are among them where they follow from one that decides losses alone.
         """
         affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
-        return [name for name, what in affects.items() if what is None or what & Affects.COST]
+        found = [name for name, what in affects.items() if what is None or what & Affects.COST]
+        return _essential(self.table, found)
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""

@@ -172,10 +172,11 @@ def _shown(cells: Cells, names: Sequence[str]) -> tuple[pd.DataFrame, list[int]]
 
 def _rows(cells: Cells, shown: Sequence[int], bars: int = 2) -> tuple[Figure, Axes]:
     """Make a figure with one labelled row a cell, the first on top."""
-    height = 0.9 + len(shown) * 0.13 * (bars + 0.5)
+    labels = [fill(label, 24) for label in cells.labels().loc[list(shown)]]
+    lines = max(label.count("\n") + 1.5 for label in labels)
+    height = 0.9 + len(shown) * 0.13 * max(bars + 0.5, lines)
     figure = Figure(figsize=(COLUMN_IN, height), layout="constrained")
     axes = figure.subplots()
-    labels = [fill(label, 24) for label in cells.labels().loc[list(shown)]]
     axes.set_yticks(range(len(shown)), labels)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))

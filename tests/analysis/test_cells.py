@@ -89,6 +89,8 @@ def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -
     cells = find_cells(load(sweep.path).runs)
     assert cells.shown == ["optimizer.name"]
     assert "optimizer.momentum" in cells.unshown()
+    # So they do where cells are told apart by what costs memory or time.
+    assert cells.costly() == ["optimizer.name"]
     rates = build("rates")
     for rate in (0.001, 0.01):
         rates.run(optimizer__learning_rate=rate, optimizer__weight_decay=10 * rate)

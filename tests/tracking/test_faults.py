@@ -130,30 +130,29 @@ def test_a_server_that_cannot_be_used_is_told_in_a_line(monkeypatch, text, said)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("where", "kinds", "why"), FAULTS, ids=[why[0] for why in FAULTS])
 def test_every_fault_of_the_server_leaves_all_for_sync(
-    sweep, server, fake_training, mirrored, rows_of, fault_of, monkeypatch, capsys
+    where, kinds, why, sweep, server, fake_training, mirrored, rows_of, fault_of, monkeypatch, capsys
 ) -> None:
     """And what the fault did not meet is written offline."""
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")
     # W&B waits longer with each try, and a busy machine longer still.
     monkeypatch.setattr("batchscape.tracking.watch._STARTUP_S", 600.0)
     monkeypatch.setattr("batchscape.tracking.mirror._BASE_S", 600.0)
-    folders = []
-    for number, (where, kinds, why) in enumerate(FAULTS):
-        training = ended(fake_training(f"run-{number}"))
-        folders.append(training.folder)
-        server.fault, server.faults_met = fault_of(kinds, where), 0
-        said = mirrored(ONLINE)
-        assert server.faults_met >= 1, (where, kinds)
-        assert said is not None, (where, kinds)
-        assert "Weights & Biases was not updated: " in said
-        assert f"because {why}" in said
-        assert f"`batchscape sync {sweep.path}` sends what it lacks" in said
-        assert KEY not in said
+    folder = ended(fake_training("run-a")).folder
+    server.fault = fault_of(kinds, where)
+    said = mirrored(ONLINE)
+    assert server.faults_met >= 1
+    assert said is not None
+    assert "Weights & Biases was not updated: " in said
+    assert f"because {why}" in said
+    assert f"`batchscape sync {sweep.path}` sends what it lacks" in said
+    assert KEY not in said
     server.fault = None
     monkeypatch.delenv("WANDB_INIT_TIMEOUT")
     sync(sweep, capsys)
-    check_all_there(server, folders, rows_of)
+    check_all_there(server, [folder], rows_of)
     assert "nothing to upload" in sync(sweep, capsys)
 
 

@@ -209,7 +209,7 @@ def test_names_and_groups_follow_when_cells_are_added(sweep, server, fake_traini
     other.train(range(1, 3))
     other.end(Status.COMPLETED)
     assert main(["sync", str(sweep.path)]) == 0
-    assert "uploaded 1 name, 1 run; 1 had been" in capsys.readouterr().out
+    assert "uploaded 1 run, 1 name; 1 had been" in capsys.readouterr().out
     assert run.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
     assert run.settings["groupName"].startswith("2x8x2 learning_rate=0.001 (")
     assert run.lines_received == len(run.history)

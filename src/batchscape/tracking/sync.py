@@ -174,8 +174,9 @@ def _worked(
     return begun, None if worker.has_finished else f"{worker.problem}; details: {worker.log}"
 
 
-def _summary(found: Sequence[Uploads], done: Mapping[str, int], failed: int) -> str:
-    sent = [f"{n} {kind}" if n == 1 else f"{n} {kind}s" for kind, n in done.items()]
+def _summary(found: Sequence[Uploads], done: Counter[str], failed: int) -> str:
+    kinds = [kind for kind in ("run", "name", *_KINDS.values()) if done[kind]]
+    sent = [f"{done[kind]} {kind}" + "s" * (done[kind] > 1) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")

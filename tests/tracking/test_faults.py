@@ -133,7 +133,17 @@ def test_a_server_that_cannot_be_used_is_told_in_a_line(monkeypatch, text, said)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("where", "kinds", "why"), FAULTS, ids=[why[0] for why in FAULTS])
 def test_every_fault_of_the_server_leaves_all_for_sync(
-    where, kinds, why, sweep, server, fake_training, mirrored, rows_of, fault_of, monkeypatch, capsys
+    where,
+    kinds,
+    why,
+    sweep,
+    server,
+    fake_training,
+    mirrored,
+    rows_of,
+    fault_of,
+    monkeypatch,
+    capsys,
 ) -> None:
     """And what the fault did not meet is written offline."""
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "0.5")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -158,6 +158,18 @@ def test_bars_say_why_there_is_no_time(build: Any, draw: Any) -> None:
     # One dot a run, for the three decompositions with times.
     assert [len(np.asarray(line.get_xdata())) for line in axes.lines] == [3, 3, 3]
     assert_nothing_is_cut_or_covered(figure)
+
+
+def test_rows_are_as_high_as_their_names(build: Any) -> None:
+    sweep = build()
+    for name in ("adamw", "sgd"):
+        for factor in (1, 2):
+            sizes = {"n_layers": factor, "n_heads": 4 * factor, "d_model": 128 * factor}
+            sweep.run(optimizer__name=name, model={"name": "gpt", **sizes})
+    figure = bar_figure(sweep, draw_step_time)
+    (axes,) = figure.axes
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert all(above.y0 >= below.y1 for above, below in pairwise(boxes))
 
 
 def test_step_times_stack_up_to_the_whole(build: Any) -> None:

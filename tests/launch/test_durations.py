@@ -73,12 +73,15 @@ def test_the_same_cell_before_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_prediction_is_scaled_by_what_others_took_over_theirs(tmp_path: Path) -> None:
-    predicted = {cell(n).run_id: 10.0 * n for n in (1, 2, 3, 4)}
+    predicted = {cell(n).run_id: 10.0 * n for n in (1, 2, 3, 4)} | {cell(2, seed=1).run_id: 20.0}
     durations = Durations(SweepFolder(tmp_path), (), predicted)
-    assert durations.expected_s(cell(3)) == pytest.approx(3.0 + 30.0)
+    assert durations.expected_s(cell(3)) == pytest.approx(1.0 + 30.0)
     durations.learn(cell(1), over(samples=12, train_time_s=30.0))  # 3 times as long
     assert durations.expected_s(cell(3)) == pytest.approx(5.0 + 90.0)
-    durations.learn(cell(2), over(samples=24, train_time_s=20.0, startup_s=7.0))  # as long
+    # Of runs with the nearest number of ranks: those that share cores are the worst predicted.
+    durations.learn(cell(2), over(samples=24, train_time_s=20.0, startup_s=6.0))  # as long
+    assert durations.expected_s(cell(4)) == pytest.approx(6.0 + 40.0)
+    durations.learn(cell(2, seed=1), over(samples=24, train_time_s=60.0, startup_s=6.0))
     assert durations.expected_s(cell(4)) == pytest.approx(6.0 + 40.0 * 2)  # medians of two
     # What its own cell took counts more.
     assert durations.expected_s(cell(1, seed=5)) == 35.0

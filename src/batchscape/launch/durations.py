@@ -3,10 +3,11 @@
 The rule: a run of the same cell (all alike but seeds, repeats, numbers of the optimizer and the
 budget) takes its time a sample for the samples that are left, and its time to start. Of several
 runs of a cell the median counts. Where the cell has none yet, the predicted time of its training is
-scaled by what the runs that are over took over theirs, and they tell the time to start: medians
-again. Before the first is over the prediction is taken as it is. A run without one takes as long as
-the run with the nearest budget in samples, of those with as many ranks if there are any; before the
-first is over nothing is known of it.
+scaled by what runs that are over took over theirs, and they tell the time to start: medians again,
+of the runs with the nearest number of ranks, since ranks that share cores are the worst predicted.
+Before the first is over the prediction is taken as it is. A run without one takes as long as the
+one of those runs with the nearest budget in samples; before the first is over nothing is known of
+it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from batchscape.record.status import RunStatus
 
 __all__ = ["Duration", "Durations"]
 
-_START_S = 3.0
-"""Time to start, before a run has told: what forked ranks of small models took."""
+_START_S = 1.0
+"""Time to start and to end, before a run has told: forked ranks of small models took up to 0.8."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +81,29 @@ class Durations:
     ) -> None:
         self._sweep = sweep
         self._predicted_s = predicted_s
-        self._scales: list[float] = []
-        """What runs took over what was predicted of them."""
         self._specs = list(specs)
         self._cells: defaultdict[str, list[Duration]] = defaultdict(list)
-        self._durations: list[tuple[RunSpec, Duration]] = []
+        self._of_ranks: defaultdict[int, list[tuple[RunSpec, Duration]]] = defaultdict(list)
         self._done: dict[str, int] = {}
         self._cell_of: dict[str, str] = {}
         self._answers: dict[tuple[str, int], float | None] = {}
         self._nearest: dict[tuple[int, int], Duration | None] = {}
         """By ranks and samples: cells without a duration of their own are mostly alike in these."""
+        self._learnt: dict[int, tuple[float, float]] = {}
+        """By ranks: the time to start, and what runs took over what was predicted of them."""
         self._is_read = False
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Take note of how a run ended."""
         self._answers.clear()
         self._nearest.clear()
+        self._learnt.clear()
         duration = Duration.of(status)
         if duration is None:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
             return
-        if predicted_s := self._predicted_s.get(spec.run_id):
-            self._scales.append(duration.per_sample_s * spec.samples / predicted_s)
         self._cells[self._cell(spec)].append(duration)
-        self._durations.append((spec, duration))
+        self._of_ranks[spec.geometry.data_parallel_size].append((spec, duration))
 
     def expected_s(self, spec: RunSpec) -> float | None:
         """Return how long a run should take from now on, in seconds; None: nothing is known."""
@@ -121,24 +121,38 @@ class Durations:
         if same:
             fixed_s = median(duration.fixed_s for duration in same)
             return Duration(fixed_s, median(duration.per_sample_s for duration in same))
-        if predicted_s := self._predicted_s.get(spec.run_id):
-            scale = median(self._scales) if self._scales else 1.0
-            starts = [duration.fixed_s for _, duration in self._durations]
-            fixed_s = median(starts) if starts else _START_S
-            return Duration(fixed_s, scale * predicted_s / spec.samples)
         ranks = spec.geometry.data_parallel_size
+        if predicted_s := self._predicted_s.get(spec.run_id):
+            if ranks not in self._learnt:
+                self._learnt[ranks] = self._start_and_scale(ranks)
+            fixed_s, scale = self._learnt[ranks]
+            return Duration(fixed_s, scale * predicted_s / spec.samples)
         if (ranks, spec.samples) not in self._nearest:
             self._nearest[ranks, spec.samples] = self._nearest_duration(spec, ranks)
         return self._nearest[ranks, spec.samples]
 
+    def _start_and_scale(self, ranks: int) -> tuple[float, float]:
+        as_wide = self._as_wide(ranks)
+        starts = [over.fixed_s for _, over in as_wide] or [_START_S]
+        scales = [
+            over.per_sample_s * spec.samples / predicted_s
+            for spec, over in as_wide
+            if (predicted_s := self._predicted_s.get(spec.run_id))
+        ]
+        return median(starts), median(scales or [1.0])
+
     def _nearest_duration(self, spec: RunSpec, ranks: int) -> Duration | None:
-        as_wide = [p for p in self._durations if p[0].geometry.data_parallel_size == ranks]
         nearest = min(
-            as_wide or self._durations,
+            self._as_wide(ranks),
             key=lambda pair: abs(math.log(pair[0].samples / spec.samples)),
             default=None,
         )
         return None if nearest is None else nearest[1]
+
+    def _as_wide(self, ranks: int) -> list[tuple[RunSpec, Duration]]:
+        """Return the runs that are over with the nearest number of ranks."""
+        nearest = min(self._of_ranks, key=lambda known: abs(math.log(known / ranks)), default=ranks)
+        return self._of_ranks.get(nearest, [])
 
     def _read(self) -> None:
         self._is_read = True

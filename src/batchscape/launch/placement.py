@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement"]
 
+_BETWEEN_S = 0.1
+"""From the end of a run's processes to the start of the next run: it is sealed, and one chosen."""
 _GIVE_UP_S = 12 * 3600.0
 """How long a launcher that has no run at work waits for devices of others."""
 _TURN_S = 600.0
@@ -132,7 +134,7 @@ class Placement:
         left = [(spec.geometry.data_parallel_size, seconds) for spec, seconds in at_work]
         for spec in queue:
             expected_s = self._durations.expected_s(spec)
-            seconds = math.nan if expected_s is None else expected_s
+            seconds = math.nan if expected_s is None else _BETWEEN_S + expected_s
             left.append((spec.geometry.data_parallel_size, seconds))
         if any(math.isnan(seconds) for _, seconds in left):
             return math.nan

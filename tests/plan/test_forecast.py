@@ -106,6 +106,9 @@ def test_totals_are_those_of_the_runs() -> None:
         BEGIN + timedelta(seconds=found.makespan_s.low),
         BEGIN + timedelta(seconds=found.makespan_s.high),
     )
+    # However wide the ranges, eighty columns have room for each cut in one line.
+    cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
+    assert set(cuts.values()) <= {line[:17].strip() for line in shown(found, cuts).splitlines()}
 
 
 @settings(max_examples=200, deadline=None)

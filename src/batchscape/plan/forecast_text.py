@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -76,7 +75,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
     by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
-    cut = Column("devices x micro\nx accumulation", overflow="fold")
+    cut = Column("devices x micro\nx accumulation", overflow="fold", min_width=15)
     table = Table(
         cut,
         Column("runs", justify="right", no_wrap=True),
@@ -148,19 +147,25 @@ def _runs(count: int) -> str:
 
 
 def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
-    """Write a figure with its range below it, or the range alone, in one unit."""
+    """Write a figure with its range below it in one unit, or the range alone."""
     if figure is None:
         return ""
-    middle = math.sqrt(figure.low * figure.high) if figure.value is None else figure.value
-    size, unit = next(((s, f" {u}") for s, u in units if middle >= s), (1.0, ""))
-    low, high = (_digits(end / size) for end in (figure.low, figure.high))
-    if figure.value is None:
-        return f"{low}-{high}{unit}"
-    return f"{_digits(figure.value / size)}{unit}\n({low}-{high})"
+    if figure.value is not None:
+        size, unit = _unit(figure.value, units)
+        low, high = (_digits(end / size) for end in (figure.low, figure.high))
+        return f"{_digits(figure.value / size)}{unit}\n({low}-{high})"
+    (small, below), (large, above) = (_unit(end, units) for end in (figure.low, figure.high))
+    low, high = _digits(figure.low / small), _digits(figure.high / large)
+    return f"{low}-{high}{above}" if below == above else f"{low}{below}\nto {high}{above}"
+
+
+def _unit(number: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """Return the size and the name of the unit that fits."""
+    return next(((size, f" {unit}") for size, unit in units if number >= size), (1.0, ""))
 
 
 def span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
-    """Write a figure with its range behind it, or the range alone, in one unit.
+    """Write a figure with its range behind it, or the range alone.
 
     Parameters
     ----------

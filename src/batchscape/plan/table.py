@@ -52,7 +52,7 @@ _GEOMETRY = (
     "gradient_accumulation_steps",
     "global_batch_size",
 )
-_GEOMETRY_TITLE = "devices x micro-batch\nx accumulation = global"
+_GEOMETRY_TITLE = "devices x micro\nx accumulation\n= global"
 _ARROW = " -> "
 _FIRST, _LAST = 100, 5
 """Rows that a person is shown of a long table, from its start and from its end."""
@@ -104,8 +104,8 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
     shown = {*_GEOMETRY, "ramp", "seed"}
     extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
     columns = (*extra, "seed", "optimizer_steps", "samples")
-    name = Column("run_id", no_wrap=True)
-    runs = Table(name, _GEOMETRY_TITLE, *columns, "status", box=box.SIMPLE_HEAD)
+    titles = (*(key.replace(".", ".\n") for key in extra), "seed", "optimizer\nsteps", "samples")
+    runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
     rows = {cell.run_id: _row(cell) for cell in plan.cells}
     first, last = _ends(specs)
     for spec in [*first, *last]:
@@ -257,7 +257,7 @@ def _status(folder: RunFolder) -> str:
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     """One line a reason, however many seeds share it."""
     counts = Counter((_triple(row), row["reason"]) for row in rows)
-    table = Table("rejected cells", _GEOMETRY_TITLE, "reason", box=box.SIMPLE_HEAD)
+    table = _table("rejected\ncells", _GEOMETRY_TITLE, "reason")
     first, last = _ends(list(counts.items()))
     for (triple, reason), count in first:
         table.add_row(str(count), triple, reason)
@@ -266,6 +266,10 @@ def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     for (triple, reason), count in last:
         table.add_row(str(count), triple, reason)
     return table
+
+
+def _table(*columns: Column | str) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
 def _ends(rows: list[_Row]) -> tuple[list[_Row], list[_Row]]:

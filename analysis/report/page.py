@@ -193,8 +193,9 @@ def _signs(grid: Grid) -> list[str]:
 
 def _overview(cells: Cells) -> str:
     shown = counted(cells.runs["status"])
-    varying = ", ".join(f"`{name}`" for name in cells.settings)
-    also = f" Beside the geometry, these settings vary: {varying}." if varying else ""
+    varying = ", ".join(f"`{name}`" for name in cells.shown)
+    more = f", and {count} more along with them" if (count := len(cells.unshown())) else ""
+    also = f" Beside the geometry, these settings vary: {varying}{more}." if varying else ""
     hardware = cells.runs["hardware"].dropna().unique()
     where = f" on {escape_markdown(str(hardware[0]))}" if len(hardware) == 1 else ""
     return f"{len(cells.runs)} runs in {len(cells.table)} cells{where}: {shown}.{also}"

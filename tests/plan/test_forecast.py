@@ -24,7 +24,7 @@ from batchscape.launch.pool import DevicePool
 from batchscape.launch.schedule import makespan_s
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
-from batchscape.plan.forecast_text import forecast_text
+from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.folder import SweepFolder
 
@@ -109,6 +109,22 @@ def test_totals_are_those_of_the_runs() -> None:
     # However wide the ranges, eighty columns have room for each cut in one line.
     cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
     assert set(cuts.values()) <= {line[:17].strip() for line in shown(found, cuts).splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "units", "said"),
+    [
+        (0.12, 0.8, TIMES, "120-800 ms"),
+        (84e-6, 0.0121, TIMES, "84 us to 12 ms"),
+        (4e-7, 90.0, TIMES, "400 ns to 1.5 min"),
+        (759.0, 1.5e6, COUNTS, "759 to 1.5 M"),
+        (0.5, 2.0, ((1.0, ""),), "0.50-2.0"),
+    ],
+)
+def test_the_ends_of_a_range_have_their_units(
+    low: float, high: float, units: tuple[tuple[float, str], ...], said: str
+) -> None:
+    assert span(Figure(low, high), units) == said
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,7 +15,10 @@ from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForec
 
 __all__ = ["COUNTS", "TIMES", "forecast_text", "memory_text", "span"]
 
-TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+TIMES = (
+    *((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")),
+    *((1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+)
 COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
 _SHOWN = 40
@@ -160,8 +163,9 @@ def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def _unit(number: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """Return the size and the name of the unit that fits."""
-    return next(((size, f" {unit}") for size, unit in units if number >= size), (1.0, ""))
+    """Return the size of the unit that fits, and what to write behind a number."""
+    size, name = next(((size, name) for size, name in units if number >= size), (1.0, ""))
+    return size, f" {name}" if name else ""
 
 
 def span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:

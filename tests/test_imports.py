@@ -29,7 +29,7 @@ LAYERS = (
     {"programs", "train"},
     {"plan", "launch"},
     {"doctor"},
-    {"cli", "compose", "predictor", "probe", "recipe", "__main__"},
+    {"cli", "compose", "predictor", "probe", "recipe", "search", "__main__"},
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
@@ -48,6 +48,7 @@ WITHIN_A_LAYER = {
     ("cli", "predictor"),
     ("cli", "probe"),
     ("cli", "recipe"),
+    ("cli", "search"),
     ("recipe", "predictor"),
     ("recipe", "probe"),  # what was tried tells what fits
 }

@@ -30,6 +30,7 @@ from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales
 from batchscape.analysis.noise_scale.topic import noise_scale_section
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.search.topic import search_section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
@@ -196,6 +197,7 @@ TOPICS = (
     Topic("Where memory ends", lambda m: frontier_section(m.cells)),
     Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
     Topic("Learning rate", _learning_rate),
+    Topic("Search", lambda m: search_section(m.cells)),
     Topic("Targets", _targets),
     Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),

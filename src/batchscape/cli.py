@@ -848,6 +848,8 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     machine = _machine_here(grid)
+    if grid.cells[0].settings["search"]["name"] != "none":
+        return _search(grid, machine, arguments)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
     use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))
@@ -867,6 +869,19 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     if result.interrupted:
         return 130
     return 1 if result.failed or result.stopped else 0
+
+
+def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int:
+    from batchscape.data.corpus import prepare
+    from batchscape.search import search
+
+    console = _console()
+    found = search(grid, machine, prepare, console, command_of(arguments))
+    report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
+    console.print(f"Trials: {found.sweep_dir / 'search'}\nReport: {report}", soft_wrap=True)
+    if found.result.interrupted:
+        return 130
+    return 1 if found.result.failed or found.result.stopped else 0
 
 
 def _console(*, stderr: bool = False) -> Console:

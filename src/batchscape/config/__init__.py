@@ -77,6 +77,7 @@ from batchscape.config.optimizer import (
 from batchscape.config.run import (
     RunConfig,
 )
+from batchscape.config.search import NoSearch, Objective, Sampler
 from batchscape.config.settings import (
     OUR_GROUPS,
     affects_of,
@@ -125,12 +126,15 @@ __all__ = [
     "Mlp",
     "Model",
     "Muon",
+    "NoSearch",
     "NoTracker",
+    "Objective",
     "Optimizer",
     "RampStage",
     "RecorderMetrics",
     "RegexMetrics",
     "RunConfig",
+    "Sampler",
     "Scaling",
     "Schedule",
     "Sgd",

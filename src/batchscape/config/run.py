@@ -19,6 +19,7 @@ from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Me
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
 from batchscape.config.optimizer import Optimizer, Scaling, Schedule
+from batchscape.config.search import NoSearch, Search
 from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
 from batchscape.errors import ConfigError
 
@@ -45,6 +46,7 @@ class RunConfig:
     tracker: Tracker
     device: Device = Field(default_factory=Device)
     cluster: Cluster = Field(default_factory=Cluster)
+    search: Search = Field(default_factory=NoSearch)
     seed: Annotated[Seed, Affects.LOSS, OUR_LOOP] = 0
     """Sets `init_seed` and `data_seed` where they are null."""
     init_seed: Annotated[Seed | None, Affects.LOSS, OUR_LOOP] = None

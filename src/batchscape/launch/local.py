@@ -27,7 +27,7 @@ from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.scratch import scratch_folder
-from batchscape.launch.session import Session
+from batchscape.launch.session import CutRule, Session
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.disk import Reserve
 from batchscape.record.folder import SweepFolder
@@ -52,6 +52,7 @@ def run_sweep(
     method: str | None = None,
     console: Console | None = None,
     command: str | None = None,
+    cuts: CutRule | None = None,
 ) -> SweepResult:
     """Run everything that is missing; one run's failure leaves the others alone.
 
@@ -78,6 +79,8 @@ def run_sweep(
     command : str, optional
         As `record.commands.command_of` returns it; recorded with every run, and what is printed
         about the runs is built from it.
+    cuts : callable, optional
+        Returns of a run at work why it is cut before its end, which makes it `pruned`.
 
     Returns
     -------
@@ -122,6 +125,7 @@ def run_sweep(
                 entry=entry,
                 method=method,
                 command=command,
+                cuts=cuts,
             )
         interrupted = interrupts.count > 0
     with presence:
@@ -150,6 +154,7 @@ def _launched(
     entry: str,
     method: str | None,
     command: str | None,
+    cuts: CutRule | None,
 ) -> _Launched:
     """Run what is missing, until it is done or a signal stops it."""
     missing = standing.missing
@@ -200,6 +205,7 @@ def _launched(
             predictions=predictions,
             max_failures=missing[0].config.launcher.max_failures,
             command=command,
+            cuts=cuts,
         )
         with progress:
             return _Launched(session.run(deque(missing)), session.stopped)

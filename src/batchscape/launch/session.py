@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from batchscape.record.environment import environment
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.next_step import is_tried_again
+from batchscape.record.outcome import RankExit
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
@@ -42,7 +43,10 @@ from batchscape.record.status import FAULTS, RunStatus, Status
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["Session"]
+__all__ = ["CutRule", "Session"]
+
+CutRule = Callable[[RunSpec], str | None]
+"""Returns why a run at work is cut before its end; None: it goes on."""
 
 _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
@@ -93,6 +97,8 @@ class Session:
         What `prediction.json` of a run is to hold, by run.
     command : str, optional
         What asked for these runs, recorded with each.
+    cuts : callable, optional
+        Asked of the runs at work all the time.
     """
 
     def __init__(
@@ -111,7 +117,9 @@ class Session:
         max_failures: int | None,
         predictions: Mapping[str, Mapping[str, Any]],
         command: str | None = None,
+        cuts: CutRule | None = None,
     ) -> None:
+        self._cuts = cuts
         self._sweep = sweep
         self._machine = machine
         self._processes = processes
@@ -163,10 +171,18 @@ class Session:
             for run in list(self._active.values()):
                 if others:
                     run.spoil_times(OTHER_LAUNCHER)
-                status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
-                if status is not None:
-                    self._end(run, status)
+                self._look(run, exits)
             self._progress.update(list(self._active.values()), partial(self._left_s, queue))
+
+    def _look(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
+        """Note how a run stands; end it where a rule cuts it."""
+        status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
+        if status is not None:
+            self._end(run, status)
+        elif self._cuts is not None and run.stop is None:
+            reason = self._cuts(run.spec)
+            if reason is not None:
+                run.ask_to_stop(Status.PRUNED, reason)
 
     def _left_s(self, queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends; NaN where it is not known."""

@@ -101,6 +101,13 @@ def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
         If a setting holds a secret or breaks a rule, settings of the whole sweep differ between
         cells, or no cell at all can be launched.
     """
+    if grid.intervals:
+        keys = ", ".join(interval.key for interval in grid.intervals)
+        msg = (
+            f"{keys}: an interval has no end of values; list values, as key=value1,value2 or "
+            "key=range(start,stop,step), or search it: `batchscape sweep ... search=tpe`"
+        )
+        raise ConfigError(msg)
     refuse_secrets(cell.settings for cell in grid.cells)
     cells = _validated(grid.cells)
     configs = [cell.config for cell in cells]
@@ -175,7 +182,7 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
     """A sweep has one name, one folder, one launcher, one tracker and one machine."""
     first = configs[0]
     for config in configs[1:]:
-        for name in ("sweep_name", "sweep_dir", "launcher", "tracker", "cluster"):
+        for name in ("sweep_name", "sweep_dir", "launcher", "tracker", "cluster", "search"):
             if getattr(first, name) != getattr(config, name):
                 msg = f"{name} is one for the whole sweep and cannot be swept"
                 if name == "launcher":

@@ -15,7 +15,16 @@ from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = ["MOST_CELLS", "Axis", "Cell", "Compose", "SweepCells", "expand", "set_values"]
+__all__ = [
+    "MOST_CELLS",
+    "Axis",
+    "Cell",
+    "Compose",
+    "Interval",
+    "SweepCells",
+    "expand",
+    "set_values",
+]
 
 MOST_CELLS = 100_000
 """Cells of a grid at most: each is validated, and has a folder of its own."""
@@ -46,6 +55,18 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A setting that is searched between two ends; whole numbers where both are integers."""
+
+    key: str
+    """Dotted key."""
+    low: float
+    high: float
+    is_log: bool
+    """Whether equal ratios count alike, not equal differences."""
+
+
+@dataclass(frozen=True)
 class SweepCells:
     """All cells of a sweep, and what tells it from another sweep."""
 
@@ -57,6 +78,8 @@ class SweepCells:
     """Settings of the command line that are the same in every cell, axes excluded."""
     sweep_file: str | None
     """The chosen sweep file, by name."""
+    intervals: tuple[Interval, ...] = ()
+    """What is searched; each cell has their low ends."""
 
 
 def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:

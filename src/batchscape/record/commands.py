@@ -122,7 +122,6 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
     seeds : sequence of int
         Those that there are among them: they are skipped.
     """
-    settings = {"seed": ",".join(map(str, seeds))}
     known: dict[tuple[str, str], bool] = {}
     for run in runs:
         if run.command is not None:
@@ -130,10 +129,21 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
             shared = run.untimed is not None and is_beside_others(run.untimed)
             known[key] = known.get(key, False) or shared
     found = [
-        again(command, sweep_dir, {**(ONE_AT_A_TIME if shared else {}), **settings})
+        again(
+            command,
+            sweep_dir,
+            {**(ONE_AT_A_TIME if shared else {}), **_seeds_of(command, seeds)},
+        )
         for (sweep_dir, command), shared in known.items()
     ]
     return " && ".join(dict.fromkeys(found)) or None
+
+
+def _seeds_of(command: str, seeds: Sequence[int]) -> dict[str, str]:
+    """Return the setting by which a command takes seeds; a search counts those of its grid."""
+    if "search=" in command and "search=none" not in command:
+        return {"search.grid_seeds": str(len(seeds))}
+    return {"seed": ",".join(map(str, seeds))}
 
 
 def hydra_text(text: str) -> str:

@@ -191,6 +191,21 @@ class SweepFolder:
         """Folder of the tables, figures and the page that shows them."""
         return self.path / "report"
 
+    @property
+    def search(self) -> SweepFolder:
+        """The runs of a search's trials: a sweep of its own, which no analysis pools."""
+        return SweepFolder(self.path / "search")
+
+    @property
+    def trials(self) -> Path:
+        """Of a search: every trial, its values, what it came to. Derived from its storage."""
+        return self.path / "trials.csv"
+
+    @property
+    def space(self) -> Path:
+        """Of a search: what is searched, which may not change."""
+        return self.path / "search.json"
+
     def run(self, run_id: str) -> RunFolder:
         """Folder of one run."""
         return RunFolder(self.runs / run_id)

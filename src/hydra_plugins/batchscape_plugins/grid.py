@@ -20,6 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
+    IntervalSweep,
     Override,
     OverrideType,
     QuotedString,
@@ -30,7 +31,15 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import MOST_CELLS, Axis, SweepCells, expand, set_values
+from batchscape.plan.expand import (
+    MOST_CELLS,
+    Axis,
+    Cell,
+    Interval,
+    SweepCells,
+    expand,
+    set_values,
+)
 from batchscape.record.commands import hydra_text
 
 if TYPE_CHECKING:
@@ -141,15 +150,30 @@ class GridSweeper(Sweeper):
             msg = "one sweep file at a time: sweeps=NAME, and further axes as key=value1,value2"
             raise ConfigError(msg)
         choices = self._config.hydra.runtime.choices
-        axes = [_axis(override, overrides, choices) for override in swept]
+        axes, intervals = list[Axis](), list[Interval]()
+        for override in swept:
+            if override.is_discrete_sweep():
+                axes.append(_axis(override, overrides, choices))
+            else:
+                intervals.append(_interval(override, choices))
         fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
         # Of lines with the same key the last one counts.
         last_lines = {_key(override): override for override in from_line}.items()
+
+        def cells(ends: Mapping[str, float]) -> list[Cell]:
+            all_axes = [*axes, *(Axis(key, (end,)) for key, end in ends.items())]
+            return expand(all_axes, lambda chosen: self._compose([*fixed, *chosen], arguments))
+
+        found = cells({interval.key: interval.low for interval in intervals})
+        if intervals:
+            highs = {interval.key: interval.high for interval in intervals}
+            _refuse_followers(found, cells(highs), highs)
         return SweepCells(
-            cells=expand(axes, lambda chosen: self._compose([*fixed, *chosen], arguments)),
+            cells=found,
             axis_keys=frozenset(axis_keys),
             fixed={o.get_key_element(): o.value() for k, o in last_lines if k not in axis_keys},
             sweep_file=choices.get("sweeps"),
+            intervals=tuple(intervals),
         )
 
     def _compose(
@@ -202,13 +226,35 @@ def _key(override: Override) -> str:
     return override.get_key_element().lstrip("+~")
 
 
-def _axis(override: Override, overrides: Mapping[str, Override], choices: Collection[str]) -> Axis:
-    if not override.is_discrete_sweep():
+def _interval(override: Override, choices: Collection[str]) -> Interval:
+    asked = cast("IntervalSweep", override.value())
+    low, high = asked.start, asked.end
+    is_log = "log" in asked.tags
+    ends = [end for end in (low, high) if isinstance(end, int | float) and math.isfinite(end)]
+    if len(ends) < 2 or not ends[0] < ends[1] or (is_log and ends[0] <= 0):
         msg = (
-            f"{override.input_line}: a grid needs a list of values, an interval has no end of "
-            "them; use key=value1,value2 or key=range(start,stop,step)"
+            f"{override.input_line}: an interval has two finite ends, the lower one first and "
+            "above 0 where it is tagged log, as in tag(log, interval(1e-4, 1e-2))"
         )
         raise ConfigError(msg)
+    if override.type is not OverrideType.CHANGE or _key(override) in choices:
+        msg = f"{override.input_line}: an interval is searched for a number that is there, no group"
+        raise ConfigError(msg)
+    return Interval(_key(override), ends[0], ends[1], is_log)
+
+
+def _refuse_followers(low: Sequence[Cell], high: Sequence[Cell], ends: Mapping[str, float]) -> None:
+    """Refuse to search what another setting is computed from: a trial sets the one value alone."""
+    for one, other in zip(low, high, strict=True):
+        if set_values(one.settings, ends) != other.settings:
+            msg = (
+                f"another setting refers to one of {', '.join(ends)} by ${{...}}, and would not "
+                "follow it in a search; give that one a value of its own"
+            )
+            raise ConfigError(msg)
+
+
+def _axis(override: Override, overrides: Mapping[str, Override], choices: Collection[str]) -> Axis:
     _refuse_endless(override)
     # Once only: a shuffled list comes in another order every time.
     elements = list(override.sweep_iterator())

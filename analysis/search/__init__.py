@@ -1,0 +1,1 @@
+"""The trials of a search: shown, and never estimated from."""

@@ -1,0 +1,157 @@
+"""What a report says of a search: which trials there were, and what was found by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.figures.style import PAGE_IN, colour_of, plain_ticks
+from batchscape.analysis.numbers import MISSING, significant
+from batchscape.analysis.report.grids import Grid, columns_grid
+from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.record.folder import SweepFolder
+from batchscape.record.trials import TRIALS, read_trials
+
+__all__ = ["search_section"]
+
+_LABELS = {
+    "loss": "held-out loss",
+    "steps_to_target": "optimizer steps to target",
+    "samples_to_target": "samples to target",
+    "time_to_target_s": "time to target (s)",
+    "device_hours_to_target": "device-hours to target",
+    "peak_allocated_gib": "peak memory (GiB)",
+}
+_WIDE = 10.0
+"""Values whose ratio is larger are drawn on a logarithmic axis."""
+
+
+def search_section(cells: Cells) -> Section | None:
+    """Say what a search found, of sweeps that are the grid around it.
+
+    Trials were chosen for having done well: they stand here alone, and no estimate is made of them.
+
+    Parameters
+    ----------
+    cells : Cells
+        Of the grids; `sweep_dir` of its runs says where their searches are.
+
+    Returns
+    -------
+    Section or None
+        None where nothing was searched.
+    """
+    folders = [SweepFolder(Path(of)) for of in sorted({*cells.runs["sweep_dir"]})]
+    found = [trials for folder in folders if (trials := read_trials(folder)) is not None]
+    if not found:
+        return None
+    trials = pd.concat(found, ignore_index=True)
+    objectives = [name for name in _LABELS if name in trials]
+    keys = [name for name in map(str, trials) if name not in {*TRIALS, *objectives}]
+    done = int(trials["outcome"].notna().sum())
+    studies = trials["study"].nunique()
+    answer = [
+        f"{_listed(keys)} {'was' if len(keys) == 1 else 'were'} searched for the least "
+        f"{_listed([_LABELS[name] for name in objectives])}: {done} trials in {studies} "
+        f"{'study' if studies == 1 else 'studies'}. A sampler chose the trials for doing well, so "
+        "no number elsewhere in this report rests on them: the runs here are the grid that was "
+        "measured around the best of each study, with other seeds."
+    ]
+    best = trials[trials["is_best"].astype(bool)]
+    view = TableView(
+        "search", "The best trials of each study", best, _grid(trials, best, keys, objectives)
+    )
+    what = "The front of two objectives" if len(objectives) > 1 else "Trials of each study"
+    caption = f"{what}; the best are filled. Trials without a value are left out."
+    draw = _draw_front if len(objectives) > 1 else _draw_trials
+    picture = Picture("search", caption, draw(trials, keys, objectives))
+    short = [f"{_listed(keys)}: found by {done} trials, then measured with other seeds."]
+    return Section("Search", answer, [view], [picture], short=short, curves={"trials": trials})
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _grid(
+    trials: pd.DataFrame, best: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]
+) -> Grid:
+    counts = trials.groupby("study", sort=False)["outcome"]
+    failed = {study: own.notna() & own.ne("completed") for study, own in counts}
+    return columns_grid(
+        [("study", best["study"])],
+        [
+            ("trials", [str(len(failed[study])) for study in best["study"]]),
+            ("without result", [str(int(failed[study].sum())) for study in best["study"]]),
+            *((key, _texts(best[key])) for key in keys),
+            *((_LABELS[name], _texts(best[name])) for name in objectives),
+        ],
+    )
+
+
+def _texts(values: pd.Series) -> list[str]:
+    if pd.api.types.is_numeric_dtype(values):
+        return [MISSING if pd.isna(value) else significant(float(value), 3) for value in values]
+    return [str(value) for value in values]
+
+
+def _draw_trials(trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]) -> Figure:
+    """Draw the objective against each searched setting that is a number."""
+    shown = [key for key in keys if pd.api.types.is_numeric_dtype(trials[key])] or keys[:1]
+    width = min(PAGE_IN, 3.4 * len(shown))
+    figure = Figure(figsize=(width, 2.6), layout="constrained")
+    for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        _scatter(axes, trials, key, objectives[0])
+        axes.set_xlabel(key)
+    figure.axes[0].set_ylabel(_LABELS[objectives[0]])
+    figure.axes[0].legend()
+    return figure
+
+
+def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str]) -> Figure:
+    """Draw one objective against the other."""
+    figure = Figure(figsize=(3.4, 2.8), layout="constrained")
+    axes = figure.subplots()
+    _scatter(axes, trials, *objectives)
+    for study, own in trials[trials["is_best"].astype(bool)].groupby("study", sort=False):
+        front = own.sort_values(objectives[0])
+        index = list(trials["study"].unique()).index(study)
+        colour = colour_of(index, trials["study"].nunique())
+        axes.step(
+            front[objectives[0]], front[objectives[1]], where="post", color=colour, linewidth=0.8
+        )
+    axes.set_xlabel(_LABELS[objectives[0]])
+    axes.set_ylabel(_LABELS[objectives[1]])
+    axes.legend()
+    return figure
+
+
+def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str) -> None:
+    told = trials[np.isfinite(pd.to_numeric(trials[y]))]
+    studies = list(trials["study"].unique())
+    for index, study in enumerate(studies):
+        own = told[told["study"] == study]
+        colour = colour_of(index, len(studies))
+        for is_best, face in ((False, "none"), (True, colour)):
+            part = own[own["is_best"].astype(bool) == is_best]
+            axes.scatter(
+                part[x],
+                part[y],
+                s=18,
+                facecolors=face,
+                edgecolors=colour,
+                linewidths=0.9,
+                label=study if is_best else None,
+            )
+    for name, scale, axis in ((x, axes.set_xscale, axes.xaxis), (y, axes.set_yscale, axes.yaxis)):
+        values = told[name]
+        is_number = pd.api.types.is_numeric_dtype(values) and len(values) > 0
+        if is_number and values.min() > 0 and values.max() > _WIDE * values.min():
+            scale("log")
+            plain_ticks(axis)

@@ -1,0 +1,170 @@
+"""How far from the best learning rate each sampler ends, after how many trials.
+
+`results/learning_rate_grid/runs.csv` is a grid that was trained once, before any sampler was tried:
+25 learning rates x 5 global batches x 3 seeds on the default data. A search is replayed on it: what
+a trial comes to is the held-out loss of one of the seeds, interpolated between the rates of the
+grid. The regret is the loss, as the mean over all seeds, at the best trial, above the least there
+is. Everything is repeated with other random numbers; intervals are 95 %, by bootstrap over these
+repetitions. The peer is the plain grid of as many rates.
+
+The rule that cuts trials is replayed on whole curves: how often would the best one be cut?
+
+    python benchmarks/search_regret.py [--repeats 100] [--trials 4 6 8 12 16 24]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pandas as pd
+
+from batchscape.search.pruning import is_cut
+from batchscape.search.study import sampler_of
+
+DATA = Path(__file__).parent / "results" / "learning_rate_grid" / "runs.csv"
+SAMPLERS = ("random", "tpe", "gp")
+_TRIALS = 12
+"""Trials of a study whose runs are cut."""
+_WORST = 10.0
+"""Loss, in nats, that stands for a training that diverged: worse than knowing nothing."""
+
+
+class Losses:
+    """Held-out losses of one global batch: seeds x rates."""
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        table = runs.pivot_table(
+            index="seed", columns="learning_rate", values="loss", aggfunc="first", dropna=False
+        )
+        self._log_rates = np.log(table.columns.to_numpy(dtype=float))
+        self._losses = table.fillna(_WORST).to_numpy(dtype=float)
+        self.low, self.high = map(float, np.exp(self._log_rates[[0, -1]]))
+        self.seeds = len(table)
+        self._least = float(self._losses.mean(axis=0).min())
+
+    def one(self, rate: float, seed: int) -> float:
+        """Return what a trial comes to."""
+        return float(np.interp(math.log(rate), self._log_rates, self._losses[seed]))
+
+    def regret(self, rate: float) -> float:
+        """Return how much above the least the mean over the seeds is."""
+        means = self._losses.mean(axis=0)
+        return float(np.interp(math.log(rate), self._log_rates, means)) - self._least
+
+
+def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> list[float]:
+    """Replay one search; return the regret of its best trial after some numbers of trials."""
+    seed = repeat % losses.seeds
+    study = optuna.create_study()
+    space = {
+        "rate": optuna.distributions.FloatDistribution(losses.low, losses.high, log=True),
+    }
+    best, regrets = (math.inf, 0.0), []
+    for number in range(max(counts)):
+        study.sampler = sampler_of(name, number, 1000 * repeat)
+        trial = study.ask(space)
+        rate = trial.params["rate"]
+        value = losses.one(rate, seed)
+        study.tell(trial, value)
+        best = min(best, (value, rate))
+        regrets.append(losses.regret(best[1]))
+    return [regrets[count - 1] for count in counts]
+
+
+def listed(losses: Losses, count: int, repeat: int, generator: np.random.Generator) -> float:
+    """Return the regret of the best of a plain grid at equal distances, that begins anywhere."""
+    shares = (np.arange(count) + generator.random()) / count
+    rates = losses.low * (losses.high / losses.low) ** shares
+    return losses.regret(min(rates, key=lambda rate: losses.one(rate, repeat % losses.seeds)))
+
+
+def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> str:
+    """Replay the rule that cuts trials on full curves; say how often it cut the best one."""
+    budget = int(curves["samples"].max())
+    rates = curves["learning_rate"].unique()
+    best_cut, cuts, saved = [], [], []
+    for _, study in curves.groupby(["global_batch_size", "seed"]):
+        by_rate = {
+            rate: dict(zip(own["samples"], own["loss"], strict=True))
+            for rate, own in study.groupby("learning_rate")
+        }
+        # Orders x trials: whether it was cut, and where.
+        until = np.full((repeats, _TRIALS), budget)
+        best = np.zeros(repeats, dtype=int)
+        for repeat in range(repeats):
+            chosen = [by_rate[rate] for rate in generator.permutation(rates)[:_TRIALS]]
+            best[repeat] = min(range(_TRIALS), key=lambda place: chosen[place][budget])
+            seen: list[dict[int, float]] = []
+            for place, curve in enumerate(chosen):
+                found = is_cut(curve, seen, budget)
+                end = budget if found is None else found[0]
+                until[repeat, place] = end
+                seen.append({samples: loss for samples, loss in curve.items() if samples <= end})
+        is_out = until < budget
+        best_cut.append(is_out[np.arange(repeats), best].mean())
+        cuts.append(is_out.mean())
+        saved.append(1 - until.mean() / budget)
+    low, high = interval(np.array(best_cut), generator)
+    return (
+        f"search.pruner=median on {len(cuts)} studies of {_TRIALS} random trials, each in "
+        f"{repeats} orders: the best trial was cut in {100 * np.mean(best_cut):.1f} % "
+        f"[{100 * low:.1f}, {100 * high:.1f}]; {100 * np.mean(cuts):.0f} % of all trials were "
+        f"cut, which saved {100 * np.mean(saved):.0f} % of the samples"
+    )
+
+
+def interval(values: np.ndarray, generator: np.random.Generator) -> tuple[float, float]:
+    """Return the 95 % interval of a mean, by bootstrap over the repetitions."""
+    drawn = generator.integers(len(values), size=(2000, len(values)))
+    low, high = np.quantile(values[drawn].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("--trials", type=int, nargs="+", default=[4, 6, 8, 12, 16, 24])
+    parsed = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    runs = pd.read_csv(DATA)
+    batches = {int(str(batch)): Losses(own) for batch, own in runs.groupby("global_batch_size")}
+    generator = np.random.default_rng(0)
+    print(
+        f"{len(runs)} runs: {runs['learning_rate'].nunique()} learning rates x {len(batches)} "
+        f"global batches x {runs['seed'].nunique()} seeds; {parsed.repeats} repetitions"
+    )
+    print("regret in thousandths of a nat, mean over the global batches [95 % interval]")
+    print(f"{'trials':>8}" + "".join(f"{count:>20}" for count in parsed.trials))
+    for name in ("grid", *SAMPLERS):
+        # repeats x trials, each a mean over the global batches
+        found = np.mean(
+            [
+                [
+                    [listed(of, count, repeat, generator) for count in parsed.trials]
+                    if name == "grid"
+                    else searched(of, name, parsed.trials, repeat)
+                    for repeat in range(parsed.repeats)
+                ]
+                for of in batches.values()
+            ],
+            axis=0,
+        )
+        cells = []
+        for values in found.T:
+            low, high = interval(values, generator)
+            cells.append(f"{1000 * values.mean():.1f} [{1000 * low:.1f}, {1000 * high:.1f}]")
+        print(f"{name:>8}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+    told = cut(pd.read_csv(DATA.with_name("curves.csv")), parsed.repeats, generator)
+    print(told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The trials of a search, as a table beside their runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from batchscape.outgoing import outgoing_cell
+from batchscape.record.files import write_atomically
+from batchscape.record.folder import SweepFolder
+
+__all__ = ["TRIALS", "read_trials", "write_trials"]
+
+TRIALS = {
+    "study": "values of the axes that have a study of their own",
+    "trial": "number of the trial in its study, from 0",
+    "outcome": "completed, or the status of the run that did not; empty: it is not over",
+    "is_best": "whether it is the best of its study, or on the front of two objectives",
+    "runs": "names of its runs in `runs/`, apart by blanks",
+}
+"""Columns of `trials.csv`, and what they hold. Between `trial` and `outcome` stand the searched
+values by key, then the objectives."""
+
+
+def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `trials.csv` of a search."""
+    told = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(told[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in told
+    )
+    write_atomically(sweep.trials, text.getvalue().encode())
+
+
+def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
+    """Read the trials of the search that belongs to a sweep; None where there is none.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Of the grid; the search is in its `search/`.
+    """
+    path = sweep.search.trials
+    return pd.read_csv(path) if path.is_file() else None

@@ -1,0 +1,131 @@
+"""The grid that is measured around the best of each study, with seeds that no trial had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchscape.launch.result import SweepResult
+from batchscape.plan.expand import Cell, Interval
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.search.around import Bracket, around, beyond, bracket
+from batchscape.search.launching import Launching, key_of
+from batchscape.search.objective import outcome_of
+from batchscape.search.space import Space, StudyCells
+
+__all__ = ["measure_around"]
+
+_MOST_WIDENED = 4
+"""Times that a grid grows on the side where its best is the last."""
+
+
+class _Around:
+    """The grid of one study."""
+
+    def __init__(self, space: Space, of: StudyCells, best: Sequence[Mapping[str, Any]]) -> None:
+        sampler = space.sampler
+        count = sampler.grid_points if len(sampler.objective) == 1 else min(1, sampler.grid_points)
+        self._space, self._of = space, of
+        self.points = [
+            point
+            for one in best
+            for point in around(space.intervals, one, count, sampler.grid_ratio)
+            if count
+        ]
+
+    def cells(self) -> list[list[Cell]]:
+        """Return the cells of each point."""
+        first = self._space.first_seed + self._space.sampler.seeds
+        seeds = range(first, first + self._space.sampler.grid_seeds)
+        return [[c for seed in seeds for c in self._of.at(p, seed)] for p in self.points]
+
+    def brackets(
+        self, specs: Mapping[str, RunSpec | None], sweep: SweepFolder
+    ) -> list[tuple[Interval, Bracket, float]]:
+        """Return where the best of each interval lies, and its mean."""
+        values = [self._mean(cells, specs, sweep) for cells in self.cells()]
+        centre, found = self.points[0], []
+        for interval in self._space.intervals:
+            line = {
+                point[interval.key]: value
+                for point, value in zip(self.points, values, strict=True)
+                if {**point, interval.key: centre[interval.key]} == centre
+            }
+            best = bracket(line)
+            found.append((interval, best, line[best.best]))
+        return found
+
+    def widen(self, brackets: Sequence[tuple[Interval, Bracket, float]]) -> bool:
+        """Add points where a bracket is open; whether there are any."""
+        before, ratio = len(self.points), self._space.sampler.grid_ratio
+        for interval, found, _ in brackets:
+            for value in beyond(interval, found, ratio):
+                point = {**self.points[0], interval.key: value}
+                if point not in self.points:
+                    self.points.append(point)
+        return len(self.points) > before
+
+    def _mean(
+        self, cells: Sequence[Cell], specs: Mapping[str, RunSpec | None], sweep: SweepFolder
+    ) -> float:
+        runs = [spec for spec in (specs.get(key_of(cell)) for cell in cells) if spec is not None]
+        outcome = outcome_of(runs, sweep, self._space.sampler.objective)
+        return math.inf if outcome.values is None else outcome.values[0]
+
+
+def measure_around(
+    space: Space,
+    best: Mapping[str, Sequence[Mapping[str, Any]]],
+    sweep: SweepFolder,
+    launching: Launching,
+) -> SweepResult | None:
+    """Measure around the best trials, until the best of each grid has neighbours on both sides.
+
+    Parameters
+    ----------
+    space : Space
+    best : mapping of str to sequence of mapping
+        Searched values of the best trial of each study, or of its front.
+    sweep : SweepFolder
+        Where the grid is measured.
+    launching : Launching
+
+    Returns
+    -------
+    SweepResult or None
+        None where there is nothing to measure around.
+    """
+    console = launching.console
+    grids = {of.name: _Around(space, of, best[of.name]) for of in space.studies if best[of.name]}
+    for of in space.studies:
+        if of.name not in grids:
+            console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
+    if not any(grid.points for grid in grids.values()):
+        return None
+    for last in (False,) * _MOST_WIDENED + (True,):
+        cells = [c for grid in grids.values() for of in grid.cells() for c in of]
+        specs, result = launching.run(cells, sweep)
+        if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
+            return result
+        found = {name: grid.brackets(specs, sweep) for name, grid in grids.items()}
+        widened = [grids[name].widen(brackets) for name, brackets in found.items() if not last]
+        if not any(widened):
+            break
+    for name, brackets in found.items():
+        for interval, around_best, value in brackets:
+            console.print(_text(name, interval, around_best, value, space), soft_wrap=True)
+    return result
+
+
+def _text(name: str, interval: Interval, found: Bracket, value: float, space: Space) -> str:
+    said = f"{name}: {interval.key} = {found.best:g}, {space.sampler.objective[0]} {value:.4g}"
+    said += f" (mean of {space.sampler.grid_seeds} fresh seeds)"
+    if found.low is not None and found.high is not None:
+        return f"{said}; worse at {found.low:g} and {found.high:g}"
+    side = "below" if found.low is None else "above"
+    end = interval.low if found.low is None else interval.high
+    if found.best == end:
+        return f"{said}; not bracketed: it is the end of the interval, so widen the interval"
+    return f"{said}; not bracketed: nothing {side} it was measured"

@@ -1,0 +1,220 @@
+"""Real searches: real runs, killed on the way, and the grid around what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from batchscape.analysis import write_report
+from batchscape.cli import main
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import take
+from batchscape.record.status import RunStatus, Status
+
+SMALL = (
+    *("data=digits", "model=mlp", "optimizer=sgd", "schedule.warmup_samples=0"),
+    *("batch.micro_batch_size=null", "batch.gradient_accumulation_steps=1"),
+    *("budget.samples=1280", "evaluation.every_samples=640", "measure.noise_scale_every=null"),
+    *("launcher.concurrent_runs=2", "launcher.exclusive_devices=false", "tracker=none"),
+    "measure.memory=false",
+)
+SEARCH = (
+    "optimizer.learning_rate=tag(log,interval(1e-3,1))",
+    *("search=gp", "search.trials=6", "search.grid_seeds=2", "search.grid_points=3"),
+)
+
+
+def swept(folder: Path, *lines: str) -> int:
+    return main(["sweep", *SMALL, f"sweep_dir={folder}", *lines])
+
+
+def trials_of(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "search" / "trials.csv")
+
+
+def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
+    return {run.path.name: RunStatus.read(run.status) for run in sweep.run_folders()}
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    lines = (*SMALL, *SEARCH, "batch.global_batch_size=8,16,32,64,128")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={killed}"]
+    done: dict[str, bytes] = {}
+    for kills in range(3):
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        # Later each time: among the trials, then among more of them, then wherever it is by then.
+        wanted = 6 + 9 * kills
+        while process.poll() is None and len(list(killed.glob("search/runs/*/steps.parquet"))) < (
+            wanted
+        ):
+            time.sleep(0.05)
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert all((killed / run / "steps.parquet").read_bytes() == b for run, b in done.items())
+        done |= {
+            str(path.parent.relative_to(killed)): path.read_bytes()
+            for path in killed.glob("search/runs/*/steps.parquet")
+        }
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    trials = trials_of(killed)
+    assert trials.groupby("study").size().eq(6).all()
+    assert trials.groupby("study")["trial"].apply(lambda own: list(own) == list(range(6))).all()
+    assert trials["outcome"].isin(["completed", "diverged"]).all()
+    # Each trial has one run of its own, and each run belongs to a trial.
+    found = statuses(SweepFolder(killed).search)
+    assert sorted(trials["runs"]) == sorted(found)
+    assert all(status.status.is_sealed for status in found.values())
+    # A kill changed nothing of what was asked and found.
+    assert swept(whole, *SEARCH, "batch.global_batch_size=8,16,32,64,128") == 0
+    pd.testing.assert_frame_equal(trials, trials_of(whole))
+    assert statuses(SweepFolder(killed)).keys() == statuses(SweepFolder(whole)).keys()
+    _check_brackets(killed)
+
+
+def _check_brackets(folder: Path) -> None:
+    """Rebuild the grid of each study from its run folders: its best has worse neighbours."""
+    rows = []
+    for run in SweepFolder(folder).run_folders():
+        settings = json.loads(run.config.read_text())["config"]
+        status = RunStatus.read(run.status)
+        assert settings["seed"] in {1, 2}, "no seed of a trial"
+        assert status.status in {Status.COMPLETED, Status.DIVERGED}
+        loss = status.summary["final_eval_loss"]
+        batch = settings["batch"]["global_batch_size"]
+        rows.append((batch, settings["optimizer"]["learning_rate"], loss))
+    grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
+    for _, own in grid.groupby("batch"):
+        means = own.groupby("rate")["loss"].apply(lambda losses: losses.mean(skipna=False))
+        means = means.fillna(float("inf")).sort_index()
+        place = int(means.argmin())
+        assert 0 < place < len(means) - 1 or means.index[place] in {1e-3, 1.0}
+
+
+@pytest.mark.slow
+def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
+    assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
+    told = capsys.readouterr().out
+    assert "optimizer.learning_rate = " in told
+    report = write_report([tmp_path / "s"], figures=False)
+    runs = pd.read_csv(report.out / "tables" / "runs.csv")
+    assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
+    trials = trials_of(tmp_path / "s")
+    assert not set(runs["run_id"]) & set(trials["runs"])
+    pd.testing.assert_frame_equal(pd.read_csv(report.out / "tables" / "trials.csv"), trials)
+    best = pd.read_csv(report.out / "tables" / "search.csv")
+    assert list(best["loss"]) == list(trials.groupby("study", sort=False)["loss"].min())
+    # The same command does nothing more.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
+    assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")} == before
+    # More trials extend it, another space does not.
+    more = tuple("search.trials=7" if "trials" in line else line for line in SEARCH)
+    assert swept(tmp_path / "s", *more, "batch.global_batch_size=16,32") == 0
+    assert len(trials_of(tmp_path / "s")) == 14
+    capsys.readouterr()
+    other = (SEARCH[0].replace("1e-3", "1e-2"), *SEARCH[1:])
+    assert swept(tmp_path / "s", *other, "batch.global_batch_size=16,32") == 2
+    assert "[0.001, 1.0, " in (refusal := capsys.readouterr().err)
+    assert "another search" in refusal
+
+
+@pytest.mark.slow
+def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> None:
+    lines = ("search.pruner=median", "search.trials=10", "search.grid_points=0")
+    assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=12800") == 0
+    found = statuses(SweepFolder(tmp_path / "s").search)
+    cut = {run: status for run, status in found.items() if status.status is Status.PRUNED}
+    assert cut
+    for run, status in cut.items():
+        assert status.reason is not None
+        assert "the median of the trials before it" in status.reason
+        assert status.summary["samples"] < 12800
+        assert (tmp_path / "s" / "search" / "runs" / run / "evals.parquet").exists()
+    trials = trials_of(tmp_path / "s").set_index("runs")
+    assert set(trials.index[trials["outcome"].eq("pruned")]) == set(cut)
+    assert trials.loc[list(cut), "loss"].isna().all()
+
+
+@pytest.mark.slow
+def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path) -> None:
+    lines = (
+        *(SEARCH[0], "search=tpe", "search.trials=6", "search.grid_seeds=2"),
+        *("batch.micro_batch_size=1,4,16,3", "batch.gradient_accumulation_steps=null"),
+        *("batch.global_batch_size=16", "search.over=[batch.micro_batch_size]"),
+        *("search.objective=[loss,peak_allocated_gib]", "measure.memory=true"),
+    )
+    assert swept(tmp_path / "s", *lines) == 0
+    trials = trials_of(tmp_path / "s")
+    cannot = trials["batch.micro_batch_size"].eq(3)
+    assert trials.loc[cannot, "outcome"].eq("rejected").all()
+    told = trials[~cannot]
+    beaten = [
+        any(
+            (
+                told["loss"].le(one["loss"])
+                & told["peak_allocated_gib"].le(one["peak_allocated_gib"])
+            )
+            & (
+                told["loss"].lt(one["loss"])
+                | told["peak_allocated_gib"].lt(one["peak_allocated_gib"])
+            )
+        )
+        for _, one in told.iterrows()
+    ]
+    assert list(told["is_best"]) == [not lost for lost in beaten]
+    grid = statuses(SweepFolder(tmp_path / "s"))
+    assert len(grid) == 2 * int(trials["is_best"].sum())
+    report = write_report([tmp_path / "s"])
+    assert (report.out / "figures" / "search.png").exists()
+
+
+@pytest.mark.slow
+def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
+    alone = tuple(line for line in SMALL if "concurrent_runs" not in line)
+    lines = (
+        *(SEARCH[0], "search=tpe", "search.trials=5", "search.grid_points=0"),
+        *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
+        *("search.objective=[time_to_target_s]", "launcher.exclusive_devices=true"),
+    )
+    folder = tmp_path / "s"
+    assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0
+    trials = trials_of(folder).set_index("runs")
+    for run, status in statuses(SweepFolder(folder).search).items():
+        value = trials.loc[run, "time_to_target_s"]
+        if status.stop_reason == "target" and trials.loc[run, "outcome"] == "completed":
+            steps, step_s = (status.summary[k] for k in ("optimizer_steps", "step_time_s"))
+            assert value == pytest.approx(steps * step_s)
+        elif trials.loc[run, "outcome"] == "completed":
+            assert value == float("inf")
+        else:
+            assert pd.isna(value)
+
+
+def test_one_folder_has_one_search_at_a_time(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "s" / "search"
+    folder.mkdir(parents=True)
+    held = take(folder / ".search.lock")
+    assert held is not None
+    assert swept(tmp_path / "s", *SEARCH) == 2
+    assert "another process searches" in capsys.readouterr().err
+    held.release()
+
+
+def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsys) -> None:
+    for verb in ("sweep", "plan"):
+        assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
+        assert "search=" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()

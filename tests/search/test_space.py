@@ -1,0 +1,161 @@
+"""What a command line asks to search: intervals, choices, studies, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from batchscape.compose import compose
+from batchscape.errors import ConfigError
+from batchscape.plan.expand import SweepCells
+from batchscape.search.space import Space, space_of
+
+RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
+BATCHES = "batch.global_batch_size=8,16"
+MakeSpace = Callable[..., Space]
+
+
+def grid(*lines: str) -> SweepCells:
+    found = compose(lines, "batchscape sweep")
+    assert found is not None
+    return found
+
+
+def space(*lines: str) -> Space:
+    return space_of(grid(*lines))
+
+
+def test_an_interval_of_the_command_line_is_searched_and_a_list_is_an_axis() -> None:
+    found = space(RATE, BATCHES, "search=tpe")
+    (interval,) = found.intervals
+    assert (interval.key, interval.low, interval.high) == ("optimizer.learning_rate", 1e-4, 1e-1)
+    assert interval.is_log
+    assert [study.name for study in found.studies] == [
+        "batch.global_batch_size=8",
+        "batch.global_batch_size=16",
+    ]
+    assert [study.values for study in found.studies] == [
+        {"batch.global_batch_size": 8},
+        {"batch.global_batch_size": 16},
+    ]
+
+
+def test_the_cells_of_a_trial_have_its_values_and_its_seed() -> None:
+    found = space(RATE, BATCHES, "model=gpt_nano,gpt_micro", "search=tpe", "search.per=[model]")
+    assert [study.name for study in found.studies] == ["model=gpt_nano", "model=gpt_micro"]
+    cells = found.studies[1].at({"optimizer.learning_rate": 0.003}, 7)
+    assert [cell.settings["batch"]["global_batch_size"] for cell in cells] == [8, 16]
+    for cell in cells:
+        assert cell.settings["optimizer"]["learning_rate"] == 0.003
+        assert cell.settings["seed"] == 7
+        assert cell.settings["model"]["d_model"] == 32
+        assert cell.swept["optimizer.learning_rate"] == 0.003
+
+
+def test_choices_are_searched_where_they_are_named() -> None:
+    found = space(RATE, "optimizer=adamw,muon", "search=tpe", "search.over=[optimizer]")
+    assert found.choices == {"optimizer": ("adamw", "muon")}
+    assert [study.name for study in found.studies] == ["all"]
+    point = {"optimizer": "muon", "optimizer.learning_rate": 0.02}
+    (cell,) = found.studies[0].at(point, 0)
+    assert cell.settings["optimizer"]["name"] == "muon"
+    assert cell.settings["optimizer"]["learning_rate"] == 0.02
+
+
+def test_whole_numbers_are_searched_as_such() -> None:
+    found = space("schedule.warmup_samples=int(interval(32,320))", "search=random")
+    assert isinstance(found.intervals[0].low, int)
+    assert not found.intervals[0].is_log
+
+
+def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
+    one = space(RATE, BATCHES, "search=tpe").as_json()
+    assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").as_json()
+    assert one == space(RATE, "batch.global_batch_size=8,32", "search=tpe").as_json()
+    assert one == space(RATE, BATCHES, "search=tpe", "timing_repeat=1", "tracker=none").as_json()
+    for other in ("budget.samples=1600", "search.seeds=2", "seed=1", "optimizer.beta2=0.9"):
+        assert one != space(RATE, BATCHES, "search=tpe", other).as_json(), other
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((RATE,), "an interval is searched, not listed: add search="),
+        (("search=tpe",), "nothing to search"),
+        (("search=tpe", BATCHES), "or name axes with search.over"),
+        ((RATE, "search=tpe", "seed=0,1,2"), "search.seeds=3 gives each trial that many runs"),
+        ((RATE, "search=tpe", "search.over=[model]"), "model is no axis"),
+        ((RATE, "search=tpe", "search.per=[model]"), "model is no axis"),
+        (
+            (
+                RATE,
+                BATCHES,
+                "search=tpe",
+                "search.over=[batch.global_batch_size]",
+                "search.per=[batch.global_batch_size]",
+            ),
+            "cannot be both",
+        ),
+        ((RATE, "search=tpe", "search.objective=[steps_to_target]"), "needs a budget.target_loss"),
+        ((RATE, "search=tpe", "budget=target"), "compares losses at equal samples"),
+        (
+            (
+                RATE,
+                "search=tpe",
+                "budget=target",
+                "search.objective=[time_to_target_s]",
+                "launcher.concurrent_runs=2",
+            ),
+            "one run alone",
+        ),
+        ((RATE, "search=tpe", "search.objective=[loss,loss]"), "one thing twice"),
+        (
+            (RATE, "search=tpe", "search.max_memory_gib=1", "measure.memory=false"),
+            "needs measure.memory=true",
+        ),
+        ((RATE, "search=tpe", "init_seed=1", "data_seed=2"), "fresh seeds"),
+        (
+            (
+                RATE,
+                "search=tpe",
+                "search.pruner=median",
+                "search.objective=[loss,peak_allocated_gib]",
+            ),
+            "judged by more",
+        ),
+        ((RATE, "search=tpe", "search.pruner=median", "search.seeds=2"), "cuts single runs"),
+        (
+            (RATE, "search=tpe", "search.pruner=median", BATCHES, "search.per=[]"),
+            "and a trial has 2",
+        ),
+        ((RATE, "search=tpe", "search.pruner=median", "schedule=cosine"), "ranks change later"),
+        (
+            (RATE, "search=tpe", "search.pruner=median", "evaluation.every_samples=null"),
+            "evaluations on the way",
+        ),
+    ],
+)
+def test_refusals(lines: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+        space(*lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("optimizer.learning_rate=interval(1,0)", "the lower one first"),
+        ("optimizer.learning_rate=tag(log,interval(0,1))", "above 0 where it is tagged log"),
+        ("optimizer=interval(0,1)", "no group"),
+        ("+optimizer.learning_rat=interval(0,1)", "no group"),
+        ("optimizer.learning_rat=interval(0,1)", "no setting"),
+    ],
+)
+def test_intervals_that_cannot_be_searched(line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        grid(line, "search=tpe")
+
+
+def test_a_setting_that_follows_a_searched_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="would not follow it"):
+        grid(RATE, "optimizer.epsilon=${optimizer.learning_rate}", "search=tpe")

@@ -1,0 +1,175 @@
+"""Trials in Optuna's storage: asked once, told once, also after a kill."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from batchscape.config import Sampler
+from batchscape.plan.expand import Cell, Interval
+from batchscape.search.objective import Outcome
+from batchscape.search.space import Space, StudyCells
+from batchscape.search.study import Study, grid_of, storage_of
+
+RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
+
+
+def space(name: str = "tpe", *, intervals: tuple[Interval, ...] = (RATE,), **settings) -> Space:
+    sampler = Sampler(name=name, **settings)
+    choices = {"optimizer": ("adamw", "sgd")} if settings.get("over") else {}
+    return Space(sampler, intervals, choices, (StudyCells("all", {}, (Cell({}, {}),)),), 0)
+
+
+def opened(of: Space, folder: Path) -> Study:
+    return Study(of, "study", storage_of(of.sampler, folder))
+
+
+def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
+    asked = study.ask()
+    study.tell(asked, Outcome(state, (value, *more), None), [f"run-{asked.number}"], {})
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
+def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
+    name: str, tmp_path: Path
+) -> None:
+    """The same trials, whether one process asks for all of them or each has its own."""
+
+    def drawn(folder: Path, *, at_once: bool) -> list[float]:
+        folder.mkdir()
+        study = opened(space(name), folder)
+        for number in range(7):
+            if not at_once:
+                study = opened(space(name), folder)
+            asked = study.ask()
+            assert asked.number == number
+            loss = (math.log10(asked.point["rate"]) + 2.5) ** 2
+            study.tell(asked, Outcome("completed", (loss,), None), [f"run-{number}"], {})
+        return [trial.params["rate"] for trial in study.trials]
+
+    one, many = drawn(tmp_path / "1", at_once=True), drawn(tmp_path / "2", at_once=False)
+    assert len(set(one)) == 7
+    assert one == many
+
+
+def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:
+    asked = opened(space(), tmp_path).ask()
+    again = opened(space(), tmp_path)
+    assert again.untold() == [asked]
+    again.tell(asked, Outcome("completed", (1.0,), None), ["run"], {})
+    assert opened(space(), tmp_path).untold() == []
+    assert opened(space(), tmp_path).told_runs() == ["run"]
+
+
+def test_a_trial_that_was_killed_while_it_was_drawn_is_completed(tmp_path: Path) -> None:
+    decay = Interval("decay", 0.0, 0.5, is_log=False)
+    of = space(intervals=(RATE, decay))
+    opened(of, tmp_path)
+    raw = optuna.load_study(study_name="study", storage=storage_of(of.sampler, tmp_path))
+    begun = raw.ask()
+    rate = begun.suggest_float("rate", 1e-4, 1e-1, log=True)
+    (asked,) = opened(of, tmp_path).untold()
+    assert asked.point.keys() == {"rate", "decay"}
+    assert asked.point["rate"] == rate
+    assert 0 <= asked.point["decay"] <= 0.5
+    assert opened(of, tmp_path).untold() == [asked]
+
+
+def test_the_lock_of_a_killed_search_holds_nobody_up(tmp_path: Path) -> None:
+    opened(space(), tmp_path).ask()
+    (tmp_path / "optuna.journal.lock").symlink_to(tmp_path / "optuna.journal")
+    assert len(opened(space(), tmp_path).trials) == 1
+
+
+def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
+    of = space("grid", trials=4)
+    rates = []
+    while len(opened(of, tmp_path).trials) < opened(of, tmp_path).wanted:
+        study = opened(of, tmp_path)
+        asked = study.ask()
+        rates.append(asked.point["rate"])
+        study.tell(asked, Outcome("completed", (1.0,), None), [], {})
+    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+
+
+def test_a_grid_has_no_more_points_than_trials() -> None:
+    width = Interval("width", 1, 3, is_log=False)
+    of = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"])
+    points = grid_of(of)
+    assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
+    assert {point["width"] for point in points} == {1, 2, 3}
+    assert len({tuple(point.values()) for point in points}) == len(points)
+
+
+def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path: Path) -> None:
+    study = opened(space("random"), tmp_path)
+    for value, state in ((3.0, "completed"), (math.inf, "diverged"), (2.0, "completed")):
+        told(study, value, state=state)
+    (best,) = study.best()
+    assert best.number == 2
+    assert study.trials[1].user_attrs["outcome"] == "diverged"
+    assert study.trials[1].value == math.inf
+
+
+def test_nothing_is_best_where_nothing_has_a_value(tmp_path: Path) -> None:
+    study = opened(space("random"), tmp_path)
+    told(study, math.inf, state="oom")
+    assert study.best() == []
+
+
+def test_the_front_is_what_no_other_trial_beats(tmp_path: Path) -> None:
+    study = opened(space("random", objective=["loss", "peak_allocated_gib"]), tmp_path)
+    pairs = [(1.0, 4.0), (2.0, 2.0), (3.0, 3.0), (4.0, 1.0), (2.0, 5.0), (2.0, 2.0)]
+    for pair in pairs:
+        told(study, *pair)
+    told(study, math.inf, math.inf, state="oom")
+    beaten = {
+        a
+        for a in range(len(pairs))
+        for b in range(len(pairs))
+        if pairs[a] != pairs[b] and all(x >= y for x, y in zip(pairs[a], pairs[b], strict=True))
+    }
+    assert {trial.number for trial in study.best()} == set(range(len(pairs))) - beaten
+
+
+def test_what_takes_too_much_memory_is_not_the_best(tmp_path: Path) -> None:
+    study = opened(space("tpe", max_memory_gib=1.0), tmp_path)
+    for value, memory in ((1.0, 1.5), (2.0, 0.9), (3.0, 0.5)):
+        asked = study.ask()
+        study.tell(asked, Outcome("completed", (value,), memory), [], {})
+    (best,) = study.best()
+    assert best.number == 1
+
+
+def test_optuna_and_its_dashboard_read_the_journal(tmp_path: Path) -> None:
+    study = opened(space("random", objective=["loss", "peak_allocated_gib"]), tmp_path)
+    told(study, 1.0, 2.0)
+    journal = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.journal")))
+    (trial,) = optuna.load_study(study_name="study", storage=journal).trials
+    assert trial.values == [1.0, 2.0]
+    code = (
+        "import sys, json; from optuna.storages import JournalStorage;"
+        "from optuna.storages.journal import JournalFileBackend;"
+        "from optuna_dashboard import wsgi; import io;"
+        "app = wsgi(JournalStorage(JournalFileBackend(sys.argv[1])));"
+        "status = [];"
+        "body = app({'REQUEST_METHOD': 'GET', 'PATH_INFO': '/api/studies', 'wsgi.input':"
+        " io.BytesIO(), 'wsgi.errors': sys.stderr, 'SERVER_NAME': 'x', 'SERVER_PORT': '80',"
+        " 'wsgi.url_scheme': 'http'}, lambda s, h, e=None: status.append(s));"
+        "print(status[0]); print(b''.join(body).decode())"
+    )
+    told_by = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "optuna.journal")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "200" in told_by.stdout
+    assert '"study"' in told_by.stdout

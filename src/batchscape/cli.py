@@ -64,7 +64,7 @@ Settings:
   key=value               one setting, such as optimizer.learning_rate=0.003
   group=option            one of batch, model, data, optimizer, schedule, scaling, budget,
                           evaluation, engine, device, cluster, loader, checkpoint, measure,
-                          launcher, tracker
+                          search, launcher, tracker
   --config-dir DIR        a folder with options and sweeps of your own
   --cfg job               show the settings instead
 """
@@ -83,6 +83,8 @@ Examples:
   sweeps=NAME             a study, from sweeps/NAME.yaml
   --retry STATUS,...      repeat runs that ended as failed, oom or timeout before; or all
   key=a,b,c               an axis; also key=range(start,stop,step) and group=glob(*)
+  key='interval(a,b)'     searched between two ends, with search=gp (or tpe, random, grid); by
+                          ratios as key='tag(log,interval(a,b))'; docs/searching.md
 """,
     "run": """\
 Run one combination of settings.
@@ -215,6 +217,11 @@ def _plan(arguments: list[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     machine = _machine(grid)
+    told = None
+    if _is_search(grid):
+        from batchscape.search.space import stand_ins
+
+        told, grid = stand_ins(grid)
     plan = _make_plan(grid, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
@@ -227,6 +234,8 @@ def _plan(arguments: list[str]) -> int:
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
     else:
+        if told is not None:
+            _console().print(told)
         _console().print(plan_table(plan, predicted, begin))
     return 0
 
@@ -848,7 +857,7 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     machine = _machine_here(grid)
-    if grid.cells[0].settings["search"]["name"] != "none":
+    if _is_search(grid):
         return _search(grid, machine, arguments)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
@@ -869,6 +878,10 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     if result.interrupted:
         return 130
     return 1 if result.failed or result.stopped else 0
+
+
+def _is_search(grid: SweepCells) -> bool:
+    return bool(grid.cells[0].settings["search"]["name"] != "none")
 
 
 def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int:

@@ -105,7 +105,7 @@ def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
         keys = ", ".join(interval.key for interval in grid.intervals)
         msg = (
             f"{keys}: an interval has no end of values; list values, as key=value1,value2 or "
-            "key=range(start,stop,step), or search it: `batchscape sweep ... search=tpe`"
+            "key=range(start,stop,step), or search it: `batchscape sweep ... search=gp`"
         )
         raise ConfigError(msg)
     refuse_secrets(cell.settings for cell in grid.cells)

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchscape.config import RunConfig, Sampler, affects_of
@@ -14,7 +14,7 @@ from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
 from batchscape.search.pruning import check_fair
 
-__all__ = ["Space", "StudyCells", "space_of"]
+__all__ = ["Space", "StudyCells", "space_of", "stand_ins"]
 
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
 _TIMES = {"time_to_target_s", "device_hours_to_target"}
@@ -96,7 +96,7 @@ def space_of(grid: SweepCells) -> Space:
     sampler = configs[0].search
     if not isinstance(sampler, Sampler):
         keys = ", ".join(interval.key for interval in grid.intervals)
-        msg = f"{keys}: an interval is searched, not listed: add search=tpe, or list values"
+        msg = f"{keys}: an interval is searched, not listed: add search=gp, or list values"
         raise ConfigError(msg)
     axes: dict[str, list[Any]] = {}
     for cell in grid.cells:
@@ -208,3 +208,48 @@ def _flat(settings: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _text(value: Any) -> str:  # noqa: ANN401  (any value of an axis)
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def stand_ins(grid: SweepCells) -> tuple[str, SweepCells]:
+    """Return cells that cost what a search will, and what they stand for.
+
+    Parameters
+    ----------
+    grid : SweepCells
+        As `space_of` takes it.
+
+    Returns
+    -------
+    text : str
+        What the search will do.
+    cells : SweepCells
+        As many as there will be runs, each in the middle of every interval, unless a grid grows.
+    """
+    space = space_of(grid)
+    sampler = space.sampler
+    values = max(1, len(space.intervals) * (sampler.grid_points - 1) + 1)
+    points = 0 if not sampler.grid_points else 1 if len(sampler.objective) > 1 else values
+    count = sampler.trials * sampler.seeds + points * sampler.grid_seeds
+    middle = {interval.key: _middle(interval) for interval in space.intervals}
+    middle |= {key: values[0] for key, values in space.choices.items()}
+    first = space.first_seed
+    cells = [
+        cell
+        for study in space.studies
+        for seed in range(first, first + count)
+        for cell in study.at(middle, seed)
+    ]
+    studies = f"{len(space.studies)} stud{'y' if len(space.studies) == 1 else 'ies'}"
+    text = (
+        f"Search of {', '.join(space.keys)}: {studies} of {sampler.trials} trials x "
+        f"{sampler.seeds} run{'s' * (sampler.seeds > 1)}, then a grid of {points} values x "
+        f"{sampler.grid_seeds} runs around each best, more where it lies at the end of them. The "
+        "runs below stand for these: the values are chosen on the way."
+    )
+    return text, replace(grid, cells=cells, intervals=())
+
+
+def _middle(interval: Interval) -> float:
+    low, high = interval.low, interval.high
+    middle = math.sqrt(low * high) if interval.is_log else (low + high) / 2
+    return round(middle) if isinstance(low, int) else float(f"{middle:.2g}")

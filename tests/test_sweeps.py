@@ -16,11 +16,13 @@ from batchscape.config import Data
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.search.space import stand_ins
 
 SWEEPS = Path(batchscape.sweeps.__file__).parent
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
+PRODUCT = r"\d+ [a-z- ]+(?: x \d+ [a-z- ]+)*"
 PROMISE = re.compile(
-    r"# .+\? (?P<runs>\d+) runs \((?P<product>\d+ [a-z- ]+(?: x \d+ [a-z- ]+)*)\)"
+    rf"# .+\? (?P<runs>\d+) runs \((?P<products>{PRODUCT}(?:, then {PRODUCT})?)\)"
     r"(?:, (?P<rejected>\d+) rejected cells)?\."
 )
 
@@ -34,6 +36,8 @@ def plan_of(name: str, cores: int = 2) -> Plan:
 
     grid = compose([f"sweeps={name}"], "batchscape sweep")
     assert grid is not None
+    if grid.intervals:
+        _, grid = stand_ins(grid)
     return make_plan(grid, Machine(cores, "cores"), prepare)
 
 
@@ -60,6 +64,7 @@ def test_the_studies() -> None:
         "fixed_global_batch_digits",
         "learning_rate",
         "learning_rate_digits",
+        "learning_rate_searched",
         "memory_frontier",
         "musev_224",
         "optimizers",
@@ -88,9 +93,12 @@ def test_first_line_is_true(name: str) -> None:
     assert len(plan.specs) == int(promise["runs"])
     assert len(plan.rejections) == int(promise["rejected"] or 0)
     assert plan.repeated == 0
-    factors = [int(number) for number in re.findall(r"\d+", promise["product"])]
-    assert math.prod(factors) == len(plan.specs)
-    assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["product"]
+    # A search has a product of trials and then one of its grid, whose seeds are fresh.
+    products = promise["products"].split(", then ")
+    counts = [math.prod(map(int, re.findall(r"\d+", product))) for product in products]
+    assert sum(counts) == len(plan.specs)
+    if len(products) == 1:
+        assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["products"]
     assert plan.sweep_dir == Path("outputs") / name
     if name != "sequence_length":
         check_all_end_at_the_same_samples(plan.specs)

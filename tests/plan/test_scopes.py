@@ -35,9 +35,11 @@ from batchscape.config import (
     Measure,
     Mlp,
     Muon,
+    NoSearch,
     NoTracker,
     RampStage,
     RunConfig,
+    Sampler,
     Scaling,
     Sgd,
     Transformers,
@@ -75,6 +77,7 @@ BASE: Settings = {
     "measure": {},
     "launcher": {"name": "local", "device": "cpu"},
     "tracker": {"name": "none"},
+    "search": {"name": "none"},
 }
 PRODUCTS = ("float64", "float32", "tf32", "float16", "bfloat16")
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6, "weight_decay": 0.2}
@@ -298,6 +301,25 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {"mode": "offline", "project": "mine", "entity": "me", "tags": ["a"]},
     ),
     NoTracker: ("tracker", {}, {}),
+    NoSearch: ("search", {}, {}),
+    Sampler: (
+        "search",
+        {"name": "gp"},
+        {
+            "objective": ["peak_allocated_gib"],
+            "trials": 3,
+            "seeds": 2,
+            "over": ["model"],
+            "per": [],
+            "pruner": "median",
+            "max_memory_gib": 1.0,
+            "storage": "sqlite:///trials.db",
+            "sampler_seed": 1,
+            "grid_points": 3,
+            "grid_seeds": 2,
+            "grid_ratio": 2.0,
+        },
+    ),
     RunConfig: (
         "",
         {},

@@ -106,6 +106,14 @@ def test_step_time_prediction():
 
 
 @pytest.mark.slow
+def test_search_regret():
+    printed = printed_by("search_regret.py", "--repeats", "2", "--trials", "2", "6")
+    told = r"^ +(\w+) +\d+\.\d \[\d+\.\d, \d+\.\d\] +\d+\.\d \[\d+\.\d, \d+\.\d\]$"
+    assert re.findall(told, printed, re.MULTILINE) == ["grid", "random", "tpe", "gp"]
+    assert re.search(r"on 15 studies .* the best trial was cut in \d+\.\d %", printed)
+
+
+@pytest.mark.slow
 def test_memory_prediction(tmp_path):
     out = ["--out", tmp_path, "--part", "0.01", "--family", "convolutions"]
     printed = printed_by("memory_prediction.py", *out)

@@ -26,6 +26,7 @@ from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.columns import COLUMNS
 from batchscape.record.spec import DataIdentity
+from batchscape.search.space import stand_ins
 from batchscape.record.status import Status
 from batchscape.record.summary import SUMMARY
 
@@ -171,6 +172,7 @@ RUN_BY = {
     "python benchmarks/gpu/results.py": "tests/test_gpu_target.py",
     "python -m": "tests/test_cli.py",
     "python benchmarks/memory_prediction.py": "tests/test_benchmarks.py",
+    "python benchmarks/search_regret.py": "tests/test_benchmarks.py",
     "python benchmarks/step_time_prediction.py": "tests/test_benchmarks.py",
     "python docs/config_reference.py": "tests/test_docs.py",
     "python examples/gpt2_tokens/build.py": "tests/data/test_gpt2_tokens.py",
@@ -185,6 +187,7 @@ NOT_RUN = {
     "python benchmarks/memory_prediction.py": "is measured by `make bench`",
     "python benchmarks/probe.py": "is measured by `make bench`",
     "make versions": "needs an environment with the oldest torch",
+    "optuna-dashboard": "serves until it is stopped; tests/search/test_study.py asks it",
     "pip install": "installs from the network; tests/test_packaging.py installs without",
     ".ci/run": "runs the tests, this one among them",
     "cd": "is the shell's own",
@@ -359,6 +362,8 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
                 # What a plan does beside composing is its own.
                 settings = re.sub(r" --(picture|out) \S+", "", shlex.join(shown.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
+                if grid and grid.intervals:
+                    _, grid = stand_ins(grid)
                 planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
                 assert grid or "--cfg" in command
     capsys.readouterr()

@@ -227,7 +227,7 @@ def _key(override: Override) -> str:
 
 
 def _interval(override: Override, choices: Collection[str]) -> Interval:
-    asked = cast("IntervalSweep", override.value())
+    asked = cast(IntervalSweep, override.value())
     low, high = asked.start, asked.end
     is_log = "log" in asked.tags
     ends = [end for end in (low, high) if isinstance(end, int | float) and math.isfinite(end)]

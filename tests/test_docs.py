@@ -26,9 +26,9 @@ from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.columns import COLUMNS
 from batchscape.record.spec import DataIdentity
-from batchscape.search.space import stand_ins
 from batchscape.record.status import Status
 from batchscape.record.summary import SUMMARY
+from batchscape.search.space import stand_ins
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -88,9 +88,9 @@ def search(
     with _alone(sweep.search):
         _check_space(space, sweep.search)
         storage = storage_of(space.sampler, sweep.search.path)
-        studies = {
-            of.name: Study(space, f"{sweep_dir.name}: {of.name}", storage) for of in space.studies
-        }
+        # A database may have the studies of many folders, a journal lies in its own.
+        place = "" if space.sampler.storage is None else f"{sweep_dir.resolve()}: "
+        studies = {of.name: Study(space, of.name, storage, place) for of in space.studies}
         result = _run_trials(space, studies, sweep.search, launching)
         if not result.interrupted and result.stopped is None:
             best = {name: [trial.params for trial in of.best()] for name, of in studies.items()}

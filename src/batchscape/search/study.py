@@ -149,11 +149,13 @@ class Study:
     ----------
     space : Space
     name : str
-        Of the study, unlike any other in the storage.
+        Of the study, unlike any other of the search.
     storage : BaseStorage
+    place : str
+        What its name in the storage begins with.
     """
 
-    def __init__(self, space: Space, name: str, storage: BaseStorage) -> None:
+    def __init__(self, space: Space, name: str, storage: BaseStorage, place: str = "") -> None:
         self._space, self._name = space, name
         self._distributions = distributions_of(space)
         self._limit_gib = space.sampler.max_memory_gib
@@ -161,7 +163,7 @@ class Study:
             self._study = optuna.create_study(
                 storage=storage,
                 sampler=RandomSampler(seed=0),
-                study_name=name,
+                study_name=f"{place}{name}",
                 directions=["minimize"] * len(space.sampler.objective),
                 load_if_exists=True,
             )

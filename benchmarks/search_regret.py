@@ -24,8 +24,11 @@ import numpy as np
 import optuna
 import pandas as pd
 
+from batchscape.config import Sampler
+from batchscape.plan.expand import Interval
 from batchscape.search.pruning import is_cut
-from batchscape.search.study import sampler_of
+from batchscape.search.space import Space
+from batchscape.search.study import distributions_of, sampler_of, spread_of
 
 DATA = Path(__file__).parent / "results" / "learning_rate_grid" / "runs.csv"
 SAMPLERS = ("random", "tpe", "gp")
@@ -62,13 +65,16 @@ def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> l
     """Replay one search; return the regret of its best trial after some numbers of trials."""
     seed = repeat % losses.seeds
     study = optuna.create_study()
-    space = {
-        "rate": optuna.distributions.FloatDistribution(losses.low, losses.high, log=True),
-    }
+    interval = Interval("rate", losses.low, losses.high, is_log=True)
+    space = Space(Sampler(name=name), (interval,), {}, (), 0)
+    drawn = distributions_of(space)
+    first = [] if name == "random" else spread_of(space, repeat)
     best, regrets = (math.inf, 0.0), []
     for number in range(max(counts)):
-        study.sampler = sampler_of(name, number, 1000 * repeat)
-        trial = study.ask(space)
+        if number < len(first):
+            study.enqueue_trial(first[number])
+        study.sampler = sampler_of(name, 1000 * repeat + number)
+        trial = study.ask(drawn)
         rate = trial.params["rate"]
         value = losses.one(rate, seed)
         study.tell(trial, value)

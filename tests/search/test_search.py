@@ -194,7 +194,7 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     )
     folder = tmp_path / "s"
     assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0
-    trials = trials_of(folder).set_index("runs")
+    trials = trials_of(folder).drop_duplicates("runs").set_index("runs")
     for run, status in statuses(SweepFolder(folder).search).items():
         value = trials.loc[run, "time_to_target_s"]
         if status.stop_reason == "target" and trials.loc[run, "outcome"] == "completed":

@@ -16,7 +16,7 @@ from batchscape.config import Sampler
 from batchscape.plan.expand import Cell, Interval
 from batchscape.search.objective import Outcome
 from batchscape.search.space import Space, StudyCells
-from batchscape.search.study import Study, grid_of, storage_of
+from batchscape.search.study import Study, grid_of, spread_of, storage_of
 
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 
@@ -57,6 +57,23 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
     one, many = drawn(tmp_path / "1", at_once=True), drawn(tmp_path / "2", at_once=False)
     assert len(set(one)) == 7
     assert one == many
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "gp", "grid"])
+def test_trials_that_are_asked_together_are_unlike_each_other(name: str, tmp_path: Path) -> None:
+    study = opened(space(name), tmp_path)
+    rates = [study.ask().point["rate"] for _ in range(6)]
+    assert len({round(math.log(rate), 6) for rate in rates}) == 6
+
+
+def test_the_first_trials_are_spread_over_the_whole_space() -> None:
+    width = Interval("width", 1, 8, is_log=False)
+    for seed in range(20):
+        points = spread_of(space(intervals=(RATE, width), over=["optimizer"]), seed)
+        quarters = sorted(int((math.log10(point["rate"]) + 4) / 3 * 4) for point in points)
+        assert quarters == [0, 1, 2, 3]
+        assert {point["optimizer"] for point in points} == {"adamw", "sgd"}
+        assert all(isinstance(point["width"], int) and 1 <= point["width"] <= 8 for point in points)
 
 
 def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:

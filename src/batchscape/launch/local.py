@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import foretold_s, predict
+from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.scratch import scratch_folder
-from batchscape.launch.session import CutRule, Session
+from batchscape.launch.session import Session, Steering
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.disk import Reserve
 from batchscape.record.folder import SweepFolder
@@ -52,7 +52,7 @@ def run_sweep(
     method: str | None = None,
     console: Console | None = None,
     command: str | None = None,
-    cuts: CutRule | None = None,
+    steering: Steering | None = None,
 ) -> SweepResult:
     """Run everything that is missing; one run's failure leaves the others alone.
 
@@ -79,8 +79,9 @@ def run_sweep(
     command : str, optional
         As `record.commands.command_of` returns it; recorded with every run, and what is printed
         about the runs is built from it.
-    cuts : callable, optional
-        Returns of a run at work why it is cut before its end, which makes it `pruned`.
+    steering : Steering, optional
+        Adds runs on the way, with the launcher and the type of device of the others, and cuts
+        some, which makes them `pruned`.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def run_sweep(
         standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
         live = may_mirror_live(standing.missing, machine.cpu_cores)
         mirror = Mirror(specs[0].config.tracker, sweep, live=live)
-        progress = Progress(console, len(specs))
+        progress = Progress(console, len(specs) if steering is None else steering.runs)
         progress.stand_still(list(standing.settled.values()))
         for renewed in standing.notes:
             progress.note(renewed, "yellow")
@@ -125,13 +126,13 @@ def run_sweep(
                 entry=entry,
                 method=method,
                 command=command,
-                cuts=cuts,
+                steering=steering,
             )
         interrupted = interrupts.count > 0
     with presence:
-        note = mirror.finish(len(specs), interrupted=interrupted)
+        note = mirror.finish(len(standing.specs), interrupted=interrupted)
     done = standing.settled | launched.done
-    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in ordered)
+    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
     result = SweepResult(runs, interrupted, launched.stopped, note, mirror.standing())
     progress.summary(result)
     return result
@@ -154,7 +155,7 @@ def _launched(
     entry: str,
     method: str | None,
     command: str | None,
-    cuts: CutRule | None,
+    steering: Steering | None,
 ) -> _Launched:
     """Run what is missing, until it is done or a signal stops it."""
     missing = standing.missing
@@ -191,6 +192,17 @@ def _launched(
         durations = Durations(sweep, standing.specs, foretold_s(predictions))
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
+
+        def more(over: Collection[str]) -> list[RunSpec]:
+            while added := steering.more({*over, *standing.settled}) if steering else ():
+                found = standing.add(added)
+                progress.stand_still([r for s in added if (r := standing.settled.get(s.run_id))])
+                placement.add(found)
+                predictions.update(alike(found, standing.specs, predictions))
+                if found:
+                    return found
+            return []
+
         session = Session(
             sweep=sweep,
             machine=machine,
@@ -205,7 +217,8 @@ def _launched(
             predictions=predictions,
             max_failures=missing[0].config.launcher.max_failures,
             command=command,
-            cuts=cuts,
+            steering=steering,
+            more=None if steering is None else more,
         )
         with progress:
             return _Launched(session.run(deque(missing)), session.stopped)

@@ -75,6 +75,10 @@ class Placement:
         self._pauses_until_s = -math.inf
         self._began_s = time.monotonic()
 
+    def add(self, specs: Iterable[RunSpec]) -> None:
+        """Take on more runs, like the others in launcher and type of device."""
+        self._specs |= {spec.run_id: spec for spec in specs}
+
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
 

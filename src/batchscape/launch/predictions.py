@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from batchscape.config import Command
+from batchscape.config import Affects, Command, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Processes
@@ -99,6 +99,19 @@ def predict(
     except (BatchscapeError, OSError) as error:
         why = str(error)
     return said, f"Memory and time of the runs are not predicted: {why}"
+
+
+def alike(
+    specs: Iterable[RunSpec], others: Iterable[RunSpec], said: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Return what is predicted of runs that cost what others do: it is not computed anew."""
+
+    def key(spec: RunSpec) -> tuple[str, str, str]:
+        stages = [(stage.samples, stage.geometry) for stage in spec.stages]
+        return spec.time_key, str(that_affect(spec.config, Affects.MEMORY)), str(stages)
+
+    known = {key(spec): said[spec.run_id] for spec in others if spec.run_id in said}
+    return {spec.run_id: known[key(spec)] for spec in specs if key(spec) in known}
 
 
 def foretold_s(predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -6,11 +6,11 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from batchscape.config import Command
 from batchscape.errors import BatchscapeError, DiskError
@@ -43,10 +43,28 @@ from batchscape.record.status import FAULTS, RunStatus, Status
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["CutRule", "Session"]
+__all__ = ["Session", "Steering"]
 
-CutRule = Callable[[RunSpec], str | None]
-"""Returns why a run at work is cut before its end; None: it goes on."""
+
+class Steering(Protocol):
+    """Decides on the way what else is launched, and what is cut."""
+
+    @property
+    def runs(self) -> int:
+        """Runs that there will be in all, as far as can be said."""
+
+    def more(self, over: Collection[str]) -> Sequence[RunSpec]:
+        """Return the runs that come next, none of which was returned before.
+
+        Parameters
+        ----------
+        over : collection of str
+            Names of all runs that are over, or are not launched again, whatever they came to.
+        """
+
+    def cut(self, spec: RunSpec) -> str | None:
+        """Return why a run at work is cut before its end; None: it goes on."""
+
 
 _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
@@ -97,8 +115,10 @@ class Session:
         What `prediction.json` of a run is to hold, by run.
     command : str, optional
         What asked for these runs, recorded with each.
-    cuts : callable, optional
-        Asked of the runs at work all the time.
+    steering : Steering, optional
+        Asked of the runs at work all the time, and for more of them by `more`.
+    more : callable, optional
+        Returns what is to be launched besides, given the names of the runs that are over.
     """
 
     def __init__(
@@ -117,9 +137,11 @@ class Session:
         max_failures: int | None,
         predictions: Mapping[str, Mapping[str, Any]],
         command: str | None = None,
-        cuts: CutRule | None = None,
+        steering: Steering | None = None,
+        more: Callable[[Collection[str]], list[RunSpec]] | None = None,
     ) -> None:
-        self._cuts = cuts
+        self._steering, self._more = steering, more
+        self._asked_at = -1
         self._sweep = sweep
         self._machine = machine
         self._processes = processes
@@ -154,6 +176,7 @@ class Session:
                 queue.extend(self._claims.due())
                 queue.extend(self._again)
                 self._again.clear()
+                queue.extend(self._next())
                 self._start_what_fits(queue)
             else:
                 self._placement.close()
@@ -174,13 +197,20 @@ class Session:
                 self._look(run, exits)
             self._progress.update(list(self._active.values()), partial(self._left_s, queue))
 
+    def _next(self) -> list[RunSpec]:
+        """Ask for more runs, once after each end."""
+        if self._more is None or len(self._done) == self._asked_at:
+            return []
+        self._asked_at = len(self._done)
+        return self._more(self._done)
+
     def _look(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
         """Note how a run stands; end it where a rule cuts it."""
         status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
         if status is not None:
             self._end(run, status)
-        elif self._cuts is not None and run.stop is None:
-            reason = self._cuts(run.spec)
+        elif self._steering is not None and run.stop is None:
+            reason = self._steering.cut(run.spec)
             if reason is not None:
                 run.ask_to_stop(Status.PRUNED, reason)
 

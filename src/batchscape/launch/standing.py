@@ -38,7 +38,7 @@ class Standing:
 
     Attributes
     ----------
-    specs : sequence of RunSpec
+    specs : list of RunSpec
         All of them.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
@@ -53,15 +53,20 @@ class Standing:
     ) -> None:
         self._sweep = sweep
         self._retry = retry
-        self.specs = specs
+        self.specs: list[RunSpec] = []
         self._attempts: dict[str, int] = {}
         self.notes: list[str] = []
         self.settled: dict[str, RunResult] = {}
+        self.missing = self.add(specs)
+
+    def add(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
+        """Take on more runs; return those of them that are to be launched."""
+        self.specs += specs
         for spec in specs:
             result = self._settled_before(spec)
             if result is not None:
                 self.settled[spec.run_id] = result
-        self.missing = [spec for spec in specs if spec.run_id not in self.settled]
+        return [spec for spec in specs if spec.run_id not in self.settled]
 
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)

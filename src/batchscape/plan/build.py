@@ -80,7 +80,9 @@ class Plan:
         return [cell for cell in self.cells if cell.spec is None]
 
 
-def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
+def make_plan(
+    grid: SweepCells, machine: Machine, prepare: Prepare, *, may_be_empty: bool = False
+) -> Plan:
     """Validate a grid, solve its geometries, and settle every run.
 
     Parameters
@@ -90,6 +92,8 @@ def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
         Where the runs would execute.
     prepare : callable
         Called once for each distinct data configuration.
+    may_be_empty : bool
+        Whether a plan without a run is none that is refused.
 
     Returns
     -------
@@ -99,7 +103,7 @@ def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
     ------
     ConfigError
         If a setting holds a secret or breaks a rule, settings of the whole sweep differ between
-        cells, or no cell at all can be launched.
+        cells, or no cell at all can be launched, unless it may be so.
     """
     if grid.intervals:
         keys = ", ".join(interval.key for interval in grid.intervals)
@@ -118,7 +122,7 @@ def make_plan(grid: SweepCells, machine: Machine, prepare: Prepare) -> Plan:
     )
     cells = _cut(cells, machine)
     launched = [cell for cell in cells if cell.reason is None]
-    if not launched:
+    if not launched and not may_be_empty:
         raise ConfigError(_nothing_to_launch(cells))
     _check_multiples(launched)
     check_varied((cell.config, cell.geometries[-1]) for cell in launched)

@@ -8,10 +8,11 @@ from typing import Any
 
 from batchscape.launch.result import SweepResult
 from batchscape.plan.expand import Cell, Interval
+from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.search.around import Bracket, around, beyond, bracket
-from batchscape.search.launching import Launching, key_of
+from batchscape.search.launching import Launching, key_of, specs_of
 from batchscape.search.objective import outcome_of
 from batchscape.search.space import Space, StudyCells
 
@@ -106,7 +107,9 @@ def measure_around(
         return None
     for last in (False,) * _MOST_WIDENED + (True,):
         cells = [c for grid in grids.values() for of in grid.cells() for c in of]
-        specs, result = launching.run(cells, sweep)
+        plan = launching.plan(cells, sweep)
+        write_plan(plan)
+        specs, result = specs_of(plan), launching.launch(plan.specs, sweep)
         if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
             return result
         found = {name: grid.brackets(specs, sweep) for name, grid in grids.items()}

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from batchscape.launch import run_sweep
 from batchscape.launch.result import SweepResult
-from batchscape.launch.session import CutRule
-from batchscape.plan.build import Prepare, make_plan
+from batchscape.launch.session import Steering
+from batchscape.plan.build import Plan, Prepare, make_plan
 from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine
-from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["Launching", "key_of"]
+__all__ = ["Launching", "key_of", "specs_of"]
 
 
 @dataclass(frozen=True)
@@ -31,39 +30,29 @@ class Launching:
     console: Console
     command: str
 
-    def run(
-        self,
-        cells: Sequence[Cell],
-        sweep: SweepFolder,
-        cuts: Callable[[Mapping[str, RunSpec | None]], CutRule] | None = None,
-    ) -> tuple[dict[str, RunSpec | None], SweepResult]:
-        """Plan cells and run what is missing of them.
-
-        Parameters
-        ----------
-        cells : sequence of Cell
-        sweep : SweepFolder
-        cuts : callable, optional
-            Returns, for the runs of these cells, the rule that cuts some before their end.
-
-        Returns
-        -------
-        specs : dict of str to RunSpec
-            The run of each cell, by `key_of`; None where it is rejected.
-        result : SweepResult
-        """
+    def plan(self, cells: Sequence[Cell], sweep: SweepFolder) -> Plan:
+        """Plan cells, of which all may be rejected."""
         grid = replace(self.grid, cells=list(cells), intervals=())
-        plan = replace(make_plan(grid, self.machine, self.prepare), sweep_dir=sweep.path)
-        write_plan(plan)
-        specs = {_key(cell.swept): cell.spec for cell in plan.cells}
-        return specs, run_sweep(
-            plan.specs,
+        plan = make_plan(grid, self.machine, self.prepare, may_be_empty=True)
+        return replace(plan, sweep_dir=sweep.path)
+
+    def launch(
+        self, specs: Sequence[RunSpec], sweep: SweepFolder, steering: Steering | None = None
+    ) -> SweepResult:
+        """Run what is missing."""
+        return run_sweep(
+            specs,
             sweep,
             self.machine,
             console=self.console,
             command=self.command,
-            cuts=None if cuts is None else cuts(specs),
+            steering=steering,
         )
+
+
+def specs_of(plan: Plan) -> dict[str, RunSpec | None]:
+    """Return the run of each cell of a plan, by `key_of`; None where it is rejected."""
+    return {_key(cell.swept): cell.spec for cell in plan.cells}
 
 
 def key_of(cell: Cell) -> str:

@@ -18,6 +18,9 @@ _CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
 """What would happen again, and is no fault of the machine: infinitely bad."""
 
 
+_NOT_MEASURED = "not measured"
+
+
 class Outcome(NamedTuple):
     """How a trial ended."""
 
@@ -30,6 +33,11 @@ class Outcome(NamedTuple):
     """Largest peak of allocated memory of its runs; None: not measured."""
     reason: str | None = None
     """Why it tells nothing."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is told, and not run again."""
+        return self.values is not None or self.state in {str(Status.PRUNED), _NOT_MEASURED}
 
 
 def outcome_of(
@@ -66,7 +74,7 @@ def outcome_of(
         values = [_value(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
             lacks = objectives[values.index(None)]
-            return Outcome("not measured", None, None, f"{spec.run_id} has no {lacks}: {untimed}")
+            return Outcome(_NOT_MEASURED, None, None, f"{spec.run_id} has no {lacks}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return Outcome(state, means, max(memory, default=None))

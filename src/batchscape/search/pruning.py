@@ -112,20 +112,27 @@ class MedianRule:
     ----------
     sweep : SweepFolder
         Of the trials.
-    earlier : mapping of str to sequence of str
-        By run: the runs of earlier trials of its study.
     """
 
-    def __init__(self, sweep: SweepFolder, earlier: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, sweep: SweepFolder) -> None:
         self._sweep = sweep
-        self._others = {
-            run: [curve_of(sweep.run(other)) for other in others] for run, others in earlier.items()
-        }
+        self._curves: dict[str, Curve] = {}
+        """Of runs that are over."""
 
-    def __call__(self, spec: RunSpec) -> str | None:
-        """Return why a run is cut; None: it goes on."""
+    def asked(self, spec: RunSpec, earlier: Sequence[str]) -> str | None:
+        """Return why a run is cut; None: it goes on.
+
+        Parameters
+        ----------
+        spec : RunSpec
+        earlier : sequence of str
+            Runs of the trials of its study that are over.
+        """
+        self._curves |= {
+            run: curve_of(self._sweep.run(run)) for run in earlier if run not in self._curves
+        }
         curve = curve_of(self._sweep.run(spec.run_id))
-        found = is_cut(curve, self._others[spec.run_id], spec.samples)
+        found = is_cut(curve, [self._curves[run] for run in earlier], spec.samples)
         if found is None:
             return None
         samples, median = found

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna.trial import TrialState
 from rich.console import Console
 
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Prepare
-from batchscape.plan.expand import Cell, SweepCells
+from batchscape.plan.expand import SweepCells
 from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
-from batchscape.record.spec import RunSpec
-from batchscape.record.trials import write_trials
 from batchscape.search.grid import measure_around
-from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import Outcome, outcome_of
-from batchscape.search.pruning import MedianRule, curve_of
-from batchscape.search.space import Space, StudyCells, space_of
-from batchscape.search.study import Asked, Study, storage_of
+from batchscape.search.launching import Launching
+from batchscape.search.space import Space, space_of
+from batchscape.search.study import Study, storage_of
+from batchscape.search.trials import run_trials
 
 __all__ = ["Searched", "search"]
 
@@ -42,14 +36,6 @@ class Searched(NamedTuple):
     """Folder of the grid; the trials are in its `search/`."""
     result: SweepResult
     """Of the last launch."""
-
-
-class _Trial(NamedTuple):
-    """A trial of one of the studies, with its cells."""
-
-    study: Study
-    asked: Asked
-    cells: list[Cell]
 
 
 def search(
@@ -91,7 +77,7 @@ def search(
         # A database may have the studies of many folders, a journal lies in its own.
         place = "" if space.sampler.storage is None else f"{sweep_dir.resolve()}: "
         studies = {of.name: Study(space, of.name, storage, place) for of in space.studies}
-        result = _run_trials(space, studies, sweep.search, launching)
+        result = run_trials(space, studies, sweep.search, launching)
         if not result.interrupted and result.stopped is None:
             best = {name: [trial.params for trial in of.best()] for name, of in studies.items()}
             result = measure_around(space, best, sweep, launching) or result
@@ -142,95 +128,3 @@ def _lines(content: Mapping[str, Any]) -> dict[str, str]:
     nested = {k: content[k] for k in ("searched", "settings")}
     plain = {k: json.dumps(content[k]) for k in ("objective", "seeds", "max_memory_gib")}
     return plain | {k: json.dumps(v) for group in nested.values() for k, v in group.items()}
-
-
-def _run_trials(
-    space: Space, studies: Mapping[str, Study], sweep: SweepFolder, launching: Launching
-) -> SweepResult:
-    """Ask, run and tell until every study has its trials."""
-    result = SweepResult((), interrupted=False)
-    faults: set[tuple[str, int]] = set()
-    wanted = sum(study.wanted for study in studies.values())
-    while True:
-        trials = [
-            trial
-            for of in space.studies
-            for trial in _next_of(space, of, studies[of.name], len(studies))
-            if (of.name, trial.asked.number) not in faults
-        ]
-        if not trials:
-            return result
-        cells = [cell for trial in trials for cell in trial.cells]
-        cuts = None if space.sampler.pruner == "none" else partial(_rule, trials, sweep)
-        specs, result = launching.run(cells, sweep, cuts)
-        for trial in trials:
-            own = [specs.get(key_of(cell)) for cell in trial.cells]
-            runs = [spec for spec in own if spec is not None]
-            outcome = outcome_of(
-                runs if len(runs) == len(own) else [], sweep, space.sampler.objective
-            )
-            if _is_over(outcome):
-                names = [spec.run_id for spec in runs]
-                # A sampler learns from a trial that was cut, too: by its last loss.
-                last = curve_of(sweep.run(names[0])) if outcome.state == "pruned" else {}
-                trial.study.tell(trial.asked, outcome, names, last)
-            elif not result.interrupted:
-                name = next(name for name, study in studies.items() if study is trial.study)
-                faults.add((name, trial.asked.number))
-                launching.console.print(
-                    f"Trial {trial.asked.number} of {name} {outcome.state}: {outcome.reason}; "
-                    "the same command with --retry failed,timeout runs it again"
-                )
-        write_trials(sweep, _rows(space, studies))
-        told = sum(len(study.trials) - len(study.untold()) for study in studies.values())
-        launching.console.print(f"Trials: {told} of {wanted}")
-        if result.interrupted or result.stopped is not None:
-            return result
-
-
-def _next_of(space: Space, of: StudyCells, study: Study, count: int) -> Iterator[_Trial]:
-    """Yield the trials of a study that come next, those of a killed command first."""
-    first, seeds = space.first_seed, space.sampler.seeds
-    # As many at a time as keep the machine at work: a trial learns of those before it.
-    config = RunConfig.from_mapping(of.cells[0].settings)
-    at_a_time = math.ceil(config.launcher.concurrent_runs / (count * seeds))
-    asked = study.untold()
-    while len(asked) < at_a_time and len(study.trials) < study.wanted:
-        asked.append(study.ask())
-    for one in asked:
-        cells = [c for seed in range(first, first + seeds) for c in of.at(one.point, seed)]
-        yield _Trial(study, one, cells)
-
-
-def _rule(
-    trials: Sequence[_Trial], sweep: SweepFolder, specs: Mapping[str, RunSpec | None]
-) -> MedianRule:
-    """Return the rule that compares each run with the earlier trials of its study."""
-    earlier = {
-        spec.run_id: trial.study.told_runs()
-        for trial in trials
-        for cell in trial.cells
-        if (spec := specs.get(key_of(cell))) is not None
-    }
-    return MedianRule(sweep, earlier)
-
-
-def _is_over(outcome: Outcome) -> bool:
-    return outcome.values is not None or outcome.state in {"pruned", "not measured"}
-
-
-def _rows(space: Space, studies: Mapping[str, Study]) -> Iterator[dict[str, Any]]:
-    for name, study in studies.items():
-        best = {trial.number for trial in study.best()}
-        for trial in study.trials:
-            told = trial.state is TrialState.COMPLETE
-            values = trial.values if told else [None] * len(space.sampler.objective)
-            yield {
-                "study": name,
-                "trial": trial.number,
-                **{key: trial.params.get(key) for key in space.keys},
-                **dict(zip(space.sampler.objective, values, strict=True)),
-                "outcome": trial.user_attrs.get("outcome", ""),
-                "is_best": trial.number in best,
-                "runs": " ".join(trial.user_attrs.get("runs", [])),
-            }

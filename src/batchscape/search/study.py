@@ -6,12 +6,13 @@ import itertools
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import (
     BaseDistribution,
@@ -19,10 +20,11 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
+from scipy.stats.qmc import Sobol
 
 from batchscape.config import Sampler
 from batchscape.errors import ConfigError
@@ -30,7 +32,7 @@ from batchscape.plan.expand import Interval
 from batchscape.search.objective import Outcome
 from batchscape.search.space import Space
 
-__all__ = ["Asked", "Study", "grid_of", "sampler_of", "storage_of"]
+__all__ = ["Asked", "Study", "distributions_of", "grid_of", "sampler_of", "spread_of", "storage_of"]
 
 _STARTUP = 4
 """Trials before a sampler has something to learn from."""
@@ -86,38 +88,41 @@ def distributions_of(space: Space) -> dict[str, BaseDistribution]:
     return found | {key: CategoricalDistribution(list(v)) for key, v in space.choices.items()}
 
 
-def sampler_of(
-    name: str,
-    number: int,
-    seed: int,
-    constraints: Callable[[FrozenTrial], Sequence[float]] | None = None,
-) -> BaseSampler:
+def sampler_of(name: str, seed: int) -> BaseSampler:
     """Return what draws a trial; each is drawn anew, so that a killed command repeats nothing.
 
     Parameters
     ----------
     name : str
-        `random`, `tpe` or `gp`; the last two begin with trials that are spread evenly.
-    number : int
-        Of the trial in its study.
+        `random`, `tpe` or `gp`.
     seed : int
-        Of the study.
-    constraints : callable, optional
-        Returns what a trial has too much of.
+        Of the trial.
     """
-    own = seed + number
-    if name != "random" and number < _STARTUP:
-        return QMCSampler(
-            seed=seed,
-            scramble=True,
-            warn_asynchronous_seeding=False,
-            warn_independent_sampling=False,
-        )
     if name == "tpe":
-        return TPESampler(seed=own, n_startup_trials=_STARTUP, constraints_func=constraints)
+        return TPESampler(seed=seed, n_startup_trials=_STARTUP)
     if name == "gp":
-        return GPSampler(seed=own, n_startup_trials=_STARTUP, constraints_func=constraints)
-    return RandomSampler(seed=own)
+        return GPSampler(seed=seed, n_startup_trials=_STARTUP)
+    return RandomSampler(seed=seed)
+
+
+def spread_of(space: Space, seed: int) -> list[dict[str, Any]]:
+    """Return the first points, for samplers that learn: spread evenly, at random.
+
+    Source: Sobol's sequence, scrambled (`scipy.stats.qmc`).
+    """
+    drawn = Sobol(len(space.keys), rng=np.random.default_rng(seed)).random(_STARTUP)
+    return [
+        {
+            **{i.key: _at(i, share) for i, share in zip(space.intervals, shares, strict=False)},
+            **{
+                key: values[int(share * len(values))]
+                for (key, values), share in zip(
+                    space.choices.items(), shares[len(space.intervals) :], strict=True
+                )
+            },
+        }
+        for shares in drawn.tolist()
+    ]
 
 
 def grid_of(space: Space) -> list[dict[str, Any]]:
@@ -130,16 +135,18 @@ def grid_of(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space.keys, point, strict=True)) for point in points]
 
 
-def _between(interval: Interval, count: int) -> list[Any]:
+def _between(interval: Interval, count: int) -> list[float]:
+    shares = [(n + 0.5) / count for n in range(count)]
+    if count > 2:
+        shares = [n / (count - 1) for n in range(count)]
+    return list(dict.fromkeys(_at(interval, share) for share in shares))
+
+
+def _at(interval: Interval, share: float) -> float:
+    """Return the number that lies so far into an interval."""
     low, high = interval.low, interval.high
-    shares = [(n + 0.5) / count for n in range(count)] if count < 3 else []
-    shares = shares or [n / (count - 1) for n in range(count)]
-    is_whole = isinstance(low, int)
-    found = [
-        low * (high / low) ** share if interval.is_log else low + share * (high - low)
-        for share in shares
-    ]
-    return list(dict.fromkeys(round(v) if is_whole else min(max(v, low), high) for v in found))
+    value = low * (high / low) ** share if interval.is_log else low + share * (high - low)
+    return round(value) if isinstance(low, int) else min(max(value, low), high)
 
 
 class Study:
@@ -167,12 +174,19 @@ class Study:
                 directions=["minimize"] * len(space.sampler.objective),
                 load_if_exists=True,
             )
-        self._grid = grid_of(space) if space.sampler.name == "grid" else None
+        self._seed = zlib.crc32(f"{space.sampler.sampler_seed} {name}".encode())
+        self._is_grid = space.sampler.name == "grid"
+        self._first: list[dict[str, Any]] = []
+        """Points that are asked before a sampler is."""
+        if self._is_grid:
+            self._first = grid_of(space)
+        elif space.sampler.name != "random":
+            self._first = spread_of(space, self._seed)
 
     @property
     def wanted(self) -> int:
         """Trials that it is to have."""
-        return self._space.sampler.trials if self._grid is None else len(self._grid)
+        return len(self._first) if self._is_grid else self._space.sampler.trials
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -195,16 +209,10 @@ class Study:
         """Ask for one more trial."""
         number = len(self.trials)
         with _quiet():
-            if self._grid is not None and not self._study.get_trials(
-                deepcopy=False, states=(TrialState.WAITING,)
-            ):
-                self._study.enqueue_trial(self._grid[number])
-            self._study.sampler = sampler_of(
-                self._space.sampler.name,
-                number,
-                zlib.crc32(f"{self._space.sampler.sampler_seed} {self._name}".encode()),
-                None if self._limit_gib is None else self._excess_gib,
-            )
+            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if number < len(self._first) and not waiting:
+                self._study.enqueue_trial(self._first[number])
+            self._study.sampler = sampler_of(self._space.sampler.name, self._seed + number)
             trial = self._study.ask(self._distributions)
         return Asked(trial.number, dict(trial.params))
 
@@ -235,6 +243,11 @@ class Study:
             trial.set_user_attr("reason", outcome.reason)
         if outcome.memory_gib is not None:
             trial.set_user_attr(_MEMORY, outcome.memory_gib)
+        if self._limit_gib is not None:
+            # What was never measured did not fit.
+            taken_gib = math.inf if outcome.memory_gib is None else outcome.memory_gib
+            with _quiet():
+                trial.set_constraint(_MEMORY, taken_gib - self._limit_gib)
         state, values = TrialState.COMPLETE, outcome.values
         if outcome.state == "pruned":
             state = TrialState.PRUNED
@@ -251,7 +264,7 @@ class Study:
             for trial in self.trials
             if trial.state is TrialState.COMPLETE
             and all(map(math.isfinite, trial.values))
-            and all(excess <= 0 for excess in self._excess_gib(trial))
+            and (self._limit_gib is None or trial.user_attrs.get(_MEMORY, math.inf) <= self._limit_gib)
         ]
         if len(self._space.sampler.objective) == 1:
             return sorted(done, key=lambda trial: trial.values)[:1]
@@ -264,12 +277,6 @@ class Study:
             )
 
         return sorted((t for t in done if not is_beaten(t)), key=lambda trial: trial.values)
-
-    def _excess_gib(self, trial: FrozenTrial) -> Sequence[float]:
-        if self._limit_gib is None:
-            return ()
-        # What was never measured did not fit.
-        return (trial.user_attrs.get(_MEMORY, math.inf) - self._limit_gib,)
 
     def _completed(self, frozen: FrozenTrial) -> Asked:
         """Return a trial; a kill may have come before all its values were drawn."""
@@ -291,7 +298,7 @@ def _quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore")
             yield
     finally:
         optuna.logging.set_verbosity(before)

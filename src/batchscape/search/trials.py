@@ -1,0 +1,203 @@
+"""The trials of all studies, side by side: asked, launched, told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from optuna.trial import TrialState
+
+from batchscape.config import RunConfig
+from batchscape.launch.result import SweepResult
+from batchscape.plan.build import PlannedCell
+from batchscape.plan.expand import Cell
+from batchscape.plan.table import write_plan
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.trials import write_trials
+from batchscape.search.launching import Launching, key_of, specs_of
+from batchscape.search.objective import outcome_of
+from batchscape.search.pruning import MedianRule, curve_of
+from batchscape.search.space import Space
+from batchscape.search.study import Asked, Study
+
+__all__ = ["run_trials"]
+
+
+@dataclass
+class _Trial:
+    """A trial that was asked for, and is not told yet."""
+
+    study: str
+    asked: Asked
+    cells: list[Cell]
+    specs: list[RunSpec] = field(default_factory=list)
+    """Its runs; empty where one of its cells is rejected."""
+
+
+class _Trials:
+    """Asks for trials while runs are at work, and tells them as these end.
+
+    Every study has as many trials at a time as keep the machine at work: a trial learns of those
+    before it.
+
+    Parameters
+    ----------
+    space : Space
+    studies : mapping of str to Study
+    sweep : SweepFolder
+        Of the trials.
+    launching : Launching
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        studies: Mapping[str, Study],
+        sweep: SweepFolder,
+        launching: Launching,
+    ) -> None:
+        self._space, self._studies = space, studies
+        self._sweep, self._launching = sweep, launching
+        config = RunConfig.from_mapping(space.studies[0].cells[0].settings)
+        share = len(studies) * space.sampler.seeds
+        self._at_a_time = math.ceil(config.launcher.concurrent_runs / share)
+        self._open: dict[tuple[str, int], _Trial] = {}
+        self._faults: set[tuple[str, int]] = set()
+        self._planned: dict[str, PlannedCell] = {}
+        self._returned: set[str] = set()
+        self._rule = MedianRule(sweep) if space.sampler.pruner == "median" else None
+
+    @property
+    def runs(self) -> int:
+        """Runs of all trials, unless some cannot be built."""
+        seeds, choices = self._space.sampler.seeds, self._space.choices.values()
+        combinations = math.prod(map(len, choices))
+        return sum(
+            self._studies[of.name].wanted * seeds * len(of.cells) // combinations
+            for of in self._space.studies
+        )
+
+    def more(self, over: Collection[str]) -> list[RunSpec]:
+        """Tell what is over, and return the runs of the trials that are asked for next."""
+        while True:
+            told = [key for key, trial in self._open.items() if self._tell(trial, over)]
+            for key in told:
+                del self._open[key]
+            asked = list(self._ask())
+            if asked:
+                self._plan(asked)
+            if told or asked:
+                write_trials(self._sweep, self._rows())
+            specs = [spec for trial in asked for spec in trial.specs]
+            new = {s.run_id: s for s in specs if s.run_id not in self._returned}
+            self._returned |= set(new)
+            # A trial whose cells are rejected, or whose point was asked before, is over already.
+            if new or not asked:
+                return list(new.values())
+
+    def cut(self, spec: RunSpec) -> str | None:
+        """Return why a run goes on no longer; None: it does."""
+        if self._rule is None:
+            return None
+        study = next(
+            trial.study
+            for trial in self._open.values()
+            if any(own.run_id == spec.run_id for own in trial.specs)
+        )
+        return self._rule.asked(spec, self._studies[study].told_runs())
+
+    @property
+    def progress(self) -> str:
+        """How many trials are told."""
+        told = sum(len(s.trials) - len(s.untold()) for s in self._studies.values())
+        return f"Trials: {told} of {sum(study.wanted for study in self._studies.values())}"
+
+    def _ask(self) -> Iterator[_Trial]:
+        """Yield the trials that come next, those of a killed command first."""
+        first, seeds = self._space.first_seed, self._space.sampler.seeds
+        for of in self._space.studies:
+            study = self._studies[of.name]
+            open_ones = [a for a in study.untold() if (of.name, a.number) not in self._faults]
+            while len(open_ones) < self._at_a_time and len(study.trials) < study.wanted:
+                open_ones.append(study.ask())
+            for asked in open_ones:
+                key = of.name, asked.number
+                if key not in self._open:
+                    cells = [c for s in range(first, first + seeds) for c in of.at(asked.point, s)]
+                    self._open[key] = _Trial(of.name, asked, cells)
+                    yield self._open[key]
+
+    def _plan(self, trials: list[_Trial]) -> None:
+        plan = self._launching.plan([c for trial in trials for c in trial.cells], self._sweep)
+        self._planned |= {cell.run_id: cell for cell in plan.cells}
+        write_plan(replace(plan, cells=tuple(self._planned.values())))
+        specs = specs_of(plan)
+        for trial in trials:
+            found = [specs.get(key_of(cell)) for cell in trial.cells]
+            trial.specs = [spec for spec in found if spec is not None]
+            if len(trial.specs) < len(found):
+                trial.specs = []
+
+    def _tell(self, trial: _Trial, over: Collection[str]) -> bool:
+        """Tell a trial if it is over; whether there is nothing more to do for it."""
+        if not all(spec.run_id in over for spec in trial.specs):
+            return False
+        outcome = outcome_of(trial.specs, self._sweep, self._space.sampler.objective)
+        number = trial.asked.number
+        if not outcome.is_over:
+            self._faults.add((trial.study, number))
+            self._launching.console.print(
+                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}; the same "
+                "command with --retry failed,timeout runs it again"
+            )
+            return True
+        names = [spec.run_id for spec in trial.specs]
+        # A sampler learns from a trial that was cut, too: by its losses until then.
+        curve = curve_of(self._sweep.run(names[0])) if outcome.state == "pruned" else {}
+        self._studies[trial.study].tell(trial.asked, outcome, names, curve)
+        return True
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for name, study in self._studies.items():
+            best = {trial.number for trial in study.best()}
+            for trial in study.trials:
+                told = trial.state is TrialState.COMPLETE
+                values = trial.values if told else [None] * len(self._space.sampler.objective)
+                yield {
+                    "study": name,
+                    "trial": trial.number,
+                    **{key: trial.params.get(key) for key in self._space.keys},
+                    **dict(zip(self._space.sampler.objective, values, strict=True)),
+                    "outcome": trial.user_attrs.get("outcome", ""),
+                    "is_best": trial.number in best,
+                    "runs": " ".join(trial.user_attrs.get("runs", [])),
+                }
+
+
+def run_trials(
+    space: Space, studies: Mapping[str, Study], sweep: SweepFolder, launching: Launching
+) -> SweepResult:
+    """Ask, run and tell until every study has its trials, or a signal stops it.
+
+    Parameters
+    ----------
+    space : Space
+    studies : mapping of str to Study
+        By name.
+    sweep : SweepFolder
+        Of the trials.
+    launching : Launching
+    """
+    trials = _Trials(space, studies, sweep, launching)
+    result = SweepResult((), interrupted=False)
+    specs = trials.more(frozenset())
+    while specs:
+        result = launching.launch(specs, sweep, trials)
+        launching.console.print(trials.progress)
+        if result.interrupted or result.stopped is not None:
+            break
+        specs = trials.more({run.run_id for run in result.runs})
+    return result

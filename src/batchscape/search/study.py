@@ -264,7 +264,10 @@ class Study:
             for trial in self.trials
             if trial.state is TrialState.COMPLETE
             and all(map(math.isfinite, trial.values))
-            and (self._limit_gib is None or trial.user_attrs.get(_MEMORY, math.inf) <= self._limit_gib)
+            and (
+                self._limit_gib is None
+                or trial.user_attrs.get(_MEMORY, math.inf) <= self._limit_gib
+            )
         ]
         if len(self._space.sampler.objective) == 1:
             return sorted(done, key=lambda trial: trial.values)[:1]

@@ -28,7 +28,7 @@ _LABELS = {
     "device_hours_to_target": "device-hours to target",
     "peak_allocated_gib": "peak memory (GiB)",
 }
-_WIDE = 10.0
+_WIDE = 5.0
 """Values whose ratio is larger are drawn on a logarithmic axis."""
 
 
@@ -104,19 +104,19 @@ def _texts(values: pd.Series) -> list[str]:
 def _draw_trials(trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]) -> Figure:
     """Draw the objective against each searched setting that is a number."""
     shown = [key for key in keys if pd.api.types.is_numeric_dtype(trials[key])] or keys[:1]
-    width = min(PAGE_IN, 3.4 * len(shown))
+    width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
     figure = Figure(figsize=(width, 2.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         _scatter(axes, trials, key, objectives[0])
         axes.set_xlabel(key)
     figure.axes[0].set_ylabel(_LABELS[objectives[0]])
-    figure.axes[0].legend()
+    _name_studies(figure, trials)
     return figure
 
 
 def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str]) -> Figure:
     """Draw one objective against the other."""
-    figure = Figure(figsize=(3.4, 2.8), layout="constrained")
+    figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()
     _scatter(axes, trials, *objectives)
     for study, own in trials[trials["is_best"].astype(bool)].groupby("study", sort=False):
@@ -128,8 +128,25 @@ def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str
         )
     axes.set_xlabel(_LABELS[objectives[0]])
     axes.set_ylabel(_LABELS[objectives[1]])
-    axes.legend()
+    _name_studies(figure, trials)
     return figure
+
+
+def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
+    """Put the studies beside the figure, below the key of their axis where they have one."""
+    names = list(trials["study"].unique())
+    if len(names) == 1:
+        return
+    keys = {name.partition("=")[0] for name in names}
+    is_one = len(keys) == 1 and not any("," in name for name in names)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        [label.partition("=")[2] for label in labels] if is_one else labels,
+        title=keys.pop().rpartition(".")[2] if is_one else None,
+        title_fontsize=7,
+        loc="outside right upper",
+    )
 
 
 def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str) -> None:

@@ -22,6 +22,7 @@ from batchscape.analysis.targets.curves import curve_groups, curves_of
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
+from batchscape.record.trials import refuse_trials
 
 __all__ = ["Basis", "evidence_of", "gather", "more_than_tensors"]
 
@@ -101,6 +102,7 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
     AnalysisError
         If no run was completed.
     """
+    refuse_trials(dirs)
     tables = load(*dirs, columns={"steps": (), "ranks": ()})
     cells = find_cells(tables.runs)
     found = evidence_of(cells, tables, target_loss)

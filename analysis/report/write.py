@@ -50,6 +50,7 @@ from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load
+from batchscape.record.trials import refuse_trials
 
 __all__ = ["READ", "Report", "write_report"]
 
@@ -213,6 +214,7 @@ def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
 
 
 def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
+    refuse_trials(sweep_dirs)
     tables = load(*sweep_dirs, columns=READ)
     if tables.runs.empty:
         lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]

@@ -191,10 +191,12 @@ def _run(arguments: list[str]) -> int:
     grid = _compose(arguments, "run")
     if grid is None:
         return 0
-    if grid.sweep_file is not None or len(grid.cells) > 1 or {"--multirun", "-m"} & set(arguments):
+    several = grid.sweep_file is not None or len(grid.cells) > 1 or grid.intervals
+    if several or _is_search(grid) or {"--multirun", "-m"} & set(arguments):
         asked = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
+        what = "search" if grid.intervals else f"sweep of {len(grid.cells)}"
         msg = (
-            f"`run` is for one run, and this asks for a sweep of {len(grid.cells)}; "
+            f"`run` is for one run, and this asks for a {what}; "
             f"use: {shlex.join(['batchscape', 'sweep', *asked])}"
         )
         raise ConfigError(msg)

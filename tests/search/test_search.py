@@ -15,6 +15,7 @@ import pytest
 
 from batchscape.analysis import write_report
 from batchscape.cli import main
+from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
 from batchscape.record.status import RunStatus, Status
@@ -116,6 +117,10 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     trials = trials_of(tmp_path / "s")
     assert not set(runs["run_id"]) & set(trials["runs"])
     pd.testing.assert_frame_equal(pd.read_csv(report.out / "tables" / "trials.csv"), trials)
+    for folder in ("s/search", "s/search/../search"):
+        with pytest.raises(RecordError, match="chosen for doing well"):
+            write_report([tmp_path / folder])
+    assert main(["recommend", str(tmp_path / "s" / "search")]) == 2
     best = pd.read_csv(report.out / "tables" / "search.csv")
     assert list(best["loss"]) == list(trials.groupby("study", sort=False)["loss"].min())
     # The same command does nothing more.
@@ -217,7 +222,7 @@ def test_one_folder_has_one_search_at_a_time(tmp_path: Path, capsys) -> None:
 
 
 def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsys) -> None:
-    for verb in ("sweep", "plan"):
+    for verb, said in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
-        assert "search=" in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert not (tmp_path / "s").exists()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["TRIALS", "read_trials", "write_trials"]
+__all__ = ["TRIALS", "read_trials", "refuse_trials", "write_trials"]
 
 TRIALS = {
     "study": "values of the axes that have a study of their own",
@@ -36,6 +38,24 @@ def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
         {k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in told
     )
     write_atomically(sweep.trials, text.getvalue().encode())
+
+
+def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
+    """Refuse to make estimates of the runs of a search.
+
+    Raises
+    ------
+    RecordError
+        If a folder holds trials: a sampler chose them for doing well.
+    """
+    for folder in map(Path, sweep_dirs):
+        if SweepFolder(folder).space.exists():
+            msg = (
+                f"{folder} holds the trials of a search, which were chosen for doing well, so that "
+                f"nothing is estimated of them; {folder.resolve().parent} has the grid that was "
+                "measured around the best, and its report lists the trials"
+            )
+            raise RecordError(msg)
 
 
 def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:
     sweep.run()
     sweep.run(optimizer={"name": "sgd", "learning_rate": 0.1, "momentum": 0.85})
     text = said([sweep])
-    assert "optimizer adamw, sgd" in text["Runs"]
+    assert re.search(r"optimizer (adamw, sgd|sgd, adamw);", text["Runs"])
     assert "momentum" not in text["Held fixed"]
     assert "beta1" not in text["Held fixed"]
 

@@ -135,7 +135,7 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     return {
         size: MemoryReport(method, problem=found)
         if isinstance(found, str)
-        else MemoryReport.from_bytes(method, found.allocated(spec.device_type))
+        else _report(method,found, spec)
         for size, found in _traces(runs, traced).items()
     }
 
@@ -145,7 +145,7 @@ def _refusal(spec: RunSpec) -> str | None:
     engine = spec.config.engine
     if isinstance(engine, Command):
         return "engine=command trains by a program, whose memory only the program knows"
-    if not isinstance(engine, Ddp | Fsdp):
+    if False:
         return (
             f"engine={engine.name} allocates as its library does, which wants ranks and numbers; "
             "memory is predicted with engine=ddp and engine=fsdp"
@@ -185,3 +185,13 @@ def _line(low: int, at_low: Trace | str, high: int, at_high: Trace | str) -> _Li
 
 def _are_equal(one: Trace, other: Trace) -> bool:
     return one.is_like(other) and np.array_equal(one.sizes, other.sizes)
+
+
+def _report(method,found,spec):
+    import dataclasses
+    low=MemoryReport.from_bytes(method, found.allocated(spec.device_type))
+    high=MemoryReport.from_bytes(method, found.allocated(spec.device_type, lingering=True))
+    HIGH.append(high)
+    object.__setattr__(low,"high",high)
+    return low
+HIGH=[]

@@ -1,8 +1,8 @@
 """A rehearsal of a run's training on tensors that hold no numbers, and what it allocates.
 
-The code is the training's own, from the model to the optimizer; only the ranks beside the first
-are missing. torch is imported here: `plan.memory` asks for this module once there is something to
-predict.
+The code is the training's own, from the model to the optimizer, and that of the library behind the
+engine; only the other ranks are missing (`plan.one_rank`). torch is imported here: `plan.memory`
+asks for this module once there is something to predict.
 
 Source: `FakeTensorMode` computes shapes, types and strides and allocates nothing,
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html.
@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from batchscape.config import Transformers
+from batchscape.config import DeepSpeed, Transformers
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
@@ -80,9 +80,7 @@ class Trace(NamedTuple):
     """Numbers of those that may have died already: what a thread of gloo may hold a moment longer
     than its exchange lasts."""
 
-    def allocated(
-        self, device_type: str, *, lingering: bool = False
-    ) -> dict[str, AllocatedBytes]:
+    def allocated(self, device_type: str, *, lingering: bool = False) -> dict[str, AllocatedBytes]:
         """Return the bytes of each phase, as the meter of a device counts them.
 
         Parameters
@@ -165,12 +163,12 @@ def _common(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
 
 
 def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry) -> Trace:
-    """Rehearse the training of a run, as its first rank, and return what it allocates.
+    """Rehearse the training of a run, as the rank that holds most, and return what it allocates.
 
     Parameters
     ----------
     spec : RunSpec
-        Of engine `ddp` or `fsdp`.
+        Of an engine that trains in this process, not compiled.
     sample : tuple of Sample
         Of inputs and labels.
     geometry : BatchGeometry
@@ -198,7 +196,8 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
 
         def examine(module: nn.Module) -> None:
             join(module)
-            counter.watch(module)
+            if isinstance(spec.config.engine, DeepSpeed):
+                counter.answer_outside(module)
 
         loader = _Blanks(sample, geometry, counter)
         build = partial(build_engine, spec, _CPU, examine)
@@ -236,26 +235,20 @@ _BACKWARD = torch.ops.aten.convolution_backward.default
 _KERNELS: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # no public name
 _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
+_LINGERS = 100
+"""Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
 _FEW_CHANNELS = 4
 """Of images that oneDNN takes as they are."""
 
 
 def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa: ANN401  (of an operator)
-    """Return what convolutions and exchanges on a CPU take, which no operator shows.
-
-    gloo gathers into a buffer of its own, and copies what it reduces and scatters. Source:
-    `AsyncAllgatherWork` and `reduce_scatter_tensor_coalesced` in
-    torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; the sizes as the profiler shows them.
+    """Return what a convolution on a CPU takes, the one kernel here that takes much.
 
     oneDNN computes in blocks of channels: it copies what it is given, and what it returns. Where
     torch unfolds the images instead, as in bfloat16 without AVX-512, their windows are written out.
     Source: mkldnn/Conv.cpp and ConvolutionMM2d.cpp in aten/src/ATen/native; the copies as the
     profiler shows them on x86, torch 2.13.
     """
-    if func is _GATHER:
-        return _Scratch(before=args[0].nbytes)
-    if func is _REDUCE_SCATTER:
-        return _Scratch(before=args[1].nbytes)
     if func is _FORWARD:
         inputs, weight, bias, *settings = args
         output = result
@@ -294,17 +287,23 @@ class _Counter(TorchDispatchMode):
         self._phases: list[tuple[str, int]] = []
         self._attends_by_parts = False
         self._exchanged: set[int] = set()
-        """Storages that the last exchange was given."""
+        """Storages that the last exchange was given, while its thread may hold them."""
+        self._since_exchange = 0
+        """Operators since then."""
         self._held: list[int] = []
-        """Numbers of what may be held for the last exchange."""
+        """Numbers of those that have died, and may still be held."""
         self._lingering: list[int] = []
-        """All that was ever in `_held`."""
-        self._computes = False
-        """Whether the model is in its forward, where no number may be looked at."""
+        """All that ever were."""
+        self._answers = False
 
-    def watch(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(lambda *_: setattr(self, "_computes", True))
-        module.register_forward_hook(lambda *_: setattr(self, "_computes", False))
+    def answer_outside(self, module: nn.Module) -> None:
+        """Let a library look at numbers, which are zeros, but not the model in its forward.
+
+        It asks for norms of gradients, and whether they are finite.
+        """
+        self._answers = True
+        module.register_forward_pre_hook(lambda *_: setattr(self, "_answers", False))
+        module.register_forward_hook(lambda *_: setattr(self, "_answers", True))
 
     def phase(self, name: str) -> None:
         self._settle()  # as the probe does
@@ -329,8 +328,11 @@ class _Counter(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401  (its result)
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # asked for by two calls in three; the short way
-        if func is _NUMBER and not self._computes:
-            return args[0].dtype.is_floating_point and 0.0
+        if func is _NUMBER and self._answers:
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        self._since_exchange += 1
+        if self._since_exchange == _LINGERS:
+            self._settle()
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its part, and that is seen
         if func is torch.ops.aten._safe_softmax.default:
@@ -339,9 +341,7 @@ class _Counter(TorchDispatchMode):
         scratch = _scratch(func, args, result) if self._on_cpu else _NO_SCRATCH
         self._free(self._take(scratch.before))
         if self._on_cpu and func.namespace == "c10d":
-            self._exchange(args)
-            if func is _REDUCE_SCATTER:
-                self._hold(scratch.before)
+            self._exchange(func, args)
         beside = self._take(scratch.beside)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
@@ -350,11 +350,21 @@ class _Counter(TorchDispatchMode):
         self._free(self._take(scratch.after))
         return result
 
-    def _exchange(self, args: tuple[Any, ...]) -> None:
-        """Note what an exchange is given; the one before has let go of all."""
+    def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+        """Take what gloo takes, and note what its thread may hold; the last one has let go.
+
+        It gathers into a buffer of its own, and copies what it reduces and scatters. Source:
+        torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; the sizes as the profiler shows them.
+        """
         self._settle()
+        if func is _GATHER:
+            self._free(self._take(args[0].nbytes))
+        elif func is _REDUCE_SCATTER:
+            self._free(self._take(args[1].nbytes))
+            self._hold(args[1].nbytes)
         tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
         self._exchanged = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._since_exchange = 0
 
     def _hold(self, size: int) -> None:
         if number := self._take(size):
@@ -369,7 +379,7 @@ class _Counter(TorchDispatchMode):
 
     def _see(self, tensor: Tensor) -> None:
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
-            return
+            return  # a library's note of a shape
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive and key not in self._left_out:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from batchscape.config import DeepSpeed, Fsdp
 from batchscape.engines.optimizers import build_optimizer
+from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.errors import BatchscapeError
 from batchscape.record.spec import RunSpec
 
@@ -83,6 +84,7 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             else:
                 owner = import_module(_WRAPPED_IN[engine.name])
                 _replace(undone, owner, "DistributedDataParallel", _Buckets)
+                _replace(undone, ReplicatedEngine, "_is_so_anywhere", lambda _, here: here)
 
         yield join
 
@@ -156,7 +158,7 @@ class _Buckets(DistributedDataParallel):
         # Not that of DDP, which makes the reducer.
         nn.Module.__init__(self)
         self.module = module
-        self.process_group = dist.group.WORLD
+        self.process_group = dist.distributed_c10d._get_default_group()
         self._moves = bool(settings.get("gradient_as_bucket_view"))
         self._exchanges = True
         self._told: Any = None

@@ -8,8 +8,11 @@ device follows the machine. An error is predicted / measured - 1; the median of 
 interval by order statistics, over cells: the errors of a cell do not vary from run to run.
 
     python benchmarks/memory_prediction.py [--part 1] [--seed 0] [--family gpt convolutions]
+    python benchmarks/memory_prediction.py --libraries [--part 1] [--family "gpt ZeRO 3"]
 
-Without `--part` it is a tenth of the cells, drawn by the seed.
+Without `--part` it is a tenth of the cells, drawn by the seed. With `--libraries` it is the engines
+of libraries: accelerate, Fabric and the stages of ZeRO, of a GPT and an MLP, by 2 ranks, 2
+accumulations, 2 micro-batches, 2 optimizers and 2 precisions. What is refused is counted.
 """
 
 from __future__ import annotations
@@ -64,12 +67,31 @@ FAMILIES = {
     "transformers": ("model=hf_gpt2", "data=stdlib"),
     "llama": ("model=llama_nano", "data=stdlib"),
 }
-GRID = (
-    "batch=vary_global",
-    "batch.data_parallel_size=1,2",
+LIBRARIES = {
+    f"{model} {engine}": (*data, *chosen)
+    for model, data in {
+        "gpt": FAMILIES["gpt"],
+        "mlp": ("model=mlp", "data=digits"),
+    }.items()
+    for engine, chosen in {
+        "accelerate": ("engine=accelerate",),
+        "Fabric": ("engine=fabric",),
+        **{f"ZeRO {n}": ("engine=deepspeed", f"engine.zero_stage={n}") for n in range(4)},
+    }.items()
+}
+GEOMETRIES = (
     "batch.micro_batch_size=1,2,5,8,16,33",
     "batch.gradient_accumulation_steps=1,3",
     "optimizer=adamw,sgd,muon",
+)
+FEWER_GEOMETRIES = (
+    "batch.micro_batch_size=8,64",
+    "batch.gradient_accumulation_steps=1,2",
+    "optimizer=adamw,sgd",
+)
+GRID = (
+    "batch=vary_global",
+    "batch.data_parallel_size=1,2",
     "engine.precision=float32,bfloat16",
     "budget=optimizer_steps",
     "budget.optimizer_steps=3",
@@ -82,11 +104,17 @@ GRID = (
     "checkpoint.every_s=null",
     "tracker=none",
 )
-"""24 geometries (with global batches of 1 to 198), 3 optimizers, 2 precisions."""
+"""24 geometries (with global batches of 1 to 198), 3 optimizers, 2 precisions; fewer of libraries."""
 
 
 def planned(family: str, folder: Path, machine: Machine) -> Plan:
-    arguments = [*FAMILIES[family], *GRID, f"sweep_dir={folder / family}"]
+    of_library = family in LIBRARIES
+    arguments = [
+        *(LIBRARIES if of_library else FAMILIES)[family],
+        *GRID,
+        *(FEWER_GEOMETRIES if of_library else GEOMETRIES),
+        f"sweep_dir={folder / family.replace(' ', '_')}",
+    ]
     grid = cast("SweepCells", compose(arguments, "batchscape sweep"))
     return make_plan(grid, machine, prepare)
 
@@ -122,8 +150,11 @@ def main() -> None:
     parser.add_argument("--part", type=float, default=0.1, help="of the cells, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of what is written")
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--libraries", action="store_true", help="engines of libraries")
+    parser.add_argument("--family", nargs="+", choices=[*FAMILIES, *LIBRARIES])
     options = parser.parse_args()
+    options.family = options.family or list(LIBRARIES if options.libraries else FAMILIES)
+    part = "memory_prediction_of_libraries" if options.libraries else "memory_prediction"
     options.out = options.out.resolve()
     # Where the model and the data of `small_images` are found.
     os.chdir(HERE)
@@ -141,6 +172,13 @@ def main() -> None:
             for name, specs in chosen.items()
         }
         took_s = time.perf_counter() - began
+        for name in options.family:
+            told = [(spec, predicted[name][spec.run_id].problem) for spec in chosen[name]]
+            chosen[name] = [spec for spec, problem in told if problem is None]
+            if problems := [problem for _, problem in told if problem is not None]:
+                print(f"{name}: {len(problems)} refused, as {problems[0]}", flush=True)
+        options.family = [name for name in options.family if chosen[name]]
+        chosen = {name: chosen[name] for name in options.family}
         count = sum(map(len, chosen.values()))
         of_device = chosen[options.family[0]][0].device_type
         text = json.dumps(
@@ -152,7 +190,7 @@ def main() -> None:
             },
             indent=1,
         )
-        frozen = options.out / f"memory_prediction-{of_device}-predicted.json"
+        frozen = options.out / f"{part}-{of_device}-predicted.json"
         frozen.write_text(text + "\n")
         digest = hashlib.sha256(frozen.read_bytes()).hexdigest()
         keys = {memory_key(spec) for specs in chosen.values() for spec in specs}
@@ -166,7 +204,8 @@ def main() -> None:
             print(f"{name}: {time.perf_counter() - began:.2f} s for one alone", flush=True)
 
         found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, plan in plans.items():
+        for name in options.family:
+            plan = plans[name]
             folder = SweepFolder(plan.sweep_dir)
             write_plan(plan)
             run_sweep(chosen[name], folder, machine, command="benchmarks/memory_prediction.py")
@@ -206,7 +245,7 @@ def main() -> None:
     for name in options.family:
         show_worst(name, peaks[name], chosen[name])
     print(f"runs without figures: {missing}; {took_s / count:.3f} s a prediction")
-    save(rows, of_device, machine, took_s / count, digest, options)
+    save(part, rows, of_device, machine, took_s / count, digest, options)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -232,6 +271,7 @@ def show_worst(family: str, errors: dict[str, float], specs: list[RunSpec]) -> N
 
 
 def save(  # noqa: PLR0917  (a file has as many parts)
+    part: str,
     rows: list[dict[str, Any]],
     device_type: str,
     machine: Machine,
@@ -244,11 +284,11 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         sys.path.append(str(HERE / "gpu"))
         from results import save as save_of_device
 
-        save_of_device("memory_prediction", rows)
+        save_of_device(part, rows)
         return
     git = environment()["batchscape_git"] or {"revision": None}
     result = {
-        "part": "memory_prediction",
+        "part": part,
         "device": machine.cpu_name,
         "cores": machine.cpu_cores,
         "torch": torch.__version__,
@@ -260,7 +300,7 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         "prediction_s": prediction_s,
         "rows": rows,
     }
-    path = options.out / "memory_prediction-cpu.json"
+    path = options.out / f"{part}-cpu.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written: {path}")
 

@@ -38,6 +38,7 @@ from scipy import stats
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
 from batchscape.launch import run_sweep
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
@@ -104,7 +105,8 @@ GRID = (
     "checkpoint.every_s=null",
     "tracker=none",
 )
-"""24 geometries (with global batches of 1 to 198), 3 optimizers, 2 precisions; fewer of libraries."""
+"""With 24 geometries (global batches of 1 to 198), 3 optimizers and 2 precisions; of libraries 8, 2
+and 2."""
 
 
 def planned(family: str, folder: Path, machine: Machine) -> Plan:
@@ -145,7 +147,7 @@ def errors_of(name: str, errors: list[float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=0.1, help="of the cells, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
@@ -154,8 +156,29 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=[*FAMILIES, *LIBRARIES])
     options = parser.parse_args()
     options.family = options.family or list(LIBRARIES if options.libraries else FAMILIES)
-    part = "memory_prediction_of_libraries" if options.libraries else "memory_prediction"
+    options.name = "memory_prediction" + ("_of_libraries" if options.libraries else "")
     options.out = options.out.resolve()
+    return options
+
+
+def without_refused(
+    chosen: dict[str, list[RunSpec]], predicted: dict[str, dict[str, MemoryReport]]
+) -> dict[str, list[RunSpec]]:
+    """Return the cells that are predicted, and print how many are not, and why."""
+    kept = {}
+    for name, specs in chosen.items():
+        problems = {spec.run_id: predicted[name][spec.run_id].problem for spec in specs}
+        if refused := [problem for problem in problems.values() if problem is not None]:
+            print(f"{name}: {len(refused)} of {len(specs)} refused, as {refused[0]}", flush=True)
+        if predictable := [spec for spec in specs if problems[spec.run_id] is None]:
+            kept[name] = predictable
+    if not kept:
+        sys.exit("nothing of this is predicted")
+    return kept
+
+
+def main() -> None:
+    options = parsed()
     # Where the model and the data of `small_images` are found.
     os.chdir(HERE)
     machine, rng = Machine.detect(), random.Random(options.seed)
@@ -172,13 +195,8 @@ def main() -> None:
             for name, specs in chosen.items()
         }
         took_s = time.perf_counter() - began
-        for name in options.family:
-            told = [(spec, predicted[name][spec.run_id].problem) for spec in chosen[name]]
-            chosen[name] = [spec for spec, problem in told if problem is None]
-            if problems := [problem for _, problem in told if problem is not None]:
-                print(f"{name}: {len(problems)} refused, as {problems[0]}", flush=True)
-        options.family = [name for name in options.family if chosen[name]]
-        chosen = {name: chosen[name] for name in options.family}
+        chosen = without_refused(chosen, predicted)
+        options.family = list(chosen)
         count = sum(map(len, chosen.values()))
         of_device = chosen[options.family[0]][0].device_type
         text = json.dumps(
@@ -190,7 +208,7 @@ def main() -> None:
             },
             indent=1,
         )
-        frozen = options.out / f"{part}-{of_device}-predicted.json"
+        frozen = options.out / f"{options.name}-{of_device}-predicted.json"
         frozen.write_text(text + "\n")
         digest = hashlib.sha256(frozen.read_bytes()).hexdigest()
         keys = {memory_key(spec) for specs in chosen.values() for spec in specs}
@@ -205,9 +223,8 @@ def main() -> None:
 
         found: dict[str, dict[str, dict[str, float]]] = {}
         for name in options.family:
-            plan = plans[name]
-            folder = SweepFolder(plan.sweep_dir)
-            write_plan(plan)
+            folder = SweepFolder(plans[name].sweep_dir)
+            write_plan(plans[name])
             run_sweep(chosen[name], folder, machine, command="benchmarks/memory_prediction.py")
             figures = {spec.run_id: measured(folder, spec) for spec in chosen[name]}
             found[name] = {run: told for run, told in figures.items() if told is not None}
@@ -245,7 +262,7 @@ def main() -> None:
     for name in options.family:
         show_worst(name, peaks[name], chosen[name])
     print(f"runs without figures: {missing}; {took_s / count:.3f} s a prediction")
-    save(part, rows, of_device, machine, took_s / count, digest, options)
+    save(rows, of_device, machine, took_s / count, digest, options)
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -271,7 +288,6 @@ def show_worst(family: str, errors: dict[str, float], specs: list[RunSpec]) -> N
 
 
 def save(  # noqa: PLR0917  (a file has as many parts)
-    part: str,
     rows: list[dict[str, Any]],
     device_type: str,
     machine: Machine,
@@ -284,11 +300,11 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         sys.path.append(str(HERE / "gpu"))
         from results import save as save_of_device
 
-        save_of_device(part, rows)
+        save_of_device(options.name, rows)
         return
     git = environment()["batchscape_git"] or {"revision": None}
     result = {
-        "part": part,
+        "part": options.name,
         "device": machine.cpu_name,
         "cores": machine.cpu_cores,
         "torch": torch.__version__,
@@ -300,7 +316,7 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         "prediction_s": prediction_s,
         "rows": rows,
     }
-    path = options.out / f"{part}-cpu.json"
+    path = options.out / f"{options.name}-cpu.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written: {path}")
 

@@ -65,6 +65,12 @@ CONVOLUTIONS = {
 DIGITS = {"model": {"name": "mlp", "hidden_sizes": [64]}, "data": {"name": "digits"}}
 
 
+def of_libraries(test):
+    """Mark a test of engines of libraries, of which DeepSpeed's import warns."""
+    warning = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+    return pytest.mark.systems(pytest.mark.timeout(400)(pytest.mark.filterwarnings(warning)(test)))
+
+
 def zero(stage, precision="float32"):
     return {"name": "deepspeed", "zero_stage": stage, "precision": precision}
 
@@ -191,9 +197,7 @@ def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer
         assert predicted[name] - SCALARS <= size <= most[name] + SCALARS + within, name
 
 
-@pytest.mark.systems
-@pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@of_libraries
 @pytest.mark.parametrize("geometry", [(1, 8, 2), (2, 8, 1), (2, 8, 2)])
 @pytest.mark.parametrize(
     ("library", "engine", "optimizer", "model"),
@@ -228,7 +232,7 @@ def test_predictions_are_what_libraries_allocate(
     assert found[peak] == pytest.approx(predicted[peak], rel=0.03)
 
 
-@pytest.mark.systems
+@of_libraries
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_cuts_what_its_stage_says(stage, run_of):
     """By counting: 4 bytes each of P parameters and N ranks, after the model was wrapped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -250,6 +251,19 @@ def test_zero_cuts_what_its_stage_says(stage, run_of):
         assert found == pytest.approx(counted, abs=slack)
 
 
+@of_libraries
+def test_deepspeed_leaves_no_word_for_trainings_that_follow(run_of, monkeypatch):
+    """Such as the kind of device that it chose for the prediction."""
+    pytest.importorskip("deepspeed")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    before, moved = dict(os.environ), torch.nn.Module.to
+    assert predict_memory(run_of((2, 4, 2), engine=zero(2))).problem is None
+    changed = {name for name in os.environ if os.environ[name] != before.get(name)}
+    assert changed <= {"TORCHINDUCTOR_CACHE_DIR"}, "which torch sets"
+    assert torch.nn.Module.to is moved
+    assert not dist.is_initialized()
+
+
 def test_what_may_linger_counts_where_it_is_asked_for():
     """A storage of 3 bytes, one of 5 that may outlive it as a copy, one of 7 while it does."""
     trace = memory_trace.Trace(
@@ -321,7 +335,8 @@ def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_o
     assert memory_key(two) == memory_key(thousand) != memory_key(run_of((1, 4, 2)))
     # Apart, so that both are rehearsed.
     assert predict_memory(two) == predict_memory(thousand)
-    few, many = (predict_memory(run_of((ranks, 4, 1), engine=FSDP)) for ranks in (2, 1024))
+    # Large enough that threads of gloo do not make the peak.
+    few, many = (predict_memory(run_of((ranks, 32, 1), engine=FSDP)) for ranks in (2, 1024))
     parts = [padded_bytes_of_gpt(few_or_many) for few_or_many in (2, 1024)]
     for report, part in zip((few, many), parts, strict=True):
         assert bytes_of(report)["allocated_after_model_gib"] == pytest.approx(part, abs=SCALARS)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscape.config import DeepSpeed, Fsdp
+from batchscape.engines.environment import environment
 from batchscape.engines.optimizers import build_optimizer
 from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.errors import BatchscapeError
@@ -110,7 +111,7 @@ def _fullest(spec: RunSpec, module: nn.Module, ranks: int) -> int:
     kept = np.zeros(ranks)
     for group in build_optimizer(spec.stages[0].optimizer, module).param_groups:
         sizes = [p.numel() for p in group["params"]]
-        stretch = -(-sum(sizes) // ranks)
+        stretch = max(1, -(-sum(sizes) // ranks))
         begin = 0
         for size in sizes:
             kept[begin // stretch : (begin + size - 1) // stretch + 1] += size
@@ -122,6 +123,8 @@ def _open_deepspeed(undone: ExitStack) -> None:
     """Let DeepSpeed run without numbers, and forget the group in the end."""
     from batchscape.engines.deepspeed_setup import deepspeed_on
 
+    # The variable by which it chooses a kind of device is no word for trainings that follow.
+    undone.enter_context(environment({"DS_ACCELERATOR": _CPU.type}, without=()))
     library = undone.enter_context(deepspeed_on(_CPU, alone=False))
     undone.callback(library.utils.groups._release_process_group_references)
     # It would remark upon every optimizer that is not its own, on standard output.

@@ -8,8 +8,11 @@ device follows the machine. An error is predicted / measured - 1; the median of 
 interval by order statistics, over cells: the errors of a cell do not vary from run to run.
 
     python benchmarks/memory_prediction.py [--part 1] [--seed 0] [--family gpt convolutions]
+    python benchmarks/memory_prediction.py --libraries [--part 1] [--family "gpt ZeRO 3"]
 
-Without `--part` it is a tenth of the cells, drawn by the seed.
+Without `--part` it is a tenth of the cells, drawn by the seed. With `--libraries` it is the engines
+of libraries: accelerate, Fabric and the stages of ZeRO, of a GPT and an MLP, by 2 ranks, 2
+accumulations, 2 micro-batches, 2 optimizers and 2 precisions. What is refused is counted.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from scipy import stats
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
 from batchscape.launch import run_sweep
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
@@ -64,12 +68,31 @@ FAMILIES = {
     "transformers": ("model=hf_gpt2", "data=stdlib"),
     "llama": ("model=llama_nano", "data=stdlib"),
 }
-GRID = (
-    "batch=vary_global",
-    "batch.data_parallel_size=1,2",
+LIBRARIES = {
+    f"{model} {engine}": (*data, *chosen)
+    for model, data in {
+        "gpt": FAMILIES["gpt"],
+        "mlp": ("model=mlp", "data=digits"),
+    }.items()
+    for engine, chosen in {
+        "accelerate": ("engine=accelerate",),
+        "Fabric": ("engine=fabric",),
+        **{f"ZeRO {n}": ("engine=deepspeed", f"engine.zero_stage={n}") for n in range(4)},
+    }.items()
+}
+GEOMETRIES = (
     "batch.micro_batch_size=1,2,5,8,16,33",
     "batch.gradient_accumulation_steps=1,3",
     "optimizer=adamw,sgd,muon",
+)
+FEWER_GEOMETRIES = (
+    "batch.micro_batch_size=8,64",
+    "batch.gradient_accumulation_steps=1,2",
+    "optimizer=adamw,sgd",
+)
+GRID = (
+    "batch=vary_global",
+    "batch.data_parallel_size=1,2",
     "engine.precision=float32,bfloat16",
     "budget=optimizer_steps",
     "budget.optimizer_steps=3",
@@ -82,11 +105,18 @@ GRID = (
     "checkpoint.every_s=null",
     "tracker=none",
 )
-"""24 geometries (with global batches of 1 to 198), 3 optimizers, 2 precisions."""
+"""With 24 geometries (global batches of 1 to 198), 3 optimizers and 2 precisions; of libraries 8, 2
+and 2."""
 
 
 def planned(family: str, folder: Path, machine: Machine) -> Plan:
-    arguments = [*FAMILIES[family], *GRID, f"sweep_dir={folder / family}"]
+    of_library = family in LIBRARIES
+    arguments = [
+        *(LIBRARIES if of_library else FAMILIES)[family],
+        *GRID,
+        *(FEWER_GEOMETRIES if of_library else GEOMETRIES),
+        f"sweep_dir={folder / family.replace(' ', '_')}",
+    ]
     grid = cast("SweepCells", compose(arguments, "batchscape sweep"))
     return make_plan(grid, machine, prepare)
 
@@ -117,14 +147,38 @@ def errors_of(name: str, errors: list[float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=float, default=0.1, help="of the cells, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of what is written")
-    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--libraries", action="store_true", help="engines of libraries")
+    parser.add_argument("--family", nargs="+", choices=[*FAMILIES, *LIBRARIES])
     options = parser.parse_args()
+    options.family = options.family or list(LIBRARIES if options.libraries else FAMILIES)
+    options.name = "memory_prediction" + ("_of_libraries" if options.libraries else "")
     options.out = options.out.resolve()
+    return options
+
+
+def without_refused(
+    chosen: dict[str, list[RunSpec]], predicted: dict[str, dict[str, MemoryReport]]
+) -> dict[str, list[RunSpec]]:
+    """Return the cells that are predicted, and print how many are not, and why."""
+    kept = {}
+    for name, specs in chosen.items():
+        problems = {spec.run_id: predicted[name][spec.run_id].problem for spec in specs}
+        if refused := [problem for problem in problems.values() if problem is not None]:
+            print(f"{name}: {len(refused)} of {len(specs)} refused, as {refused[0]}", flush=True)
+        if predictable := [spec for spec in specs if problems[spec.run_id] is None]:
+            kept[name] = predictable
+    if not kept:
+        sys.exit("nothing of this is predicted")
+    return kept
+
+
+def main() -> None:
+    options = parsed()
     # Where the model and the data of `small_images` are found.
     os.chdir(HERE)
     machine, rng = Machine.detect(), random.Random(options.seed)
@@ -141,6 +195,8 @@ def main() -> None:
             for name, specs in chosen.items()
         }
         took_s = time.perf_counter() - began
+        chosen = without_refused(chosen, predicted)
+        options.family = list(chosen)
         count = sum(map(len, chosen.values()))
         of_device = chosen[options.family[0]][0].device_type
         text = json.dumps(
@@ -152,7 +208,7 @@ def main() -> None:
             },
             indent=1,
         )
-        frozen = options.out / f"memory_prediction-{of_device}-predicted.json"
+        frozen = options.out / f"{options.name}-{of_device}-predicted.json"
         frozen.write_text(text + "\n")
         digest = hashlib.sha256(frozen.read_bytes()).hexdigest()
         keys = {memory_key(spec) for specs in chosen.values() for spec in specs}
@@ -166,9 +222,9 @@ def main() -> None:
             print(f"{name}: {time.perf_counter() - began:.2f} s for one alone", flush=True)
 
         found: dict[str, dict[str, dict[str, float]]] = {}
-        for name, plan in plans.items():
-            folder = SweepFolder(plan.sweep_dir)
-            write_plan(plan)
+        for name in options.family:
+            folder = SweepFolder(plans[name].sweep_dir)
+            write_plan(plans[name])
             run_sweep(chosen[name], folder, machine, command="benchmarks/memory_prediction.py")
             figures = {spec.run_id: measured(folder, spec) for spec in chosen[name]}
             found[name] = {run: told for run, told in figures.items() if told is not None}
@@ -244,11 +300,11 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         sys.path.append(str(HERE / "gpu"))
         from results import save as save_of_device
 
-        save_of_device("memory_prediction", rows)
+        save_of_device(options.name, rows)
         return
     git = environment()["batchscape_git"] or {"revision": None}
     result = {
-        "part": "memory_prediction",
+        "part": options.name,
         "device": machine.cpu_name,
         "cores": machine.cpu_cores,
         "torch": torch.__version__,
@@ -260,7 +316,7 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         "prediction_s": prediction_s,
         "rows": rows,
     }
-    path = options.out / "memory_prediction-cpu.json"
+    path = options.out / f"{options.name}-cpu.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(f"written: {path}")
 

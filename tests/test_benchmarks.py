@@ -122,3 +122,13 @@ def test_memory_prediction(tmp_path):
     assert max(map(float, errors)) < 1
     frozen = (tmp_path / "memory_prediction-cpu-predicted.json").read_bytes()
     assert f"sha256 {hashlib.sha256(frozen).hexdigest()}" in printed
+
+
+@pytest.mark.systems
+def test_memory_prediction_of_libraries(tmp_path):
+    pytest.importorskip("deepspeed")
+    out = ["--libraries", "--out", tmp_path, "--part", "0.02", "--family", "gpt ZeRO 2"]
+    printed = printed_by("memory_prediction.py", *out)
+    (error,) = re.findall(r"peak, gpt ZeRO 2: median .*, worst (\d+\.\d+) %, n 1", printed)
+    assert float(error) < 3
+    assert (tmp_path / "memory_prediction_of_libraries-cpu.json").exists()

@@ -161,7 +161,7 @@ def test_a_plan_imports_torch_only_to_predict() -> None:
         for path in files("plan")
         if {name.split(".")[0] for name in imported(path)} & {"torch"}
     }
-    assert users == {"memory_trace", "step_time"}
+    assert users == {"memory_trace", "one_rank", "step_time"}
     (predicting,) = modules_after("import batchscape.plan.memory, batchscape.plan.table")
     assert "torch" not in predicting
 

@@ -33,7 +33,6 @@ def build_engine(
     spec: RunSpec,
     device: torch.device,
     examine: Callable[[nn.Module], None] | None = None,
-    make: Callable[..., Engine] | None = None,
 ) -> Engine:
     """Build the model of a run on a device, and the engine that trains it.
 
@@ -44,8 +43,6 @@ def build_engine(
         Of this rank.
     examine : callable, optional
         Shown the model as it was written, whole and on the device, before anything wraps it.
-    make : callable, optional
-        Called in place of the engine that the settings name.
 
     Raises
     ------
@@ -70,7 +67,7 @@ def build_engine(
         examine(module)
     if spec.config.in_process.activation_checkpointing:
         checkpoint_activations(module)
-    engine: Engine = (make or getattr(engine_module, _ENGINES[name]))(
+    engine: Engine = getattr(engine_module, _ENGINES[name])(
         module,
         spec.config.engine,
         spec.stages[0].optimizer,

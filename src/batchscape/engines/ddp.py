@@ -46,7 +46,10 @@ class DdpEngine(ReplicatedEngine):
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
         if geometry.data_parallel_size > 1:
-            self._exchange_through(self._wrap(module, config))
+            wrapped = DistributedDataParallel(
+                module, bucket_cap_mb=config.bucket_cap_mb, gradient_as_bucket_view=True
+            )
+            self._exchange_through(wrapped)
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
         """Do one forward and backward; exchange in the last one only."""
@@ -66,8 +69,3 @@ class DdpEngine(ReplicatedEngine):
         if self._wrapped is None:
             return Reported(data_parallel_size=1)
         return Reported(dist.get_world_size(self._wrapped.process_group))
-
-    def _wrap(self, module: nn.Module, config: Ddp) -> DistributedDataParallel:
-        return DistributedDataParallel(
-            module, bucket_cap_mb=config.bucket_cap_mb, gradient_as_bucket_view=True
-        )

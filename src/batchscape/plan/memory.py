@@ -1,8 +1,8 @@
 """The memory of a training step, known before anything runs.
 
 The training's own code is rehearsed on tensors that have shapes and no numbers, and what it would
-allocate is counted (`plan.memory_trace`): two optimizer steps of the first rank, in the stage that
-holds most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP and
+allocate is counted (`plan.memory_trace`): two optimizer steps of one rank, in the stage that holds
+most, of at most two micro-steps each. Nothing follows a formula of ours but what DDP, gloo and
 convolutions of a CPU take by themselves. docs/planning.md says what is exact.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchscape.config import Affects, Command, Ddp, Fsdp, that_affect
+from batchscape.config import Affects, Command, DeepSpeed, Engine, Fsdp, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.memory_report import MemoryReport
@@ -35,6 +35,8 @@ _BY_PARTS = (
     "attention with dropout holds all scores on a CPU and not on CUDA, whose kernels are not here; "
     "memory is predicted without dropout"
 )
+_MOST_LINGERING = 0.1
+"""Part of a peak that may come and go with the threads of an exchange."""
 _MOST_TRACED = 3
 """Micro-batches of a training that are each rehearsed; of more, as many tell all of them."""
 
@@ -74,7 +76,7 @@ def memory_key(spec: RunSpec) -> str:
     """Return what decides the prediction of a run: two with the same key have the same.
 
     These are the settings that affect memory, without those of limits, loaders and evaluations; the
-    micro-batch; whether there is accumulation; and the ranks, of which DDP's are one or several.
+    micro-batch; whether there is accumulation; and the ranks, one or several where each holds all.
     """
     return json.dumps([_settings(spec), _heaviest(spec).micro_batch_size])
 
@@ -87,7 +89,7 @@ def _settings(spec: RunSpec) -> str:
     geometry = _heaviest(spec)
     ranks = geometry.data_parallel_size
     resolved = {
-        "ranks": min(ranks, 2) if isinstance(spec.config.engine, Ddp) else ranks,
+        "ranks": min(ranks, 2) if _is_whole(spec.config.engine) else ranks,
         "micro_steps": min(geometry.gradient_accumulation_steps, 2),
         "averages": spec.config.evaluation.ema_half_life_tokens is not None,
         "clips": spec.stages[0].optimizer.gradient_clip_norm is not None,
@@ -97,6 +99,12 @@ def _settings(spec: RunSpec) -> str:
         "source": spec.source_hash,
     }
     return json.dumps([kept, resolved], sort_keys=True)
+
+
+def _is_whole(engine: Engine) -> bool:
+    """Whether every rank holds all, so that two ranks stand for any number."""
+    sharded = isinstance(engine, Fsdp) or (isinstance(engine, DeepSpeed) and engine.zero_stage > 0)
+    return not sharded
 
 
 def _heaviest(spec: RunSpec) -> BatchGeometry:
@@ -135,9 +143,26 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     return {
         size: MemoryReport(method, problem=found)
         if isinstance(found, str)
-        else MemoryReport.from_bytes(method, found.allocated(spec.device_type))
+        else _report(method, found, spec.device_type)
         for size, found in _traces(runs, traced).items()
     }
+
+
+def _report(method: str, found: Trace, device_type: str) -> MemoryReport:
+    """Return the figures of a trace; or that they are others in every run, on a CPU."""
+    report = MemoryReport.from_bytes(method, found.allocated(device_type))
+    if device_type != "cpu":
+        return report
+    most = MemoryReport.from_bytes(method, found.allocated(device_type, lingering=True))
+    peak, highest = report.peak_allocated_gib, most.peak_allocated_gib
+    if peak and highest and highest > (1 + _MOST_LINGERING) * peak:
+        problem = (
+            "threads of gloo may hold what they exchanged a moment longer, which for so small a "
+            f"training is much: its peak is {1024 * peak:.3g} to {1024 * highest:.3g} MiB, another "
+            "in every run"
+        )
+        return MemoryReport(method, problem=problem)
+    return report
 
 
 def _refusal(spec: RunSpec) -> str | None:
@@ -145,11 +170,6 @@ def _refusal(spec: RunSpec) -> str | None:
     engine = spec.config.engine
     if isinstance(engine, Command):
         return "engine=command trains by a program, whose memory only the program knows"
-    if not isinstance(engine, Ddp | Fsdp):
-        return (
-            f"engine={engine.name} allocates as its library does, which wants ranks and numbers; "
-            "memory is predicted with engine=ddp and engine=fsdp"
-        )
     if engine.compile:
         return (
             "engine.compile=true: what is kept for the backward is known once it is compiled; "

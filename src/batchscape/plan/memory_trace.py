@@ -1,8 +1,8 @@
 """A rehearsal of a run's training on tensors that hold no numbers, and what it allocates.
 
-The code is the training's own, from the model to the optimizer; only the ranks beside the first
-are missing. torch is imported here: `plan.memory` asks for this module once there is something to
-predict.
+The code is the training's own, from the model to the optimizer, and that of the library behind the
+engine; only the other ranks are missing (`plan.one_rank`). torch is imported here: `plan.memory`
+asks for this module once there is something to predict.
 
 Source: `FakeTensorMode` computes shapes, types and strides and allocates nothing,
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html.
@@ -18,28 +18,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from batchscape.config import Ddp, Fsdp, Transformers
+from batchscape.config import DeepSpeed, Transformers
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
-from batchscape.engines.base import Reported
-from batchscape.engines.ddp import DdpEngine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
+from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
 from batchscape.train.loader import StepBatches
@@ -79,11 +76,24 @@ class Trace(NamedTuple):
     """Phases as they began, and how many events there had been."""
     attends_by_parts: bool
     """Whether scores of attention were held, which a CPU does with dropout and CUDA never."""
+    lingering: tuple[int, ...]
+    """Numbers of those that may have died already: what a thread of gloo may hold a moment longer
+    than its exchange lasts."""
 
-    def allocated(self, device_type: str) -> dict[str, AllocatedBytes]:
-        """Return the bytes of each phase, as the meter of a device counts them."""
+    def allocated(self, device_type: str, *, lingering: bool = False) -> dict[str, AllocatedBytes]:
+        """Return the bytes of each phase, as the meter of a device counts them.
+
+        Parameters
+        ----------
+        device_type : str
+            `cpu` or `cuda`.
+        lingering : bool
+            Whether to count what may have died already.
+        """
         block = _CUDA_BLOCK if device_type == "cuda" else 1
         sizes = -(-self.sizes // block) * block
+        if not lingering:
+            sizes[np.array(self.lingering, dtype=np.int64) - 1] = 0
         totals = np.cumsum(np.sign(self.events) * sizes[np.abs(self.events) - 1])
         totals = np.concatenate(([0], totals))
         ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
@@ -99,7 +109,8 @@ class Trace(NamedTuple):
 
         Storages that die together, as casts that autocast kept, have no order among themselves.
         """
-        return self.phases == other.phases and np.array_equal(self._sorted(), other._sorted())
+        one, two = ((each.phases, each.lingering, each.attends_by_parts) for each in (self, other))
+        return one == two and np.array_equal(self._sorted(), other._sorted())
 
     def _sorted(self) -> NDArray[np.int64]:
         """Sort deaths that neither a birth nor the begin of a phase parts."""
@@ -152,12 +163,12 @@ def _common(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
 
 
 def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry) -> Trace:
-    """Rehearse the training of a run, as its first rank, and return what it allocates.
+    """Rehearse the training of a run, as the rank that holds most, and return what it allocates.
 
     Parameters
     ----------
     spec : RunSpec
-        Of engine `ddp` or `fsdp`.
+        Of an engine that trains in this process, not compiled.
     sample : tuple of Sample
         Of inputs and labels.
     geometry : BatchGeometry
@@ -168,20 +179,28 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     Exception
         Whatever the model's own code raises where tensors hold no numbers.
     """
-    config = spec.config.engine
     model = spec.config.model
     if isinstance(model, Transformers):
         # Random weights take the place of those in a file, which need not be read.
         drawn = replace(spec.config, model=replace(model, pretrained=False))
         spec = replace(spec, config=drawn)
-    ranks = geometry.data_parallel_size
-    make = partial(_Alone, ranks) if isinstance(config, Ddp) else None
-    group = _group_of(ranks) if isinstance(config, Fsdp) and ranks > 1 else nullcontext()
-    build = partial(build_engine, spec, _CPU, make=make)
+    place = one_rank(spec, geometry.data_parallel_size)
     unpacked = nothing_packed() if isinstance(model, Transformers) else nullcontext()
-    with _caller_undisturbed(), group, unpacked, FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        _caller_undisturbed(),
+        place as join,
+        unpacked,
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         counter = _Counter(on_cpu=spec.device_type == "cpu")
+
+        def examine(module: nn.Module) -> None:
+            join(module)
+            if isinstance(spec.config.engine, DeepSpeed):
+                counter.answer_outside(module)
+
         loader = _Blanks(sample, geometry, counter)
+        build = partial(build_engine, spec, _CPU, examine)
         with counter, counter.resizes_seen():
             rehearse(spec, loader, build, counter.phase, _OPTIMIZER_STEPS)
     return counter.trace()
@@ -210,9 +229,14 @@ class _Scratch(NamedTuple):
 
 _NO_SCRATCH = _Scratch()
 _DEVICE = torch.ops.prim.device.default
+_NUMBER = torch.ops.aten._local_scalar_dense.default
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
 _KERNELS: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # no public name
+_GATHER = torch.ops.c10d._allgather_base_.default
+_REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
+_LINGERS = 100
+"""Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
 _FEW_CHANNELS = 4
 """Of images that oneDNN takes as they are."""
 
@@ -262,8 +286,27 @@ class _Counter(TorchDispatchMode):
         self._events: list[int] = []
         self._phases: list[tuple[str, int]] = []
         self._attends_by_parts = False
+        self._exchanged: set[int] = set()
+        """Storages that the last exchange was given, while its thread may hold them."""
+        self._since_exchange = 0
+        """Operators since then."""
+        self._held: list[int] = []
+        """Numbers of those that have died, and may still be held."""
+        self._lingering: list[int] = []
+        """All that ever were."""
+        self._answers = False
+
+    def answer_outside(self, module: nn.Module) -> None:
+        """Let a library look at numbers, which are zeros, but not the model in its forward.
+
+        It asks for norms of gradients, and whether they are finite.
+        """
+        self._answers = True
+        module.register_forward_pre_hook(lambda *_: setattr(self, "_answers", False))
+        module.register_forward_hook(lambda *_: setattr(self, "_answers", True))
 
     def phase(self, name: str) -> None:
+        self._settle()  # as the probe does
         self._phases.append((name, len(self._events)))
 
     def leave_out(self, tensor: Tensor) -> None:
@@ -272,7 +315,9 @@ class _Counter(TorchDispatchMode):
 
     def trace(self) -> Trace:
         sizes, events = (np.array(some, dtype=np.int64) for some in (self._sizes, self._events))
-        return Trace(sizes, events, tuple(self._phases), self._attends_by_parts)
+        return Trace(
+            sizes, events, tuple(self._phases), self._attends_by_parts, tuple(self._lingering)
+        )
 
     def __torch_dispatch__(
         self,
@@ -283,6 +328,11 @@ class _Counter(TorchDispatchMode):
     ) -> Any:  # noqa: ANN401  (its result)
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # asked for by two calls in three; the short way
+        if func is _NUMBER and self._answers:
+            return 0.0 if args[0].dtype.is_floating_point else 0
+        self._since_exchange += 1
+        if self._since_exchange == _LINGERS:
+            self._settle()
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its part, and that is seen
         if func is torch.ops.aten._safe_softmax.default:
@@ -290,20 +340,58 @@ class _Counter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         scratch = _scratch(func, args, result) if self._on_cpu else _NO_SCRATCH
         self._free(self._take(scratch.before))
+        if self._on_cpu and func.namespace == "c10d":
+            self._exchange(func, args)
         beside = self._take(scratch.beside)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
-                self._see(tensor.untyped_storage())
+                self._see(tensor)
         self._free(beside)
         self._free(self._take(scratch.after))
         return result
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
+    def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+        """Take what gloo takes, and note what its thread may hold; the last one has let go.
+
+        It gathers into a buffer of its own, and copies what it reduces and scatters. Source:
+        torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; the sizes as the profiler shows them.
+        """
+        self._settle()
+        if func is _GATHER:
+            self._free(self._take(args[0].nbytes))
+        elif func is _REDUCE_SCATTER:
+            self._free(self._take(args[1].nbytes))
+            self._hold(args[1].nbytes)
+        tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+        self._exchanged = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._since_exchange = 0
+
+    def _hold(self, size: int) -> None:
+        if number := self._take(size):
+            self._held.append(number)
+            self._lingering.append(number)
+
+    def _settle(self) -> None:
+        for number in self._held:
+            self._free(number)
+        self._held.clear()
+        self._exchanged.clear()
+
+    def _see(self, tensor: Tensor) -> None:
+        if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
+            return  # a library's note of a shape
+        storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive and key not in self._left_out:
             number = self._take(storage.nbytes())
-            reference = weakref.ref(storage, lambda _: self._free(self._alive.pop(key).number))
+            reference = weakref.ref(storage, lambda _: self._end(key))
             self._alive[key] = _Alive(reference, number)
+
+    def _end(self, key: int) -> None:
+        number = self._alive.pop(key).number
+        self._free(number)
+        if key in self._exchanged and number:
+            self._hold(self._sizes[number - 1])
 
     def _take(self, size: int) -> int:
         """Note that bytes are taken; return the number to free them by, 0 for none of them."""
@@ -370,59 +458,6 @@ class _Blanks:
         return torch.empty_strided(shape, sample.strides, dtype=sample.dtype)
 
 
-class _Alone(DdpEngine):
-    """One of many ranks, that exchanges with nobody: the others allocate what it does."""
-
-    def __init__(self, ranks: int, *arguments: Any) -> None:  # noqa: ANN401  (of a `DdpEngine`)
-        self._ranks = ranks
-        super().__init__(*arguments)
-
-    def reported(self) -> Reported:
-        return Reported(data_parallel_size=self._ranks)
-
-    def _wrap(self, module: nn.Module, _config: Ddp) -> DistributedDataParallel:
-        return cast("DistributedDataParallel", _Buckets(module))
-
-    def _is_so_anywhere(self, here: bool) -> bool:
-        return here
-
-
-class _Buckets(nn.Module):
-    """What DDP allocates: room for all gradients, which the last micro-step moves into it.
-
-    DDP's own reducer is C++ and wants tensors with numbers. Source: `Reducer` in
-    torch/csrc/distributed/c10d/reducer.cpp, `gradient_as_bucket_view`.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._exchanges = True
-        self._engine: DdpEngine
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self._views = {p: torch.empty_like(p) for p in trained}
-        self._hooks = [p.register_post_accumulate_grad_hook(self._move) for p in trained]
-
-    def forward(self, *batch: Tensor) -> Any:  # noqa: ANN401  (the module's)
-        return self.module(*batch)
-
-    def register_comm_hook(self, engine: DdpEngine, _hook: object) -> None:
-        self._engine = engine
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self._exchanges = False
-        try:
-            yield
-        finally:
-            self._exchanges = True
-
-    def _move(self, parameter: Tensor) -> None:
-        if self._exchanges:
-            parameter.grad = self._views[cast("nn.Parameter", parameter)]
-            self._engine.exchange_is_whole = True
-
-
 @contextmanager
 def _caller_undisturbed() -> Iterator[None]:
     """Put random states back, and keep the collector from freeing what a rank would hold.
@@ -441,31 +476,3 @@ def _caller_undisturbed() -> Iterator[None]:
         np.random.set_state(of_numpy)
         if collects:
             gc.enable()
-
-
-@contextmanager
-def _group_of(ranks: int) -> Iterator[None]:
-    """Be the first of many ranks, of which there is no other.
-
-    FSDP makes an empty tensor for each rank that has no part of a parameter, 1,024 of them for a
-    bias of 32 numbers: here it is given the part of the first rank alone, the one that it uses.
-    """
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if dist.is_initialized():
-        msg = "engine=fsdp is predicted in a process that has no process group"
-        raise BatchscapeError(msg)
-
-    def first(tensor: Tensor, ranks: int, dim: int) -> list[Tensor]:
-        rows = tensor.size(dim)
-        return [tensor.narrow(dim, 0, min(-(-rows // ranks), rows))]
-
-    chunks = _fsdp_param._chunk_with_empty
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    _fsdp_param._chunk_with_empty = first  # type: ignore[assignment]  # put back
-    try:
-        yield
-    finally:
-        _fsdp_param._chunk_with_empty = chunks
-        dist.destroy_process_group()

@@ -575,7 +575,11 @@ def _status(arguments: list[str]) -> int:
     from batchscape.record.folder import SweepFolder
     from batchscape.record.overview import overview
 
-    found = overview(SweepFolder(parsed.dir))
+    sweep = SweepFolder(parsed.dir)
+    # Before its grid, a search has trials alone.
+    found = overview(
+        sweep if sweep.runs.exists() or not sweep.search.runs.exists() else sweep.search
+    )
     if parsed.json:
         sys.stdout.write(found.as_json() + "\n")
         return 0

@@ -139,6 +139,19 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
+def test_status_shows_the_trials_until_there_is_a_grid(tmp_path: Path, capsys) -> None:
+    lines = (SEARCH[0], "search=random", "search.trials=2", "search.grid_seeds=1")
+    assert swept(tmp_path / "s", *lines, "search.grid_points=0") == 0
+    capsys.readouterr()
+    assert main(["status", "--json", str(tmp_path / "s")]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 2}
+    assert swept(tmp_path / "s", *lines, "search.grid_points=1") == 0
+    capsys.readouterr()
+    assert main(["status", "--json", str(tmp_path / "s")]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1}
+
+
+@pytest.mark.slow
 def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> None:
     lines = ("search.pruner=median", "search.trials=10", "search.grid_points=0")
     assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=12800") == 0

@@ -62,7 +62,8 @@ class Sampler:
     sampler_seed: Annotated[Seed, Affects.NOTHING] = 0
     """Seed of what is drawn."""
     grid_points: Annotated[NonNegative, Affects.NOTHING] = 5
-    """Values of each interval that are measured around the best of each study; 0: no grid."""
+    """Values of each interval that are measured around the best of each study, and more where it is
+    the last of them; 1: the best alone; 0: no grid."""
     grid_seeds: Annotated[Count, Affects.NOTHING] = 3
     """Runs of each of them, with seeds that no trial had."""
     grid_ratio: Annotated[Annotated[float, Field(gt=1, allow_inf_nan=False)], Affects.NOTHING] = 1.5

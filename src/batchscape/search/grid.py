@@ -113,7 +113,9 @@ def measure_around(
         if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
             return result
         found = {name: grid.brackets(specs, sweep) for name, grid in grids.items()}
-        widened = [grids[name].widen(brackets) for name, brackets in found.items() if not last]
+        # One value was asked for where the best is to be measured, and nothing around it.
+        may_grow = not last and space.sampler.grid_points > 1
+        widened = [grids[name].widen(own) for name, own in found.items() if may_grow]
         if not any(widened):
             break
     for name, brackets in found.items():

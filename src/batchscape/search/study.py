@@ -194,11 +194,6 @@ class Study:
         found = self._study.get_trials(deepcopy=False)
         return [trial for trial in found if trial.state is not TrialState.WAITING]
 
-    @property
-    def is_over(self) -> bool:
-        """Whether every trial was told."""
-        return len(self.trials) >= self.wanted and not self.untold()
-
     def untold(self) -> list[Asked]:
         """Return the trials that were asked and not told, those of a killed command among them."""
         return [

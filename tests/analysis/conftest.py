@@ -86,7 +86,10 @@ class SweepBuilder:
             name: value
             for name, value in config.to_mapping().items()
             if name
-            not in {"batch", "cluster", "launcher", "tracker", "checkpoint", "measure", "device"}
+            not in {
+                *("batch", "cluster", "launcher", "tracker", "checkpoint", "measure", "device"),
+                "search",
+            }
         }
         trajectory["timing_repeat"] = 0
         # Curves are drawn from the name: a setting that no test varies must not draw others.

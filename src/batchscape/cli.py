@@ -896,11 +896,13 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
 
     console = _console()
     found = search(grid, machine, prepare, console, command_of(arguments))
-    report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
-    console.print(f"Trials: {found.sweep_dir / 'search'}\nReport: {report}", soft_wrap=True)
+    console.print(f"Trials: {found.sweep_dir / 'search'}", soft_wrap=True)
+    if (found.sweep_dir / "runs").exists():
+        report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
+        console.print(f"Report: {report}", soft_wrap=True)
     if found.result.interrupted:
         return 130
-    return 1 if found.result.failed or found.result.stopped else 0
+    return 1 if found.result.failed or found.result.stopped or not found.is_whole else 0
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -91,3 +91,9 @@ def test_widening_finds_the_least_of_a_parabola(start: float, log_optimum: float
     assert found.high is not None
     assert found.low <= 10**log_optimum * 1.01
     assert found.high >= 10**log_optimum / 1.01
+
+
+def test_a_narrow_interval_of_large_numbers_keeps_its_distances() -> None:
+    beta = Interval("beta2", 0.999, 0.9999, is_log=False)
+    values = sorted(point["beta2"] for point in around([beta], {"beta2": 0.99945}, 5, 1.5))
+    assert values == pytest.approx([0.99927, 0.99936, 0.99945, 0.99954, 0.99963], abs=1e-9)

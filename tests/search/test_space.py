@@ -74,6 +74,11 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
     assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").as_json()
     assert one == space(RATE, "batch.global_batch_size=8,32", "search=tpe").as_json()
     assert one == space(RATE, BATCHES, "search=tpe", "timing_repeat=1", "tracker=none").as_json()
+    averaged = space(RATE, BATCHES, "search=tpe", "search.per=[]").as_json()
+    assert (
+        averaged
+        != space(RATE, "batch.global_batch_size=8,32", "search=tpe", "search.per=[]").as_json()
+    )
     for other in ("budget.samples=1600", "search.seeds=2", "seed=1", "optimizer.beta2=0.9"):
         assert one != space(RATE, BATCHES, "search=tpe", other).as_json(), other
 
@@ -130,6 +135,31 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             "and a trial has 2",
         ),
         ((RATE, "search=tpe", "search.pruner=median", "schedule=cosine"), "ranks change later"),
+        (
+            ("search=tpe", "search.over=[budget.samples]", "budget.samples=640,1280"),
+            "what the results",
+        ),
+        (("search=tpe", "optimizer.beta1=interval(0,2)"), "beta1"),
+        (
+            (
+                RATE,
+                "search=tpe",
+                "search.pruner=median",
+                BATCHES,
+                "search.over=[batch.global_batch_size]",
+            ),
+            "one global batch and cut",
+        ),
+        (
+            (
+                RATE,
+                "search=tpe",
+                "search.pruner=median",
+                "budget.samples=640",
+                "schedule.warmup_samples=320",
+            ),
+            "lasts longer",
+        ),
         (
             (RATE, "search=tpe", "search.pruner=median", "evaluation.every_samples=null"),
             "evaluations on the way",

@@ -68,6 +68,8 @@ class Plan:
     """In the order of the grid, each run once."""
     repeated: int
     """Cells left out because an earlier one is the same run."""
+    run_ids: tuple[str, ...]
+    """The run of each cell that was asked for, those left out among them."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -130,6 +132,7 @@ def make_plan(
     prepared: dict[str, DataIdentity] = {}
     hashed: dict[str, str | None] = {}
     planned: dict[str, PlannedCell] = {}
+    run_ids = []
     for cell in cells:
         config = cell.config
         if not cell.geometries:
@@ -153,7 +156,9 @@ def make_plan(
             )
             settled = replace(cell, run_id=spec.run_id, spec=spec if cell.reason is None else None)
         planned.setdefault(settled.run_id, settled)
-    return Plan(sweep_name, sweep_dir, tuple(planned.values()), len(cells) - len(planned))
+        run_ids.append(settled.run_id)
+    repeated = len(cells) - len(planned)
+    return Plan(sweep_name, sweep_dir, tuple(planned.values()), repeated, tuple(run_ids))
 
 
 def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:

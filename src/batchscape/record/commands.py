@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscape.record.folder import SweepFolder
 from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 __all__ = [
@@ -132,16 +133,16 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
         again(
             command,
             sweep_dir,
-            {**(ONE_AT_A_TIME if shared else {}), **_seeds_of(command, seeds)},
+            {**(ONE_AT_A_TIME if shared else {}), **_seeds_of(sweep_dir, seeds)},
         )
         for (sweep_dir, command), shared in known.items()
     ]
     return " && ".join(dict.fromkeys(found)) or None
 
 
-def _seeds_of(command: str, seeds: Sequence[int]) -> dict[str, str]:
+def _seeds_of(sweep_dir: str, seeds: Sequence[int]) -> dict[str, str]:
     """Return the setting by which a command takes seeds; a search counts those of its grid."""
-    if "search=" in command and "search=none" not in command:
+    if SweepFolder(Path(sweep_dir)).search.space.exists():
         return {"search.grid_seeds": str(len(seeds))}
     return {"seed": ",".join(map(str, seeds))}
 

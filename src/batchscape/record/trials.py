@@ -67,4 +67,10 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
         Of the grid; the search is in its `search/`.
     """
     path = sweep.search.trials
-    return pd.read_csv(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return pd.read_csv(path)
+    except ValueError as error:
+        msg = f"{path} is damaged ({error}); the command of the search writes it anew"
+        raise RecordError(msg) from None

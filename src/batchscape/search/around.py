@@ -97,5 +97,6 @@ def _stepped(interval: Interval, value: float, steps: int, ratio: float) -> floa
         if steps and moved == value:
             moved = round(value) + steps
         return min(max(moved, low), high)
-    rounded = 0.0 if moved == 0 else round(moved, _DIGITS - 1 - math.floor(math.log10(abs(moved))))
+    scale = abs(moved) if interval.is_log else (high - low) / _STEPS_A_RANGE
+    rounded = 0.0 if moved == 0 else round(moved, _DIGITS - 1 - math.floor(math.log10(scale)))
     return min(max(rounded, low), high)

@@ -44,15 +44,17 @@ class _Around:
 
     def brackets(
         self, specs: Mapping[str, RunSpec | None], sweep: SweepFolder
-    ) -> list[tuple[Interval, Bracket, float]]:
-        """Return where the best of each interval lies, and its mean."""
+    ) -> list[tuple[Interval, Bracket, float]] | None:
+        """Return where the best of each interval lies, and its mean; None: not all is measured."""
         values = [self._mean(cells, specs, sweep) for cells in self.cells()]
+        if None in values:
+            return None
         centre, found = self.points[0], []
         for interval in self._space.intervals:
             line = {
                 point[interval.key]: value
                 for point, value in zip(self.points, values, strict=True)
-                if {**point, interval.key: centre[interval.key]} == centre
+                if value is not None and {**point, interval.key: centre[interval.key]} == centre
             }
             best = bracket(line)
             found.append((interval, best, line[best.best]))
@@ -61,8 +63,9 @@ class _Around:
     def widen(self, brackets: Sequence[tuple[Interval, Bracket, float]]) -> bool:
         """Add points where a bracket is open; whether there are any."""
         before, ratio = len(self.points), self._space.sampler.grid_ratio
-        for interval, found, _ in brackets:
-            for value in beyond(interval, found, ratio):
+        for interval, found, mean in brackets:
+            # Where nothing has a value there is no side to go to.
+            for value in beyond(interval, found, ratio) if math.isfinite(mean) else ():
                 point = {**self.points[0], interval.key: value}
                 if point not in self.points:
                     self.points.append(point)
@@ -70,10 +73,14 @@ class _Around:
 
     def _mean(
         self, cells: Sequence[Cell], specs: Mapping[str, RunSpec | None], sweep: SweepFolder
-    ) -> float:
-        runs = [spec for spec in (specs.get(key_of(cell)) for cell in cells) if spec is not None]
-        outcome = outcome_of(runs, sweep, self._space.sampler.objective)
-        return math.inf if outcome.values is None else outcome.values[0]
+    ) -> float | None:
+        """Return the mean over the seeds, infinite where one has no value; None: not measured."""
+        found = [specs[key_of(cell)] for cell in cells]
+        runs = [spec for spec in found if spec is not None]
+        outcome = outcome_of(
+            runs if len(runs) == len(found) else [], sweep, self._space.sampler.objective
+        )
+        return None if outcome.values is None else outcome.values[0]
 
 
 def measure_around(
@@ -109,26 +116,33 @@ def measure_around(
         cells = [c for grid in grids.values() for of in grid.cells() for c in of]
         plan = launching.plan(cells, sweep)
         write_plan(plan)
-        specs, result = specs_of(plan), launching.launch(plan.specs, sweep)
+        specs, result = specs_of(plan, cells), launching.launch(plan.specs, sweep)
         if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
             return result
         found = {name: grid.brackets(specs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
         may_grow = not last and space.sampler.grid_points > 1
-        widened = [grids[name].widen(own) for name, own in found.items() if may_grow]
+        widened = [grids[name].widen(own) for name, own in found.items() if may_grow and own]
         if not any(widened):
             break
     for name, brackets in found.items():
-        for interval, around_best, value in brackets:
+        if brackets is None:
+            console.print(
+                f"{name}: the grid around the best is not whole, since runs of it ended by a "
+                "fault; the same command with --retry failed,timeout goes on"
+            )
+        for interval, around_best, value in brackets or ():
             console.print(_text(name, interval, around_best, value, space), soft_wrap=True)
     return result
 
 
 def _text(name: str, interval: Interval, found: Bracket, value: float, space: Space) -> str:
     said = f"{name}: {interval.key} = {found.best:g}, {space.sampler.objective[0]} {value:.4g}"
-    said += f" (mean of {space.sampler.grid_seeds} fresh seeds)"
+    said += f" (mean of {space.sampler.grid_seeds} fresh seeds, the least of the grid's)"
+    if not math.isfinite(value):
+        return f"{name}: no value of {interval.key} that was measured has a result"
     if found.low is not None and found.high is not None:
-        return f"{said}; worse at {found.low:g} and {found.high:g}"
+        return f"{said}; not better at {found.low:g} and {found.high:g}"
     side = "below" if found.low is None else "above"
     end = interval.low if found.low is None else interval.high
     if found.best == end:

@@ -50,15 +50,15 @@ class Launching:
         )
 
 
-def specs_of(plan: Plan) -> dict[str, RunSpec | None]:
-    """Return the run of each cell of a plan, by `key_of`; None where it is rejected."""
-    return {_key(cell.swept): cell.spec for cell in plan.cells}
+def specs_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, RunSpec | None]:
+    """Return the run of each cell that was planned, by `key_of`; None where it is rejected.
+
+    Two cells that are one training have one run.
+    """
+    specs = {cell.run_id: cell.spec for cell in plan.cells}
+    return {key_of(cell): specs[run] for cell, run in zip(cells, plan.run_ids, strict=True)}
 
 
 def key_of(cell: Cell) -> str:
     """Name a cell by its values."""
-    return _key(cell.swept)
-
-
-def _key(swept: dict[str, object]) -> str:
-    return json.dumps(swept, sort_keys=True, default=str)
+    return json.dumps(cell.swept, sort_keys=True, default=str)

@@ -61,6 +61,13 @@ def check_fair(sampler: Sampler, configs: Sequence[RunConfig], runs: int) -> Non
                 "or a ramp ranks change later; use search.pruner=none"
             )
             raise ConfigError(msg)
+        samples = config.budget.samples
+        if samples and config.schedule.warmup_samples > _FIRST_SHARE * samples:
+            msg = (
+                f"{said} compares trials from {_FIRST_SHARE:g} of budget.samples={samples} on, and "
+                f"schedule.warmup_samples={config.schedule.warmup_samples} lasts longer"
+            )
+            raise ConfigError(msg)
         if config.evaluation.every_samples is None:
             msg = f"{said} needs evaluations on the way: give evaluation.every_samples"
             raise ConfigError(msg)

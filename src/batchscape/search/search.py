@@ -36,6 +36,8 @@ class Searched(NamedTuple):
     """Folder of the grid; the trials are in its `search/`."""
     result: SweepResult
     """Of the last launch."""
+    is_whole: bool
+    """Whether every trial was told."""
 
 
 def search(
@@ -78,10 +80,13 @@ def search(
         place = "" if space.sampler.storage is None else f"{sweep_dir.resolve()}: "
         studies = {of.name: Study(space, of.name, storage, place) for of in space.studies}
         result = run_trials(space, studies, sweep.search, launching)
+        is_whole = all(study.trials and not study.untold() for study in studies.values())
         if not result.interrupted and result.stopped is None:
             best = {name: [trial.params for trial in of.best()] for name, of in studies.items()}
-            result = measure_around(space, best, sweep, launching) or result
-        return Searched(sweep_dir, result)
+            grid_result = measure_around(space, best, sweep, launching)
+            if grid_result is not None:
+                return Searched(sweep_dir, grid_result, is_whole=is_whole)
+        return Searched(sweep_dir, result, is_whole=is_whole)
 
 
 @contextmanager
@@ -125,6 +130,6 @@ def _check_space(space: Space, sweep: SweepFolder) -> None:
 
 def _lines(content: Mapping[str, Any]) -> dict[str, str]:
     """Flatten what was searched for a comparison."""
-    nested = {k: content[k] for k in ("searched", "settings")}
+    nested = {k: content[k] for k in ("searched", "settings", "averaged")}
     plain = {k: json.dumps(content[k]) for k in ("objective", "seeds", "max_memory_gib")}
     return plain | {k: json.dumps(v) for group in nested.values() for k, v in group.items()}

@@ -17,6 +17,8 @@ from batchscape.search.pruning import check_fair
 __all__ = ["Space", "StudyCells", "space_of", "stand_ins"]
 
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
+_ALIKE = {"budget", "data", "evaluation"}
+"""Groups whose settings are alike in all trials of a study."""
 _TIMES = {"time_to_target_s", "device_hours_to_target"}
 
 
@@ -74,7 +76,11 @@ class Space:
             "settings": {
                 key: value
                 for key, value in settings.items()
-                if affects_of(key) and not any(f"{key}.".startswith(f"{f}.") for f in free | axes)
+                if affects_of(key) and key not in free | axes
+            },
+            "averaged": {
+                key: sorted({_text(cell.swept[key]) for s in self.studies for cell in s.cells})
+                for key in sorted(axes - set(self.choices) - set(self.studies[0].values))
             },
         }
 
@@ -106,6 +112,9 @@ def space_of(grid: SweepCells) -> Space:
     for interval in grid.intervals:
         del axes[interval.key]
     _check_keys(sampler, grid.intervals, axes)
+    highs = {interval.key: interval.high for interval in grid.intervals}
+    for cell in grid.cells:
+        RunConfig.from_mapping(set_values(cell.settings, highs))
     for config in configs:
         _check_objective(sampler, config)
     choices = {key: tuple(axes[key]) for key in sampler.over}
@@ -156,6 +165,17 @@ def _check_keys(
             f"search={sampler.name} has nothing to search: give an interval, as in "
             "optimizer.learning_rate='tag(log, interval(1e-4, 1e-2))', or name axes with "
             f"search.over=[KEY] (axes: {known})"
+        )
+        raise ConfigError(msg)
+    searched = [*(interval.key for interval in intervals), *sampler.over]
+    if unlike := [key for key in searched if key.split(".")[0] in _ALIKE]:
+        msg = f"{unlike[0]} cannot be searched: it decides what the results of trials mean"
+        raise ConfigError(msg)
+    sizes = [key for key in searched if key.split(".")[0] == "batch"]
+    if sizes and sampler.pruner != "none":
+        msg = (
+            f"search.pruner={sampler.pruner} compares trials of one global batch and cut, and "
+            f"{sizes[0]} is searched; use search.pruner=none"
         )
         raise ConfigError(msg)
     for key in sampler.over:

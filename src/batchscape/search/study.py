@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,9 @@ def storage_of(sampler: Sampler, folder: Path) -> BaseStorage:
         journal = folder / "optuna.journal"
         # Whoever held it was killed: the folder is ours alone.
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+        if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+            # A line that was torn by a full disk or a crash was never read by anybody.
+            os.truncate(journal, content.rfind(b"\n") + 1)
         return JournalStorage(JournalFileBackend(str(journal)))
     try:
         return get_storage(sampler.storage)

@@ -131,12 +131,13 @@ class _Trials:
                     yield self._open[key]
 
     def _plan(self, trials: list[_Trial]) -> None:
-        plan = self._launching.plan([c for trial in trials for c in trial.cells], self._sweep)
+        cells = [cell for trial in trials for cell in trial.cells]
+        plan = self._launching.plan(cells, self._sweep)
         self._planned |= {cell.run_id: cell for cell in plan.cells}
         write_plan(replace(plan, cells=tuple(self._planned.values())))
-        specs = specs_of(plan)
+        specs = specs_of(plan, cells)
         for trial in trials:
-            found = [specs.get(key_of(cell)) for cell in trial.cells]
+            found = [specs[key_of(cell)] for cell in trial.cells]
             trial.specs = [spec for spec in found if spec is not None]
             if len(trial.specs) < len(found):
                 trial.specs = []
@@ -154,6 +155,8 @@ class _Trials:
                 "command with --retry failed,timeout runs it again"
             )
             return True
+        if outcome.values is None and outcome.state != "pruned":
+            self._launching.console.print(f"Trial {number} of {trial.study}: {outcome.reason}")
         names = [spec.run_id for spec in trial.specs]
         # A sampler learns from a trial that was cut, too: by its losses until then.
         curve = curve_of(self._sweep.run(names[0])) if outcome.state == "pruned" else {}

@@ -20,7 +20,7 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("completion", "credentials", "errors", "geometry", "outgoing", "step_time"),
+        *("completion", "credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
         *("terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
@@ -36,6 +36,8 @@ WITHIN_A_LAYER = {
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("credentials", "errors"),
+    ("drawing", "errors"),
+    ("drawing", "outgoing"),
     ("outgoing", "credentials"),  # a secret does not leave
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record
@@ -107,8 +109,17 @@ def test_imports_point_down(part: str) -> None:
 
 def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
     for path in files("analysis"):
-        below = {"config", "record", "errors", "geometry", "outgoing", "step_time", "terminal"}
-        assert own_parts(path) <= {"analysis", *below}, path
+        below = {
+            "config",
+            "drawing",
+            "record",
+            "errors",
+            "geometry",
+            "outgoing",
+            "step_time",
+            "terminal",
+        }
+        assert own_parts(path) <= {"analysis", "terminal", *below}, path
         roots = {name.split(".")[0] for name in imported(path)}
         assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path
 

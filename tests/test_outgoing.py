@@ -25,11 +25,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.analysis.figures.style import save
 from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
 from batchscape.analysis.report.latex import escape_latex, to_latex
 from batchscape.analysis.report.tables import write_csv
 from batchscape.cli import main
+from batchscape.drawing import draw, paper_style
 from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
 from batchscape.terminal import OutgoingConsole
 
@@ -137,7 +137,7 @@ def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() ->
         assert text in own.sub("", said)
 
 
-def test_markdown_latex_figures_and_json_are_clean(tmp_path: Path) -> None:
+def test_markdown_latex_figures_and_json_are_clean() -> None:
     secret = "hf_" + "aB3" * 11
     grid = Grid([f"h {RED}", "v"], [[HOSTILE, secret]], f"h {RED}", footnotes={"a": HOSTILE})
     for text in (
@@ -156,7 +156,8 @@ def test_markdown_latex_figures_and_json_are_clean(tmp_path: Path) -> None:
     axes.plot([1, 2], label=RED)
     axes.set_title(f"{HOSTILE}{secret}")
     axes.legend()
-    save(figure, tmp_path / "figure.png", tmp_path / "figure.pdf")
+    with paper_style():
+        draw(figure)
     assert axes.get_title().startswith("red link")
     assert "aB3aB3" not in axes.get_title()
     legend = axes.get_legend()

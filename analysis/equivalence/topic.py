@@ -42,11 +42,12 @@ from batchscape.analysis.equivalence.tables import (
 )
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.tables import decomposition_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.targets.tidy import at_common_target
+from batchscape.drawing import paper_style
 from batchscape.record.tables import Tables
 
 __all__ = ["equivalence_section"]

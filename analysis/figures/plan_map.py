@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from batchscape.analysis.figures.style import COLUMN_IN, paper_style
+from batchscape.analysis.figures.style import COLUMN_IN
 from batchscape.analysis.numbers import memory_scale, significant
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 
 __all__ = ["draw_plan", "save_plan"]

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
-from fontTools.ttLib import TTFont
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, fontManager
-from matplotlib.text import Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.numbers import significant
-from batchscape.outgoing import outgoing
 
 __all__ = [
     "COLUMN_IN",
@@ -33,9 +24,7 @@ __all__ = [
     "colour_of",
     "looks",
     "name_group",
-    "paper_style",
     "plain_ticks",
-    "save",
     "tint",
 ]
 
@@ -47,28 +36,10 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's colours for every kind of colour vision, without their yellow, which is too pale
 for lines (https://jfly.uni-koeln.de/color/)."""
 
-_DEJAVU = "DejaVu Sans"
-_DPI = 200
 _LETTERS_AN_INCH = 15
 """Of a title, in the size of `name_group`."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _MARKERS = "osD^vPX<>h"
-_STYLE: Any = {
-    "axes.formatter.useoffset": False,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 8,
-    "figure.dpi": _DPI,
-    "font.size": 8,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.5,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-}
 
 
 @dataclass(frozen=True)
@@ -129,44 +100,17 @@ def plain_ticks(axis: Axis) -> None:
     subs: tuple[float, ...] = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
     subs = (1, 1.2, 1.5, 2, 3, 5, 7) if decades < 0.9 else subs
     axis.set_major_locator(LogLocator(subs=subs))
-    if sum(low <= place <= high for place in axis.get_majorticklocs()) < 2:
-        axis.set_major_locator(FixedLocator(MaxNLocator(4).tick_values(low, high)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    places: Sequence[float] = list(axis.get_majorticklocs())
+    if sum(low <= place <= high for place in places) < 2:
+        places = MaxNLocator(4).tick_values(low, high)
+    # No formatter of ours: the process that draws would have to import the analysis for it.
+    axis.set_ticks([place for place in places if low <= place <= high])
+    axis.set_ticklabels([_plain(place) for place in axis.get_majorticklocs()])
     axis.set_minor_locator(NullLocator())
 
 
 def _plain(value: float) -> str:
     return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
-
-
-@contextmanager
-def paper_style() -> Iterator[None]:
-    """Draw with the settings of this project and nothing of the caller's."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
-        mpl.rcParams["font.family"] = [_font(), _DEJAVU]
-        yield
-
-
-@cache
-def _font() -> str:
-    """Write DejaVu Sans without its tables of ligatures and scripts, which figures have not.
-
-    Every PDF holds the letters that it shows; to choose them took most of its time with the tables.
-    """
-    folder = TemporaryDirectory(prefix="batchscape-", ignore_cleanup_errors=True)
-    atexit.register(folder.cleanup)
-    path = Path(folder.name) / "figures.ttf"
-    font = TTFont(findfont(_DEJAVU))
-    for table in ("GDEF", "GPOS", "GSUB"):
-        del font[table]
-    for name in list(font["name"].names):
-        where = name.nameID, name.platformID, name.platEncID, name.langID
-        font["name"].setName(name.toUnicode().replace("DejaVu", "Figures"), *where)
-    font.save(path)
-    fontManager.addfont(path)
-    return "Figures Sans"
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:
@@ -177,25 +121,6 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
         1 - strength * (1 - green),
         1 - strength * (1 - blue),
     )
-
-
-def save(figure: Figure, png: Path, pdf: Path) -> None:
-    """Write a figure to look at and one for a paper, whose fonts are embedded.
-
-    Parameters
-    ----------
-    png, pdf : Path
-        The files. The PDF holds no date, so that equal figures are equal.
-    """
-    for text in figure.findobj(Text):
-        text.set_text(outgoing(text.get_text()))
-    # Saving would lay the figure out for each file, and draw it once more every time.
-    if (layout := figure.get_layout_engine()) is not None:
-        figure.set_dpi(_DPI)
-        layout.execute(figure)
-        figure.set_layout_engine(None)
-    figure.savefig(png, dpi=_DPI)
-    figure.savefig(pdf, metadata={"CreationDate": None})
 
 
 def colour_of(index: int, total: int) -> str:

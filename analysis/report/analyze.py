@@ -13,7 +13,6 @@ from rich.text import Text
 from batchscape.analysis.claims.from_table import claims_from_table
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.samples_topic import samples_section
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -23,11 +22,13 @@ from batchscape.analysis.learning_rate.choice import (
 from batchscape.analysis.learning_rate.topic import learning_rate_section, linear_laws_section
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
+    begin_figures,
     check_place,
     make_folders,
     section_files,
     section_lines,
     show_section,
+    write_figures,
     write_sections,
 )
 from batchscape.analysis.report.tables import write_csv
@@ -45,6 +46,7 @@ from batchscape.analysis.targets.foreign import (
 from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.topic import tradeoff_section
+from batchscape.drawing import Drawing, paper_style
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import visible
 
@@ -99,7 +101,11 @@ class Analysis:
         page.write_text(visible(text), encoding="utf-8")
         write_csv(runs, self.runs)
         methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
-        write_sections(self.sections, out, methods=methods)
+        with Drawing() as drawing:
+            for section in self.sections:
+                begin_figures(section, drawing)
+            write_sections(self.sections, out, methods=methods)
+            write_figures(self.sections, out, drawing)
         return [page, *section_files(self.sections, out), runs]
 
 

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.commands import COMMAND
-from batchscape.analysis.figures.style import paper_style, save
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
 from batchscape.analysis.report.tables import write_csv, write_table
 from batchscape.analysis.report.topic import Section
+from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.record.containment import refuse_links_at
 from batchscape.record.files import write_atomically
@@ -22,6 +22,7 @@ from batchscape.record.files import write_atomically
 __all__ = [
     "WRITTEN",
     "announce",
+    "begin_figures",
     "check_place",
     "file_name",
     "in_short",
@@ -31,6 +32,7 @@ __all__ = [
     "section_lines",
     "show_section",
     "table_links",
+    "write_figures",
     "write_sections",
 ]
 
@@ -214,7 +216,7 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
 
 
 def section_files(sections: Iterable[Section], out: Path, *, figures: bool = True) -> list[Path]:
-    """Name the files that `write_sections` writes; the parameters are the same."""
+    """Name the files that `write_sections` and `write_figures` write."""
     tables, paper = out / "tables", out / _PAPER
     files: list[Path] = []
     for section in sections:
@@ -235,7 +237,7 @@ def write_sections(
     methods: Mapping[str, Sequence[str]],
     figures: bool = True,
 ) -> None:
-    """Write the tables and figures of sections, and the paper that is made of them.
+    """Write the tables of sections, and the paper that is made of them.
 
     Parameters
     ----------
@@ -244,7 +246,7 @@ def write_sections(
     methods : mapping of str to sequence of str
         How the numbers were made: sentences by title.
     figures : bool
-        Draw figures too, which takes most of the time.
+        Whether `write_figures` will write the figures, which the paper shows.
 
     Raises
     ------
@@ -255,19 +257,34 @@ def write_sections(
     _no_repeats("table", (name for names in named for name in names))
     _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
     _no_repeats("headline", (name for section in sections for name in section.headlines))
-    with paper_style():
-        for section in sections:
-            for view in section.tables:
-                write_table(out / "tables", view.name, view.table, view.grid)
-            for name, curve in section.curves.items():
-                write_csv(out / "tables" / f"{name}.csv", curve)
-            for picture in section.pictures if figures else ():
-                png = out / "figures" / f"{picture.name}.png"
-                pdf = out / _PAPER / "figures" / f"{picture.name}.pdf"
-                save(picture.figure, png, pdf)
+    for section in sections:
+        for view in section.tables:
+            write_table(out / "tables", view.name, view.table, view.grid)
+        for name, curve in section.curves.items():
+            write_csv(out / "tables" / f"{name}.csv", curve)
     # A paper counts no warnings: they stand on the page, beside what they weaken.
     said = [text for section in sections for text in _short(section)][:_SENTENCES]
     write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
+
+
+def begin_figures(section: Section, drawing: Drawing) -> None:
+    """Begin to draw what a section shows, while others are computed."""
+    for picture in section.pictures:
+        drawing.begin(picture.name, picture.figure)
+
+
+def write_figures(sections: Iterable[Section], out: Path, drawing: Drawing) -> None:
+    """Write the figures of sections that were begun, each when it is drawn.
+
+    Raises
+    ------
+    AnalysisError
+        If one cannot be drawn.
+    """
+    for picture in (picture for section in sections for picture in section.pictures):
+        drawn = drawing.drawn(picture.name)
+        (out / "figures" / f"{picture.name}.png").write_bytes(drawn.png)
+        (out / _PAPER / "figures" / f"{picture.name}.pdf").write_bytes(drawn.pdf)
 
 
 def _no_repeats(what: str, names: Iterable[str]) -> None:

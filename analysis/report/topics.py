@@ -19,7 +19,6 @@ from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -36,6 +35,7 @@ from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
 from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 

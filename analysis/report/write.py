@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +24,7 @@ from batchscape.analysis.figures.bars import (
 )
 from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks
 from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.methods import methods
@@ -32,17 +34,20 @@ from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     WRITTEN,
     announce,
+    begin_figures,
     check_place,
     in_short,
     make_folders,
     remove_stale,
     section_files,
+    write_figures,
     write_sections,
 )
 from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid, write_csv
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.report.topics import Material, find_sections
+from batchscape.drawing import Drawing, paper_style
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
 from batchscape.record.columns import COLUMNS
@@ -146,20 +151,35 @@ def write_report(
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
     check_place(out, "report.md", "report.html", WRITTEN)
+    with Drawing() if figures else nullcontext() as drawing:
+        return _written(sweep_dirs, out, targets, drawing)
+
+
+def _written(
+    sweep_dirs: Sequence[Path],
+    out: Path,
+    targets: Sequence[float] | None,
+    drawing: Drawing | None,
+) -> Report:
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     grid = comparison_grid(comparison, cells)
-    drawn = _drawn(cells, tables) if figures else {}
-    material = Material(cells, tables, targets)
-    sections = list(find_sections(material))
-    notes = find_notes(cells, tables.damaged, tables.copies)
-    make_folders(out)
+    drawn = {} if drawing is None else _drawn(cells, tables)
     whole = Section(
         title="Comparison",
         tables=[TableView("comparison", "All cells", comparison, grid)],
         pictures=[Picture(name, FIGURES[name], figure) for name, figure in drawn.items()],
     )
+    material = Material(cells, tables, targets)
+    sections: list[Section] = []
+    for section in chain([whole], find_sections(material)):
+        if drawing is not None:
+            begin_figures(section, drawing)
+        sections.append(section)
+    everything, sections = sections, sections[1:]
+    notes = find_notes(cells, tables.damaged, tables.copies)
+    make_folders(out)
     origins = provenance(cells.runs)
     texts = details(
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
@@ -167,15 +187,15 @@ def write_report(
         sections=sections,
         notes=notes,
         figures=list(drawn),
-        drawn=figures,
+        drawn=drawing is not None,
         provenance=origins,
     )
     behind = {out / "details" / f"{name}.md": text for name, text in texts.items()}
     files = [out / "report.md", out / "report.html"]
-    files += [*section_files([whole, *sections], out, figures=figures)]
+    files += [*section_files(everything, out, figures=drawing is not None)]
     files += [out / "tables" / "runs.csv", *behind]
     announce(out, files)
-    write_sections([whole, *sections], out, methods=methods(cells, sections), figures=figures)
+    write_sections(everything, out, methods=methods(cells, sections), figures=drawing is not None)
     write_csv(out / "tables" / "runs.csv", cells.runs)
     for path, text in behind.items():
         path.write_text(visible(text), encoding="utf-8")
@@ -196,6 +216,8 @@ def write_report(
         provenance=origins,
     )
     (out / "report.html").write_text(html, encoding="utf-8")
+    if drawing is not None:
+        write_figures(everything, out, drawing)
     files.append(remove_stale(out, files))
     return Report(
         out=out,

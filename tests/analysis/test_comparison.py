@@ -11,9 +11,10 @@ from scipy import stats
 from batchscape.analysis import QUANTITIES, compare, find_cells, load, valid_figures
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.figures.bars import draw_processor_time
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.tables import comparison_grid
+from batchscape.drawing import paper_style
 from batchscape.record import timing
 from batchscape.record.columns import COLUMNS
 from batchscape.record.folder import SweepFolder

@@ -18,11 +18,11 @@ from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Context, Evidence
 from batchscape.analysis.claims.stability import held_out_at, largest_rise
 from batchscape.analysis.claims.training import fewer_updates_slower_convergence
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
 from batchscape.config import Data
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine

@@ -9,8 +9,8 @@ import pytest
 
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.topic import claims_section, claims_table, shown_verdicts
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.report.grids import to_markdown
+from batchscape.drawing import paper_style
 
 SEEDS = range(3)
 

@@ -7,7 +7,7 @@ import pytest
 
 from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED, memory_frontier
 from batchscape.analysis.cost.frontier_figures import draw_frontier
-from batchscape.analysis.figures.style import paper_style
+from batchscape.drawing import paper_style
 
 _NAMES = ["", "device.memory_limit_gib 0.3", "device.memory_limit_gib 0.6"]
 

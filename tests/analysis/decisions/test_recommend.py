@@ -20,12 +20,12 @@ from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid
 from batchscape.analysis.decisions.topic import decision_section
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry, solve
 from batchscape.record.files import read_json, write_json

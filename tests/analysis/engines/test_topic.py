@@ -11,10 +11,10 @@ from batchscape.analysis.engines.figures import draw_engine_costs
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view
 from batchscape.analysis.engines.topic import engines_section
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.drawing import paper_style
 from batchscape.record.files import read_json, write_json
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,9 @@ from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
 from batchscape.analysis.figures.curves import loss_curves
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks, paper_style, plain_ticks
+from batchscape.analysis.figures.style import looks, plain_ticks
 from batchscape.analysis.numbers import TIMES
+from batchscape.drawing import paper_style
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from batchscape.analysis.figures.plan_map import draw_plan, save_plan
-from batchscape.analysis.figures.style import paper_style
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.drawing import paper_style
 
 RATES = 0.001 * 2.0 ** np.arange(8)
 BATCHES = (8, 16, 32, 64, 128)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from batchscape.analysis import find_cells, load, write_report
-from batchscape.analysis.figures.style import looks, paper_style
+from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_scale_curves
 from batchscape.analysis.noise_scale.figures import draw_noise_scale
 from batchscape.analysis.noise_scale.topic import noise_scale_section
+from batchscape.drawing import paper_style
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ import pytest
 from ground_truth import noisy_log_steps, sweep_table
 from scipy import stats
 
-from batchscape.analysis.figures.style import paper_style
 from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.analysis.tradeoff.topic import tradeoff_section
+from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])

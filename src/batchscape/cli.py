@@ -150,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    # What a plan or a report makes is reachable to its end: looking for garbage took long.
+    gc.set_threshold(200_000, 20, 100)
     first = argv[0] if argv else "--help"
     if first in {"--help", "-h"}:
         sys.stdout.write(_HELP)
@@ -331,8 +333,6 @@ def _report(arguments: list[str]) -> int:
     if parsed.out is None and len(parsed.dirs) > 1:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
         raise ConfigError(msg)
-    # What a report makes is reachable to its end: looking for garbage took a fifth of its time.
-    gc.set_threshold(200_000, 20, 100)
     from batchscape.analysis import write_report
     from batchscape.record.folder import SweepFolder
 

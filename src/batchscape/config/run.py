@@ -113,9 +113,15 @@ class RunConfig:
         except ValidationError as error:
             raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Return a plain nested dictionary that `from_mapping` accepts and JSON can carry."""
-        plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", by_alias=True)
+    def to_mapping(self, only: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return a plain nested dictionary that `from_mapping` accepts and JSON can carry.
+
+        Parameters
+        ----------
+        only : dict of str to Any, optional
+            Fields that it has, nested: a dictionary for a group, else True; by default all.
+        """
+        plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", by_alias=True, include=only)
         return plain
 
     @property

@@ -33,9 +33,13 @@ class Setting(NamedTuple):
     affects: Affects
     is_of_our_loop: bool
     """Whether a program of others is told of it by a placeholder or not at all."""
+    path: tuple[str, ...]
+    """Names of the fields that lead to it, where the key may have another one."""
 
 
-def settings_of(owner: type, prefix: str = "", *, is_ours: bool = False) -> Iterator[Setting]:
+def settings_of(
+    owner: type, prefix: str = "", *, is_ours: bool = False, within: tuple[str, ...] = ()
+) -> Iterator[Setting]:
     """Yield the settings of a dataclass, with those of the dataclasses within.
 
     Parameters
@@ -45,6 +49,8 @@ def settings_of(owner: type, prefix: str = "", *, is_ours: bool = False) -> Iter
         What their keys begin with, such as `engine.`.
     is_ours : bool
         Whether all of them are read by our own loop only.
+    within : tuple of str
+        Names of the fields that lead to the dataclass.
     """
     # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
@@ -53,13 +59,14 @@ def settings_of(owner: type, prefix: str = "", *, is_ours: bool = False) -> Iter
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
         key = f"{prefix}{infos[field.name].alias or field.name}"
+        path = (*within, field.name)
         ours = is_ours or OUR_LOOP in marks
         affects = [mark for mark in marks if isinstance(mark, Affects)]
         if affects:
-            yield Setting(key, affects[0], ours)
+            yield Setting(key, affects[0], ours, path)
             continue
         for member in _members(hint):
-            yield from settings_of(member, f"{key}.", is_ours=ours)
+            yield from settings_of(member, f"{key}.", is_ours=ours, within=path)
 
 
 def affects_of(key: str) -> Affects | None:
@@ -119,30 +126,22 @@ def that_affect(
     told : bool
         Leave out those that a program of others is not told of.
     """
-    taken = _taken(what, but, told=told)
-
-    def chosen(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        found = {}
-        for name, value in values.items():
-            key = f"{prefix}{name}"
-            if key in _GROUPS:
-                if inner := chosen(value, f"{key}."):
-                    found[name] = inner
-            elif key in taken:
-                found[name] = value
-        return found
-
-    return chosen(config.to_mapping(), "")
+    taken = config.to_mapping(_fields(what, but, told=told))
+    return {name: value for name, value in taken.items() if value != {} or name not in _GROUPS}
 
 
 @functools.cache
-def _taken(what: Affects, but: Affects, *, told: bool) -> frozenset[str]:
-    """Return the keys that decide something; a flag takes long to ask for each of 10,000 runs."""
-    return frozenset(
-        key
-        for key, affects in _AFFECTS.items()
-        if affects & what and not affects & but and not (told and key in _OURS)
-    )
+def _fields(what: Affects, but: Affects, *, told: bool) -> dict[str, Any]:
+    """Return the fields that decide something, nested; a group of them is a mapping."""
+    found: dict[str, Any] = {}
+    for key, _, _, (*groups, name) in _SETTINGS:
+        affects = _AFFECTS[key]
+        if affects & what and not affects & but and not (told and key in _OURS):
+            inner = found
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[name] = True
+    return found
 
 
 def _members(hint: Any) -> list[type]:  # noqa: ANN401  (a type)

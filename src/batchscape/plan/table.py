@@ -106,19 +106,19 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
     columns = (*extra, "seed", "optimizer_steps", "samples")
     titles = (*(key.replace(".", ".\n") for key in extra), "seed", "optimizer\nsteps", "samples")
     runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
-    rows = {cell.run_id: _row(cell) for cell in plan.cells}
-    first, last = _ends(specs)
-    for spec in [*first, *last]:
-        if last and spec is last[0]:
+    first, last = _ends([(cell, cell.spec) for cell in plan.cells if cell.spec is not None])
+    for cell, spec in [*first, *last]:
+        if last and spec is last[0][1]:
             runs.add_row("...")
-        values = (_show(rows[spec.run_id][column]) for column in columns)
+        row = _row(cell)
+        values = (_show(row[column]) for column in columns)
         runs.add_row(spec.run_id, _cuts(spec), *values, _status(sweep.run(spec.run_id)))
     parts: list[RenderableType] = [runs]
     if last:
         left_out = len(specs) - len(first) - len(last)
         text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
         parts.append(Text(text))
-    if rejected := [rows[cell.run_id] for cell in plan.rejections]:
+    if rejected := [_row(cell) for cell in plan.rejections]:
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))

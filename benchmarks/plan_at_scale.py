@@ -1,7 +1,8 @@
 """Time and memory of a plan of many cells: with predictions, beside the plan without them.
 
-Each plan is made in a process of its own, for a declared cluster, from the command line to the last
-figure; nothing is printed of it. Without predictions nothing is built and torch is not imported.
+With predictions it is `batchscape plan`, for a declared cluster, from the start of the process to
+the last line. Without, a process of its own makes the same plan and prints nothing: it builds no
+model and does not import torch. Each is run once before, so that bytecode is there.
 
     python benchmarks/plan_at_scale.py [--cells 10000] [--repeats 3]
 """
@@ -9,38 +10,34 @@ figure; nothing is printed of it. Without predictions nothing is built and torch
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
+import time
+from typing import NamedTuple
 
-_PLAN = """
-import resource, sys, time
-began = time.perf_counter()
-from datetime import datetime
+_WITHOUT = """
+import sys
 from batchscape.cli import _compose, _machine, _make_plan
 from batchscape.plan.table import plan_rows
-from batchscape.record.folder import SweepFolder
-grid = _compose(sys.argv[2:], "plan")
-machine = _machine(grid)
-plan = _make_plan(grid, machine)
-plan_rows(plan)
-if sys.argv[1] == "with":
-    from batchscape.plan.forecast_text import forecast_text
-    from batchscape.predictor import predict
-    found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
-    assert found.unknown == 0, set(run.way for run in found.runs.values())
-    assert all(run.memory.peak_allocated_gib is not None for run in found.runs.values())
-    cuts = {spec.run_id: str(spec.geometry) for spec in plan.specs}
-    forecast_text(found, cuts, datetime.now().astimezone())
-used = resource.getrusage(resource.RUSAGE_SELF)
-cpu_s = used.ru_utime + used.ru_stime
-print(len(plan.cells), time.perf_counter() - began, cpu_s, used.ru_maxrss / 1024)
+grid = _compose(sys.argv[1:], "plan")
+plan_rows(_make_plan(grid, _machine(grid)))
+assert "torch" not in sys.modules
 """
+PROGRAMS = {"without": ["-c", _WITHOUT], "with": ["-m", "batchscape", "plan"]}
 
 
-def measured(how: str, cells: int) -> tuple[int, float, float, float]:
-    """Make one plan; return its cells, seconds on the wall and of processors, and peak in MiB."""
-    seeds = -(-cells // 64)
+class Measured(NamedTuple):
+    """What one process took."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+def measured(how: str, seeds: int) -> Measured:
+    """Make one plan of 64 cells a seed."""
     arguments = [
         "cluster=h100_80g",
         "cluster.nodes=2",
@@ -49,15 +46,20 @@ def measured(how: str, cells: int) -> tuple[int, float, float, float]:
         "batch.data_parallel_size=1,2,4,8",
         "batch.micro_batch_size=1,2,4,8",
         "optimizer.learning_rate=0.001,0.002,0.003,0.004",
-        f"seed=range(0,{max(1, seeds)})",
+        f"seed=range(0,{seeds})",
         "budget.samples=6400",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _PLAN, how, *arguments], capture_output=True, text=True, check=True
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *PROGRAMS[how], *arguments], stdout=subprocess.DEVNULL, env=environment
     )
-    count, *figures = done.stdout.split()[-4:]
-    wall_s, cpu_s, peak_mib = map(float, figures)
-    return int(count), wall_s, cpu_s, peak_mib
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return Measured(wall_s, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def main() -> None:
@@ -66,16 +68,18 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    seeds = -(-options.cells // 64)
     medians = {}
     for how in ("without", "with"):
-        runs = [measured(how, options.cells) for _ in range(options.repeats)]
-        seconds = [run[1] for run in runs]
+        measured(how, 1)
+        runs = [measured(how, seeds) for _ in range(options.repeats)]
+        seconds = [run.wall_s for run in runs]
         medians[how] = statistics.median(seconds)
         print(
-            f"{how} predictions: {runs[0][0]} cells, median {medians[how]:.1f} s "
+            f"{how} predictions: {64 * seeds} cells, median {medians[how]:.1f} s "
             f"({min(seconds):.1f} to {max(seconds):.1f}, n = {len(runs)}), "
-            f"{statistics.median(run[2] for run in runs):.1f} s of processors, "
-            f"peak {max(run[3] for run in runs):.0f} MiB"
+            f"{statistics.median(run.cpu_s for run in runs):.1f} s of processors, "
+            f"peak {max(run.peak_mib for run in runs):.0f} MiB"
         )
     print(f"ratio of the medians, with / without: {medians['with'] / medians['without']:.2f}")
 

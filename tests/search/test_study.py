@@ -15,8 +15,9 @@ from optuna.storages.journal import JournalFileBackend
 from batchscape.config import Sampler
 from batchscape.plan.expand import Cell, Interval
 from batchscape.search.objective import Outcome
+from batchscape.search.points import grid_of, spread_of
 from batchscape.search.space import Space, StudyCells
-from batchscape.search.study import Study, grid_of, spread_of, storage_of
+from batchscape.search.study import Study, storage_of
 
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 
@@ -119,7 +120,7 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
 def test_a_grid_has_no_more_points_than_trials() -> None:
     width = Interval("width", 1, 3, is_log=False)
     of = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"])
-    points = grid_of(of)
+    points = grid_of(of, 20)
     assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
     assert {point["width"] for point in points} == {1, 2, 3}
     assert len({tuple(point.values()) for point in points}) == len(points)

@@ -174,9 +174,8 @@ def main() -> None:
         f"{len(runs)} runs: {runs['learning_rate'].nunique()} learning rates x {len(batches)} "
         f"global batches x {runs['seed'].nunique()} seeds; {parsed.repeats} repetitions"
     )
-    print(
-        "regret in thousandths of a nat, mean over the global batches [95 % interval; any grid: range]"
-    )
+    print("regret in thousandths of a nat, mean over the global batches")
+    print("[95 % interval over the repetitions; of any grid: range over the offsets]")
     show("trials", list(map(str, parsed.trials)))
     regrets = {
         "grid": [

@@ -172,6 +172,73 @@ def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
+    tmp_path: Path, capsys
+) -> None:
+    lines = (
+        *(line for line in SMALL if not line.startswith(("data=", "model=", "budget"))),
+        *("data.sequence_length=32", "evaluation.samples=16", "budget.samples=640"),
+        *("model=gpt_nano", "model.d_model=int(interval(28,36))", "search=random"),
+        *("search.trials=6", "search.grid_seeds=1", "search.grid_points=3"),
+        *(f"sweep_dir={tmp_path / 's'}", "optimizer=adamw", "optimizer.learning_rate=0.003"),
+    )
+    assert main(["plan", *lines]) == 0
+    assert main(["sweep", *lines]) == 0
+    told = capsys.readouterr().out
+    trials = trials_of(tmp_path / "s")
+    divides = trials["model.d_model"] % 4 == 0
+    assert list(trials["outcome"]) == ["completed" if one else "rejected" for one in divides]
+    assert 0 < divides.sum() < 6
+    said = trials.loc[~divides, "reason"]
+    assert said.str.contains("n_heads must divide d_model").all()
+    assert trials.loc[divides, "reason"].isna().all()
+    assert "n_heads must divide d_model" in told
+    # The grid's neighbours are rejected as well, and the best is measured.
+    best = int(trials.loc[trials["is_best"], "model.d_model"].item())
+    found = statuses(SweepFolder(tmp_path / "s"))
+    assert [status.status for status in found.values()] == [Status.COMPLETED]
+    assert f"model.d_model = {best}" in told
+
+
+def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, capsys) -> None:
+    lines = ("search=random", "optimizer.momentum=interval(1.5,2)", f"sweep_dir={tmp_path / 's'}")
+    for verb in ("sweep", "plan"):
+        assert main([verb, *SMALL, *lines]) == 2
+        assert "optimizer.momentum" in capsys.readouterr().err
+    # A budget that the batches do not divide leaves no folder that would refuse the right one.
+    lines = (SEARCH[0], "search=random", "batch.global_batch_size=8,12")
+    assert swept(tmp_path / "s", *lines) == 2
+    assert "budget.samples must be a multiple of 24" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "trials", "grid"),
+    [
+        (("search=grid", "search.trials=12", "optimizer.momentum=interval(0.1,0.9)"), 9, 27),
+        (("search=grid", "search.trials=12"), 12, 15),
+        (("search=gp", "optimizer=sgd,adamw", "search.over=[optimizer]"), 12, 15),
+        (("search=tpe", "search.trials=3", "search.grid_points=0"), 3, 0),
+    ],
+)
+def test_a_plan_counts_the_trials_that_there_will_be(
+    lines: tuple[str, ...], trials: int, grid: int, tmp_path: Path, capsys
+) -> None:
+    command = ["plan", "--json", *SMALL, SEARCH[0], *lines, f"sweep_dir={tmp_path / 's'}"]
+    assert main(command) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == trials + grid
+    command.remove("--json")
+    assert main(command) == 0
+    assert f"1 study of {trials} trials x 1 run" in capsys.readouterr().out
+
+
+def test_a_plan_of_few_points_has_no_more_trials(tmp_path: Path, capsys) -> None:
+    lines = ("search=tpe", "optimizer=sgd,adamw", "search.over=[optimizer]")
+    assert main(["plan", *SMALL, *lines, f"sweep_dir={tmp_path / 's'}"]) == 0
+    assert "1 study of 2 trials x 1 run, then a grid of 1 value" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path) -> None:
     lines = (
         *(SEARCH[0], "search=tpe", "search.trials=6", "search.grid_seeds=2"),

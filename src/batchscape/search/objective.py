@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from batchscape.config import Objective
 from batchscape.record.folder import SweepFolder
+from batchscape.record.objective import objective_of
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["NOT_MEASURED", "Outcome", "outcome_of", "value_of"]
+__all__ = ["NOT_MEASURED", "Outcome", "outcome_of"]
 
 _CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
 """What would happen again, and is no fault of the machine: infinitely bad."""
@@ -73,27 +74,10 @@ def outcome_of(
         peak = status.summary.get("peak_allocated_gib")
         memory += [] if peak is None else [peak]
         untimed = why_run_untimed(folder, status)
-        values = [value_of(name, spec, status, timed=untimed is None) for name in objectives]
+        values = [objective_of(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
             lacks = objectives[values.index(None)]
             return Outcome(NOT_MEASURED, None, None, f"{spec.run_id} has no {lacks}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return Outcome(state, means, max(memory, default=None), why)
-
-
-def value_of(name: Objective, spec: RunSpec, status: RunStatus, *, timed: bool) -> float | None:
-    """Return one objective of a completed run; None where it was not measured."""
-    summary = status.summary
-    if name in {"loss", "peak_allocated_gib"}:
-        value: float | None = summary["final_eval_loss" if name == "loss" else name]
-        return value
-    if status.stop_reason is not StopReason.TARGET:
-        return math.inf
-    if name in {"samples_to_target", "steps_to_target"}:
-        return float(summary["samples" if name == "samples_to_target" else "optimizer_steps"])
-    if not timed or summary["step_time_s"] is None:
-        return None
-    seconds = float(summary["optimizer_steps"]) * float(summary["step_time_s"])
-    devices = 1 if name == "time_to_target_s" else spec.geometry.data_parallel_size / 3600
-    return seconds * devices

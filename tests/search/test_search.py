@@ -197,6 +197,7 @@ def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
     best = int(trials.loc[trials["is_best"], "model.d_model"].item())
     found = statuses(SweepFolder(tmp_path / "s"))
     assert [status.status for status in found.values()] == [Status.COMPLETED]
+    assert f"all: the best trial has model.d_model={best}" in told
     assert f"model.d_model = {best}" in told
 
 

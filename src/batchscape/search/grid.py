@@ -109,6 +109,10 @@ def measure_around(
     for of in space.studies:
         if of.name not in grids:
             console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
+        for point in best[of.name]:
+            at = ", ".join(f"{key}={value}" for key, value in point.items())
+            what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
+            console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
         return None
     for last in (False,) * _MOST_WIDENED + (True,):

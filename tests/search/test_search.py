@@ -49,7 +49,7 @@ def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
 def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
     # A Gaussian process is fitted by threads, whose rounding another process need not repeat.
     trials_by_tpe = ("search=tpe" if line == "search=gp" else line for line in SEARCH)
-    searched = (*trials_by_tpe, "batch.global_batch_size=8,16,32,64,128")
+    searched = (*trials_by_tpe, "batch.global_batch_size=4,8,16,32,64")
     lines = (*SMALL, *searched)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={killed}"]
@@ -77,11 +77,10 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
     assert trials.groupby("study").size().eq(6).all()
     assert trials.groupby("study")["trial"].apply(lambda own: list(own) == list(range(6))).all()
     assert trials["outcome"].isin(["completed", "diverged"]).all()
-    # No run but those of trials; a sampler may ask for one point twice, which is one run.
+    # No run but those of trials, and one of each.
     found = statuses(SweepFolder(killed).search)
     assert set(trials["runs"]) == set(found)
-    points = trials.groupby(["study", "optimizer.learning_rate"])["runs"]
-    assert points.ngroups == len(found)
+    assert len(found) == 30
     assert all(status.status.is_sealed for status in found.values())
     # A kill changed nothing of what was asked and found.
     assert swept(whole, *searched) == 0
@@ -102,11 +101,12 @@ def _check_brackets(folder: Path) -> None:
         batch = settings["batch"]["global_batch_size"]
         rows.append((batch, settings["optimizer"]["learning_rate"], loss))
     grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
+    assert set(grid["batch"]) == {4, 8, 16, 32, 64}
     for _, own in grid.groupby("batch"):
         means = own.groupby("rate")["loss"].apply(lambda losses: losses.mean(skipna=False))
         means = means.fillna(float("inf")).sort_index()
         place = int(means.argmin())
-        assert 0 < place < len(means) - 1 or means.index[place] in {1e-3, 1.0}
+        assert 0 < place < len(means) - 1
 
 
 @pytest.mark.slow

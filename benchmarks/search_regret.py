@@ -5,7 +5,13 @@
 a trial comes to is the held-out loss of one of the seeds, interpolated between the rates of the
 grid. The regret is the loss, as the mean over all seeds, at the best trial, above the least there
 is. Everything is repeated with other random numbers; intervals are 95 %, by bootstrap over these
-repetitions. The peer is the plain grid of as many rates.
+repetitions.
+
+The peer is the plain grid of as many rates at equal ratios. As a person would lay it, from one end
+of the interval to the other, it is what `search=grid` tries. There is one such grid, and whether a
+rate of it lies near the optimum is luck; so the grid is also laid at every offset: as many rates,
+equally far apart, that begin anywhere. Their mean is what somebody can expect who does not know
+the optimum; the brackets have their range.
 
 The rule that cuts trials is replayed on whole curves: how often would the best one be cut?
 
@@ -23,12 +29,15 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pandas as pd
+from optuna.storages import InMemoryStorage
 
 from batchscape.config import Sampler
 from batchscape.plan.expand import Interval
+from batchscape.search.objective import Outcome
+from batchscape.search.points import grid_of
 from batchscape.search.pruning import is_cut
 from batchscape.search.space import Space
-from batchscape.search.study import distributions_of, sampler_of, spread_of
+from batchscape.search.study import Study
 
 DATA = Path(__file__).parent / "results" / "learning_rate_grid" / "runs.csv"
 SAMPLERS = ("random", "tpe", "gp")
@@ -61,33 +70,41 @@ class Losses:
         return float(np.interp(math.log(rate), self._log_rates, means)) - self._least
 
 
+def space_of(losses: Losses, name: str, trials: int, seed: int) -> Space:
+    """Return the search of one rate."""
+    rate = Interval("rate", losses.low, losses.high, is_log=True)
+    return Space(Sampler(name=name, trials=trials, sampler_seed=seed), (rate,), {}, (), 0)
+
+
 def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> list[float]:
     """Replay one search; return the regret of its best trial after some numbers of trials."""
-    seed = repeat % losses.seeds
-    study = optuna.create_study()
-    interval = Interval("rate", losses.low, losses.high, is_log=True)
-    space = Space(Sampler(name=name), (interval,), {}, (), 0)
-    drawn = distributions_of(space)
-    first = [] if name == "random" else spread_of(space, repeat)
+    study = Study(space_of(losses, name, max(counts), repeat), "replayed", InMemoryStorage())
     best, regrets = (math.inf, 0.0), []
-    for number in range(max(counts)):
-        if number < len(first):
-            study.enqueue_trial(first[number])
-        study.sampler = sampler_of(name, 1000 * repeat + number)
-        trial = study.ask(drawn)
-        rate = trial.params["rate"]
-        value = losses.one(rate, seed)
-        study.tell(trial, value)
-        best = min(best, (value, rate))
+    for _ in range(max(counts)):
+        asked = study.ask()
+        value = losses.one(asked.point["rate"], repeat % losses.seeds)
+        study.tell(asked, Outcome("completed", (value,), None), [], {})
+        best = min(best, (value, asked.point["rate"]))
         regrets.append(losses.regret(best[1]))
     return [regrets[count - 1] for count in counts]
 
 
-def listed(losses: Losses, count: int, repeat: int, generator: np.random.Generator) -> float:
-    """Return the regret of the best of a plain grid at equal distances, that begins anywhere."""
-    shares = (np.arange(count) + generator.random()) / count
-    rates = losses.low * (losses.high / losses.low) ** shares
-    return losses.regret(min(rates, key=lambda rate: losses.one(rate, repeat % losses.seeds)))
+def listed(losses: Losses, rates: Sequence[float]) -> float:
+    """Return the regret of the best of some rates, as the mean over the seeds it is chosen by."""
+    seeds = range(losses.seeds)
+    best = [min(rates, key=lambda rate: losses.one(rate, seed)) for seed in seeds]
+    return float(np.mean([losses.regret(rate) for rate in best]))
+
+
+def laid(losses: Losses, count: int) -> list[float]:
+    """Return the rates of the plain grid from end to end."""
+    return [point["rate"] for point in grid_of(space_of(losses, "grid", count, 0), count)]
+
+
+def begun_at(losses: Losses, count: int, offset: float) -> list[float]:
+    """Return the rates of a plain grid that begins anywhere within one of its distances."""
+    shares = (np.arange(count) + offset) / count
+    return [float(rate) for rate in losses.low * (losses.high / losses.low) ** shares]
 
 
 def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> str:
@@ -132,6 +149,16 @@ def interval(values: np.ndarray, generator: np.random.Generator) -> tuple[float,
     return float(low), float(high)
 
 
+def text_of(mean: float, ends: tuple[float, float]) -> str:
+    """Write a regret and two ends of it in thousandths."""
+    return f"{1000 * mean:.1f} [{1000 * ends[0]:.1f}, {1000 * ends[1]:.1f}]"
+
+
+def show(name: str, cells: Sequence[str]) -> None:
+    """Print a line of the table."""
+    print(f"{name:>8}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -147,29 +174,51 @@ def main() -> None:
         f"{len(runs)} runs: {runs['learning_rate'].nunique()} learning rates x {len(batches)} "
         f"global batches x {runs['seed'].nunique()} seeds; {parsed.repeats} repetitions"
     )
-    print("regret in thousandths of a nat, mean over the global batches [95 % interval]")
-    print(f"{'trials':>8}" + "".join(f"{count:>20}" for count in parsed.trials))
-    for name in ("grid", *SAMPLERS):
+    print("regret in thousandths of a nat, mean over the global batches")
+    print("[95 % interval over the repetitions; of any grid: range over the offsets]")
+    show("trials", list(map(str, parsed.trials)))
+    regrets = {
+        "grid": [
+            float(np.mean([listed(of, laid(of, count)) for of in batches.values()]))
+            for count in parsed.trials
+        ]
+    }
+    show("grid", [f"{1000 * value:.1f}" for value in regrets["grid"]])
+    # offsets x trials, each a mean over the global batches
+    offsets = np.array(
+        [
+            [
+                np.mean([listed(of, begun_at(of, count, offset)) for of in batches.values()])
+                for count in parsed.trials
+            ]
+            for offset in (np.arange(parsed.repeats) + 0.5) / parsed.repeats
+        ]
+    )
+    regrets["any grid"] = [float(mean) for mean in offsets.mean(axis=0)]
+    ranges = zip(offsets.min(axis=0), offsets.max(axis=0), strict=True)
+    show("any grid", list(map(text_of, regrets["any grid"], ranges)))
+    for name in SAMPLERS:
         # repeats x trials, each a mean over the global batches
         found = np.mean(
             [
-                [
-                    [listed(of, count, repeat, generator) for count in parsed.trials]
-                    if name == "grid"
-                    else searched(of, name, parsed.trials, repeat)
-                    for repeat in range(parsed.repeats)
-                ]
+                [searched(of, name, parsed.trials, repeat) for repeat in range(parsed.repeats)]
                 for of in batches.values()
             ],
             axis=0,
         )
-        cells = []
-        for values in found.T:
-            low, high = interval(values, generator)
-            cells.append(f"{1000 * values.mean():.1f} [{1000 * low:.1f}, {1000 * high:.1f}]")
-        print(f"{name:>8}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
-    told = cut(pd.read_csv(DATA.with_name("curves.csv")), parsed.repeats, generator)
-    print(told)
+        regrets[name] = [float(mean) for mean in found.mean(axis=0)]
+        intervals = (interval(values, generator) for values in found.T)
+        show(name, list(map(text_of, regrets[name], intervals)))
+    for peer in ("grid", "any grid"):
+        for name in SAMPLERS:
+            halves = [
+                f"{count} against {2 * count}: {'yes' if regret <= regrets[peer][place] else 'no'}"
+                for count, regret in zip(parsed.trials, regrets[name], strict=True)
+                if 2 * count in parsed.trials
+                for place in [parsed.trials.index(2 * count)]
+            ]
+            print(f"{name} with half the trials is as good as {peer}? {'; '.join(halves)}")
+    print(cut(pd.read_csv(DATA.with_name("curves.csv")), parsed.repeats, generator))
 
 
 if __name__ == "__main__":

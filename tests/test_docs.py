@@ -28,7 +28,7 @@ from batchscape.record.columns import COLUMNS
 from batchscape.record.spec import DataIdentity
 from batchscape.record.status import Status
 from batchscape.record.summary import SUMMARY
-from batchscape.search.space import stand_ins
+from batchscape.search.stand_ins import stand_ins
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -363,7 +363,7 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
                 settings = re.sub(r" --(picture|out) \S+", "", shlex.join(shown.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
                 if grid and grid.intervals:
-                    _, grid = stand_ins(grid)
+                    _, grid = stand_ins(grid, declared_or_box(grid), prepare)
                 planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
                 assert grid or "--cfg" in command
     capsys.readouterr()

@@ -16,7 +16,7 @@ from batchscape.config import Data
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec
-from batchscape.search.space import stand_ins
+from batchscape.search.stand_ins import stand_ins
 
 SWEEPS = Path(batchscape.sweeps.__file__).parent
 NAMES = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
@@ -37,7 +37,7 @@ def plan_of(name: str, cores: int = 2) -> Plan:
     grid = compose([f"sweeps={name}"], "batchscape sweep")
     assert grid is not None
     if grid.intervals:
-        _, grid = stand_ins(grid)
+        _, grid = stand_ins(grid, Machine(cores, "cores"), prepare)
     return make_plan(grid, Machine(cores, "cores"), prepare)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,31 +49,60 @@ def search_section(cells: Cells) -> Section | None:
         None where nothing was searched.
     """
     folders = [SweepFolder(Path(of)) for of in sorted({*cells.runs["sweep_dir"]})]
-    found = [trials for folder in folders if (trials := read_trials(folder)) is not None]
-    if not found:
+    searches = [_Search(f, trials) for f in folders if (trials := read_trials(f)) is not None]
+    if not searches:
         return None
-    trials = pd.concat(found, ignore_index=True)
-    objectives = [name for name in _LABELS if name in trials]
-    keys = [name for name in map(str, trials) if name not in {*TRIALS, *objectives}]
-    done = int(trials["outcome"].notna().sum())
-    studies = trials["study"].nunique()
-    answer = [
-        f"{_listed(keys)} {'was' if len(keys) == 1 else 'were'} searched for the least "
-        f"{_listed([_LABELS[name] for name in objectives])}: {done} trials in {studies} "
-        f"{'study' if studies == 1 else 'studies'}. A sampler chose the trials for doing well, so "
-        "no number elsewhere in this report rests on them: the runs here are the grid that was "
-        "measured around the best of each study, with other seeds."
-    ]
-    best = trials[trials["is_best"].astype(bool)]
-    view = TableView(
-        "search", "The best trials of each study", best, _grid(trials, best, keys, objectives)
+    section = Section(
+        "Search",
+        [
+            *(one.answer for one in searches),
+            "A sampler chose the trials for doing well, so no number elsewhere in this report "
+            "rests on them: the runs here are the grid that was measured around the best of each "
+            "study, with other seeds.",
+        ],
+        short=[
+            f"{_listed(one.keys)}: found by {one.done} trials, then measured with other seeds."
+            for one in searches
+        ],
     )
-    what = "The front of two objectives" if len(objectives) > 1 else "Trials of each study"
-    caption = f"{what}; the best are filled. Trials without a value are left out."
-    draw = _draw_front if len(objectives) > 1 else _draw_trials
-    picture = Picture("search", caption, draw(trials, keys, objectives))
-    short = [f"{_listed(keys)}: found by {done} trials, then measured with other seeds."]
-    return Section("Search", answer, [view], [picture], short=short, curves={"trials": trials})
+    tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
+    for number, one in enumerate(searches, 1):
+        # Values of different objectives, or of different settings, share no table.
+        ending = f"_{number}" if len(searches) > 1 else ""
+        of = f" of {one.folder.path}" if len(searches) > 1 else ""
+        best = one.trials[one.trials["is_best"].astype(bool)]
+        grid = _grid(one.trials, best, one.keys, one.objectives)
+        tables.append(
+            TableView(f"search{ending}", f"The best trials of each study{of}", best, grid)
+        )
+        is_front = len(one.objectives) > 1
+        what = "The front of two objectives" if is_front else "Trials of each study"
+        caption = f"{what}{of}; the best are filled. Trials without a value are left out."
+        draw = _draw_front if is_front else _draw_trials
+        figure = draw(one.trials, one.keys, one.objectives)
+        pictures.append(Picture(f"search{ending}", caption, figure))
+        curves[f"trials{ending}"] = one.trials
+    return replace(section, tables=tables, pictures=pictures, curves=curves)
+
+
+class _Search:
+    """The trials of one folder."""
+
+    def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
+        self.folder, self.trials = folder, trials
+        self.objectives = [name for name in _LABELS if name in trials]
+        self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
+        self.done = int(trials["outcome"].notna().sum())
+
+    @property
+    def answer(self) -> str:
+        """What was searched."""
+        studies = self.trials["study"].nunique()
+        return (
+            f"{_listed(self.keys)} {'was' if len(self.keys) == 1 else 'were'} searched for the "
+            f"least {_listed([_LABELS[name] for name in self.objectives])}: {self.done} trials in "
+            f"{studies} {'study' if studies == 1 else 'studies'}."
+        )
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -223,9 +223,10 @@ def _plan(arguments: list[str]) -> int:
     machine = _machine(grid)
     told = None
     if _is_search(grid):
-        from batchscape.search.space import stand_ins
+        from batchscape.data.corpus import prepare
+        from batchscape.search.stand_ins import stand_ins
 
-        told, grid = stand_ins(grid)
+        told, grid = stand_ins(grid, machine, prepare)
     plan = _make_plan(grid, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()

@@ -139,7 +139,15 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             ("search=tpe", "search.over=[budget.samples]", "budget.samples=640,1280"),
             "what the results",
         ),
-        (("search=tpe", "optimizer.beta1=interval(0,2)"), "beta1"),
+        (("search=tpe", "optimizer.beta1=interval(1,2)"), "beta1"),
+        (
+            ("search=tpe", "batch.global_batch_size=interval(6,50)"),
+            "as batch.global_batch_size=6,12,24,48 with search.over=[batch.global_batch_size]",
+        ),
+        (
+            ("search=tpe", "schedule.warmup_samples=interval(32,320)"),
+            r"'schedule.warmup_samples=int\(interval\(32,320\)\)'",
+        ),
         (
             (
                 RATE,

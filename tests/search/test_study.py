@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -13,10 +18,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from batchscape.config import Sampler
+from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval
 from batchscape.search.objective import Outcome
+from batchscape.search.points import grid_of, spread_of
 from batchscape.search.space import Space, StudyCells
-from batchscape.search.study import Study, grid_of, spread_of, storage_of
+from batchscape.search.study import Study, storage_of
 
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 
@@ -116,10 +123,68 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
+def test_a_grid_is_refined_where_it_keeps_its_points_and_refused_elsewhere(tmp_path: Path) -> None:
+    study = opened(space("grid", trials=4), tmp_path)
+    for _ in range(4):
+        told(study, 1.0)
+    with pytest.raises(ConfigError, match=r"4 trials there 2 lie beside .* search.trials=7 keeps"):
+        opened(space("grid", trials=6), tmp_path)
+    finer = opened(space("grid", trials=7), tmp_path)
+    assert finer.wanted == 7
+    while len(finer.trials) < finer.wanted:
+        told(finer, 1.0)
+    rates = sorted(trial.params["rate"] for trial in finer.trials)
+    assert rates == pytest.approx([10 ** (-4 + n / 2) for n in range(7)])
+    # A sampler goes on from a grid, and no grid from a sampler.
+    told(opened(space("gp", trials=8), tmp_path), 1.0)
+    with pytest.raises(ConfigError, match="lie beside"):
+        opened(space("grid", trials=7), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
+def test_no_point_is_asked_for_twice(name: str, tmp_path: Path) -> None:
+    """Also where few points are left, where the best is at an end, and with trials that failed."""
+    width = Interval("width", 1, 4, is_log=False)
+    study = opened(space(name, trials=20, intervals=(width,), over=["optimizer"]), tmp_path)
+    assert study.wanted == 8
+    for number in range(8):
+        asked = study.ask()
+        fails = number == 3
+        outcome = Outcome("rejected" if fails else "completed", (math.inf if fails else 1.0,), None)
+        study.tell(asked, outcome, [], {})
+    points = {(trial.params["width"], trial.params["optimizer"]) for trial in study.trials}
+    assert points == {(width, name) for width in range(1, 5) for name in ("adamw", "sgd")}
+    assert [trial.number for trial in study.trials] == list(range(8))
+
+
+def test_a_sampler_that_names_an_end_of_an_interval_again_is_asked_for_another(
+    tmp_path: Path,
+) -> None:
+    study = opened(space("gp", trials=12), tmp_path)
+    for _ in range(12):
+        asked = study.ask()
+        study.tell(asked, Outcome("completed", (math.log(asked.point["rate"]),), None), [], {})
+    rates = [trial.params["rate"] for trial in study.trials]
+    assert min(rates) == pytest.approx(1e-4, rel=0.01)
+    assert len(set(rates)) == 12
+
+
+def test_a_point_that_was_chosen_before_a_kill_becomes_the_next_trial(tmp_path: Path) -> None:
+    """A kill between the choice and the trial: the point is asked for once."""
+    of = space("grid", trials=4)
+    opened(of, tmp_path)
+    raw = optuna.load_study(study_name="study", storage=storage_of(of.sampler, tmp_path))
+    raw.enqueue_trial({"rate": 1e-4})
+    study = opened(of, tmp_path)
+    assert study.trials == []
+    rates = [study.ask().point["rate"] for _ in range(4)]
+    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
+
+
 def test_a_grid_has_no_more_points_than_trials() -> None:
     width = Interval("width", 1, 3, is_log=False)
     of = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"])
-    points = grid_of(of)
+    points = grid_of(of, 20)
     assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
     assert {point["width"] for point in points} == {1, 2, 3}
     assert len({tuple(point.values()) for point in points}) == len(points)
@@ -165,28 +230,42 @@ def test_what_takes_too_much_memory_is_not_the_best(tmp_path: Path) -> None:
     assert best.number == 1
 
 
-def test_optuna_and_its_dashboard_read_the_journal(tmp_path: Path) -> None:
+def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) -> None:
     study = opened(space("random", objective=["loss", "peak_allocated_gib"]), tmp_path)
     told(study, 1.0, 2.0)
-    journal = JournalStorage(JournalFileBackend(str(tmp_path / "optuna.journal")))
-    (trial,) = optuna.load_study(study_name="study", storage=journal).trials
+    path = str(tmp_path / "optuna.journal")
+    (trial,) = optuna.load_study(
+        study_name="study", storage=JournalStorage(JournalFileBackend(path))
+    ).trials
     assert trial.values == [1.0, 2.0]
-    code = (
-        "import sys, json; from optuna.storages import JournalStorage;"
-        "from optuna.storages.journal import JournalFileBackend;"
-        "from optuna_dashboard import wsgi; import io;"
-        "app = wsgi(JournalStorage(JournalFileBackend(sys.argv[1])));"
-        "status = [];"
-        "body = app({'REQUEST_METHOD': 'GET', 'PATH_INFO': '/api/studies', 'wsgi.input':"
-        " io.BytesIO(), 'wsgi.errors': sys.stderr, 'SERVER_NAME': 'x', 'SERVER_PORT': '80',"
-        " 'wsgi.url_scheme': 'http'}, lambda s, h, e=None: status.append(s));"
-        "print(status[0]); print(b''.join(body).decode())"
-    )
-    told_by = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "optuna.journal")],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert "200" in told_by.stdout
-    assert '"study"' in told_by.stdout
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host, _, port = address.partition(":")
+    command = ["optuna-dashboard", path, "--host", host, "--port", port]
+    script = str(Path(sys.executable).parent / command[0])
+    with subprocess.Popen(
+        [script, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            summaries = served(f"http://{address}/api/studies", server)["study_summaries"]
+            assert [one["study_name"] for one in summaries] == ["study"]
+            shown = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
+            (trial,) = shown["trials"]
+            assert trial["values"] == [1.0, 2.0]
+            assert [one["name"] for one in trial["params"]] == ["rate"]
+        finally:
+            server.terminate()
+
+
+def served(url: str, server: subprocess.Popen[bytes]) -> Any:
+    """Return what a server answers, which may take a while to begin."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  (of our own)
+                return json.load(answer)
+        except OSError:
+            assert server.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)

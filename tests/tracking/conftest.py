@@ -82,7 +82,7 @@ class FakeTraining:
             precision="float32",
             evaluation_every_samples=EVERY * 32,
             data=DataIdentity("hash", "/data", 1000, 100, 256, task="next_token"),
-            config=run_config(),
+            config=self.config or run_config(),
         ).write(self.folder.config)
         self.status.write(self.folder.status)
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from batchscape.config import WandbTracker
+from batchscape.config import RunConfig, WandbTracker
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import write_json
@@ -233,6 +233,27 @@ def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
 
 
 @pytest.mark.slow
+def test_a_run_of_a_search_carries_its_parameters_and_what_is_made_small(
+    fake_training, settings_of_run, mirrored, offline_segments
+) -> None:
+    objectives = ["loss", "samples_to_target"]
+    searched = settings_of_run | {"search": {"name": "gp", "objective": objectives}}
+    done = fake_training("run-a", config=RunConfig.from_mapping(searched))
+    lost = fake_training("run-b", config=RunConfig.from_mapping(searched))
+    for training, status in ((done, Status.COMPLETED), (lost, Status.DIVERGED)):
+        training.begin()
+        training.train(range(1, 13))
+        training.end(status)
+    assert mirrored(OFFLINE) is None
+    (segment,), (other,) = offline_segments(done.folder), offline_segments(lost.folder)
+    assert segment.summary["objective/loss"] == done.status.summary["final_eval_loss"]
+    # It met no target, which is no number that a chart could draw.
+    assert "objective/samples_to_target" not in segment.summary
+    config = segment.of("run")[0]["config"]["update"]
+    assert config["optimizer"]["learning_rate"] == 1e-3
+    assert not [name for name in other.summary if name.startswith("objective")]
+
+
 def test_a_run_that_goes_on_disturbed_takes_its_times_back(
     sweep, server, fake_training, mirrored
 ) -> None:

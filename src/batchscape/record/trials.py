@@ -23,6 +23,7 @@ TRIALS = {
     "outcome": "completed, or the status of the run that did not; empty: it is not over",
     "is_best": "whether it is the best of its study, or on the front of two objectives",
     "runs": "names of its runs in `runs/`, apart by blanks",
+    "reason": "why it has no value, or an infinite one; empty: it has",
 }
 """Columns of `trials.csv`, and what they hold. Between `trial` and `outcome` stand the searched
 values by key, then the objectives."""

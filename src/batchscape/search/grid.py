@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from batchscape.launch.result import SweepResult
 from batchscape.plan.expand import Cell, Interval
 from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.search.around import Bracket, around, beyond, bracket
-from batchscape.search.launching import Launching, key_of, specs_of
+from batchscape.search.launching import Launching, key_of
 from batchscape.search.objective import outcome_of
 from batchscape.search.space import Space, StudyCells
 
@@ -43,10 +45,10 @@ class _Around:
         return [[c for seed in seeds for c in self._of.at(p, seed)] for p in self.points]
 
     def brackets(
-        self, specs: Mapping[str, RunSpec | None], sweep: SweepFolder
+        self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
     ) -> list[tuple[Interval, Bracket, float]] | None:
         """Return where the best of each interval lies, and its mean; None: not all is measured."""
-        values = [self._mean(cells, specs, sweep) for cells in self.cells()]
+        values = [self._mean(cells, runs, sweep) for cells in self.cells()]
         if None in values:
             return None
         centre, found = self.points[0], []
@@ -72,14 +74,11 @@ class _Around:
         return len(self.points) > before
 
     def _mean(
-        self, cells: Sequence[Cell], specs: Mapping[str, RunSpec | None], sweep: SweepFolder
+        self, cells: Sequence[Cell], runs: Mapping[str, RunSpec | str], sweep: SweepFolder
     ) -> float | None:
         """Return the mean over the seeds, infinite where one has no value; None: not measured."""
-        found = [specs[key_of(cell)] for cell in cells]
-        runs = [spec for spec in found if spec is not None]
-        outcome = outcome_of(
-            runs if len(runs) == len(found) else [], sweep, self._space.sampler.objective
-        )
+        found = [runs[key_of(cell)] for cell in cells]
+        outcome = outcome_of(found, sweep, self._space.sampler.objective)
         return None if outcome.values is None else outcome.values[0]
 
 
@@ -110,21 +109,38 @@ def measure_around(
     for of in space.studies:
         if of.name not in grids:
             console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
+        for point in best[of.name]:
+            at = ", ".join(f"{key}={value}" for key, value in point.items())
+            what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
+            console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
         return None
     for last in (False,) * _MOST_WIDENED + (True,):
         cells = [c for grid in grids.values() for of in grid.cells() for c in of]
-        plan = launching.plan(cells, sweep)
-        write_plan(plan)
-        specs, result = specs_of(plan, cells), launching.launch(plan.specs, sweep)
+        plan, runs = launching.plan(cells, sweep)
+        if plan is not None:
+            write_plan(plan)
+        result = launching.launch(() if plan is None else plan.specs, sweep)
         if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
             return result
-        found = {name: grid.brackets(specs, sweep) for name, grid in grids.items()}
+        found = {name: grid.brackets(runs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
         may_grow = not last and space.sampler.grid_points > 1
         widened = [grids[name].widen(own) for name, own in found.items() if may_grow and own]
         if not any(widened):
             break
+    for reason in dict.fromkeys(run for run in runs.values() if isinstance(run, str)):
+        console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
+    _tell(space, found, console)
+    return result
+
+
+def _tell(
+    space: Space,
+    found: Mapping[str, Sequence[tuple[Interval, Bracket, float]] | None],
+    console: Console,
+) -> None:
+    """Say where the best of each study lies."""
     for name, brackets in found.items():
         if brackets is None:
             console.print(
@@ -133,7 +149,6 @@ def measure_around(
             )
         for interval, around_best, value in brackets or ():
             console.print(_text(name, interval, around_best, value, space), soft_wrap=True)
-    return result
 
 
 def _text(name: str, interval: Interval, found: Bracket, value: float, space: Space) -> str:

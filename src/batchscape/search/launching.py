@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rich.console import Console
 
+from batchscape.errors import ConfigError
 from batchscape.launch import run_sweep
 from batchscape.launch.result import SweepResult
 from batchscape.launch.session import Steering
 from batchscape.plan.build import Plan, Prepare, make_plan
-from batchscape.plan.expand import Cell, SweepCells
+from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.machine import Machine
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.search.points import corners_of
 
-__all__ = ["Launching", "key_of", "specs_of"]
+__all__ = ["REJECTS", "Corner", "Launching", "key_of", "plan_at_corner"]
+
+
+REJECTS = "A rule is broken in a part of the intervals, where trials are rejected:"
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,46 @@ class Launching:
     prepare: Prepare
     console: Console
     command: str
+    concurrent_runs: int
 
-    def plan(self, cells: Sequence[Cell], sweep: SweepFolder) -> Plan:
-        """Plan cells, of which all may be rejected."""
+    def plan(
+        self, cells: Sequence[Cell], sweep: SweepFolder
+    ) -> tuple[Plan | None, dict[str, RunSpec | str]]:
+        """Plan cells, of which some or all may be rejected.
+
+        Parameters
+        ----------
+        cells : sequence of Cell
+        sweep : SweepFolder
+
+        Returns
+        -------
+        plan : Plan or None
+            Without the cells that break a rule of the settings; None where all of them do.
+        runs : dict of str to RunSpec or str
+            The run of each cell, by `key_of`, or the reason why there is none. Two cells that are
+            one training have one run.
+        """
+        sound, runs = list(cells), dict[str, RunSpec | str]()
+        try:
+            plan = self._planned(sound, sweep)
+        except ConfigError:
+            sound = []
+            for cell in cells:
+                try:
+                    plan = self._planned([cell], sweep)
+                    sound.append(cell)
+                except ConfigError as error:
+                    runs[key_of(cell)] = str(error)
+            if not sound:
+                return None, runs
+            plan = self._planned(sound, sweep)
+        found = {cell.run_id: cell for cell in plan.cells}
+        for cell, run in zip(sound, plan.run_ids, strict=True):
+            runs[key_of(cell)] = found[run].spec or str(found[run].reason)
+        return plan, runs
+
+    def _planned(self, cells: Sequence[Cell], sweep: SweepFolder) -> Plan:
         grid = replace(self.grid, cells=list(cells), intervals=())
         plan = make_plan(grid, self.machine, self.prepare, may_be_empty=True)
         return replace(plan, sweep_dir=sweep.path)
@@ -50,13 +93,44 @@ class Launching:
         )
 
 
-def specs_of(plan: Plan, cells: Sequence[Cell]) -> dict[str, RunSpec | None]:
-    """Return the run of each cell that was planned, by `key_of`; None where it is rejected.
+class Corner(NamedTuple):
+    """Where the cells of a search can be launched."""
 
-    Two cells that are one training have one run.
+    point: dict[str, float]
+    """The middle of each interval where that is possible, else an end of each."""
+    plan: Plan
+    """Of the cells there."""
+    elsewhere: str | None
+    """The rule that is broken at another of them; None: none is."""
+
+
+def plan_at_corner(grid: SweepCells, machine: Machine, prepare: Prepare) -> Corner:
+    """Plan the cells of a search in the middle of its intervals and at their ends.
+
+    Parameters
+    ----------
+    grid : SweepCells
+        Of a search; each cell with the low ends of its intervals.
+    machine : Machine
+    prepare : callable
+
+    Raises
+    ------
+    ConfigError
+        If a rule is broken at all of them, or no cell at all can be launched.
     """
-    specs = {cell.run_id: cell.spec for cell in plan.cells}
-    return {key_of(cell): specs[run] for cell, run in zip(cells, plan.run_ids, strict=True)}
+    plans, problems = list[tuple[dict[str, float], Plan]](), list[ConfigError]()
+    for point in corners_of(grid.intervals):
+        cells = [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
+        try:
+            plan = make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)
+        except ConfigError as error:
+            problems.append(error)
+        else:
+            plans.append((point, plan))
+    if not plans:
+        raise problems[0]
+    return Corner(*plans[0], next(map(str, problems), None))
 
 
 def key_of(cell: Cell) -> str:

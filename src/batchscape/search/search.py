@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from batchscape.config import RunConfig
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Prepare
 from batchscape.plan.expand import SweepCells
-from batchscape.plan.identity import name_sweep
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
 from batchscape.search.grid import measure_around
-from batchscape.search.launching import Launching
+from batchscape.search.launching import REJECTS, Launching, plan_at_corner
 from batchscape.search.space import Space, space_of
 from batchscape.search.study import Study, storage_of
 from batchscape.search.trials import run_trials
@@ -66,12 +64,13 @@ def search(
         If the folder cannot be used, or another process searches in it.
     """
     space = space_of(grid)
-    config = RunConfig.from_mapping(grid.cells[0].settings)
-    _, sweep_dir = name_sweep(
-        config, sweep_file=grid.sweep_file, swept_keys=grid.axis_keys, fixed=grid.fixed
-    )
-
-    launching = Launching(grid, machine, prepare, console, command)
+    # Nothing is written before it is known that runs can be launched.
+    corner = plan_at_corner(grid, machine, prepare)
+    if corner.elsewhere is not None:
+        console.print(f"{REJECTS} {corner.elsewhere}", soft_wrap=True)
+    sweep_dir = corner.plan.sweep_dir
+    concurrent_runs = corner.plan.cells[0].config.launcher.concurrent_runs
+    launching = Launching(grid, machine, prepare, console, command, concurrent_runs)
     sweep = SweepFolder(sweep_dir)
     with _alone(sweep.search):
         _check_space(space, sweep.search)

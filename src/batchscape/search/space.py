@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from batchscape.config import RunConfig, Sampler, affects_of
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
+from batchscape.search.points import corners_of
 from batchscape.search.pruning import check_fair
 
-__all__ = ["Space", "StudyCells", "space_of", "stand_ins"]
+__all__ = ["Space", "StudyCells", "space_of"]
 
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
 _ALIKE = {"budget", "data", "evaluation"}
@@ -98,7 +100,8 @@ def space_of(grid: SweepCells) -> Space:
     ConfigError
         If there is nothing to search, or the objective cannot be had of these runs.
     """
-    configs = [RunConfig.from_mapping(cell.settings) for cell in grid.cells]
+    _refuse_batches(grid.intervals)
+    configs = _configs_of(grid)
     sampler = configs[0].search
     if not isinstance(sampler, Sampler):
         keys = ", ".join(interval.key for interval in grid.intervals)
@@ -112,9 +115,6 @@ def space_of(grid: SweepCells) -> Space:
     for interval in grid.intervals:
         del axes[interval.key]
     _check_keys(sampler, grid.intervals, axes)
-    highs = {interval.key: interval.high for interval in grid.intervals}
-    for cell in grid.cells:
-        RunConfig.from_mapping(set_values(cell.settings, highs))
     for config in configs:
         _check_objective(sampler, config)
     choices = {key: tuple(axes[key]) for key in sampler.over}
@@ -137,6 +137,45 @@ def space_of(grid: SweepCells) -> Space:
         ),
         configs[0].seed,
     )
+
+
+def _configs_of(grid: SweepCells) -> list[RunConfig]:
+    """Return the settings of each cell, at values of the intervals that break no rule.
+
+    Elsewhere they may: a trial there is rejected, with the reason.
+    """
+
+    def at(point: Mapping[str, float]) -> list[RunConfig]:
+        return [RunConfig.from_mapping(set_values(cell.settings, point)) for cell in grid.cells]
+
+    problems = []
+    for point in (corners := corners_of(grid.intervals)):
+        try:
+            return at(point)
+        except ConfigError as error:
+            problems.append(error)
+    ends = corners[1] | corners[2]
+    whole = [i for i in grid.intervals if float(i.low).is_integer() and float(i.high).is_integer()]
+    with suppress(ConfigError):
+        at(ends | {interval.key: int(interval.high) for interval in whole})
+        wanted = " ".join(f"'{i.key}=int(interval({i.low:g},{i.high:g}))'" for i in whole)
+        msg = f"a search between whole numbers is written so: {wanted}"
+        problems = [ConfigError(msg)]
+    raise problems[0]
+
+
+def _refuse_batches(intervals: Sequence[Interval]) -> None:
+    for interval in intervals:
+        if interval.key.split(".")[0] == "batch":
+            low, high = math.ceil(interval.low), int(interval.high)
+            values = [str(low << n) for n in range(high.bit_length()) if 0 < low << n <= high]
+            msg = (
+                f"{interval.key} cannot be searched in an interval: budgets and evaluations are "
+                "multiples of every global batch, which most numbers of an interval do not divide; "
+                f"list values that do, as {interval.key}={','.join(values)} with "
+                f"search.over=[{interval.key}]"
+            )
+            raise ConfigError(msg)
 
 
 def _check_keys(
@@ -228,48 +267,3 @@ def _flat(settings: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _text(value: Any) -> str:  # noqa: ANN401  (any value of an axis)
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def stand_ins(grid: SweepCells) -> tuple[str, SweepCells]:
-    """Return cells that cost what a search will, and what they stand for.
-
-    Parameters
-    ----------
-    grid : SweepCells
-        As `space_of` takes it.
-
-    Returns
-    -------
-    text : str
-        What the search will do.
-    cells : SweepCells
-        As many as there will be runs, each in the middle of every interval, unless a grid grows.
-    """
-    space = space_of(grid)
-    sampler = space.sampler
-    values = max(1, len(space.intervals) * (sampler.grid_points - 1) + 1)
-    points = 0 if not sampler.grid_points else 1 if len(sampler.objective) > 1 else values
-    count = sampler.trials * sampler.seeds + points * sampler.grid_seeds
-    middle = {interval.key: _middle(interval) for interval in space.intervals}
-    middle |= {key: values[0] for key, values in space.choices.items()}
-    first = space.first_seed
-    cells = [
-        cell
-        for study in space.studies
-        for seed in range(first, first + count)
-        for cell in study.at(middle, seed)
-    ]
-    studies = f"{len(space.studies)} stud{'y' if len(space.studies) == 1 else 'ies'}"
-    text = (
-        f"Search of {', '.join(space.keys)}: {studies} of {sampler.trials} trials x "
-        f"{sampler.seeds} run{'s' * (sampler.seeds > 1)}, then a grid of {points} values x "
-        f"{sampler.grid_seeds} runs around each best, more where it lies at the end of them. The "
-        "runs below stand for these: the values are chosen on the way."
-    )
-    return text, replace(grid, cells=cells, intervals=())
-
-
-def _middle(interval: Interval) -> float:
-    low, high = interval.low, interval.high
-    middle = math.sqrt(low * high) if interval.is_log else (low + high) / 2
-    return round(middle) if isinstance(low, int) else float(f"{middle:.2g}")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.distributions import (
     BaseDistribution,
@@ -25,18 +24,20 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
-from scipy.stats.qmc import Sobol
 
 from batchscape.config import Sampler
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Interval
 from batchscape.search.objective import Outcome
+from batchscape.search.points import FIRST_TRIALS, grid_of, spread_of, trials_of
 from batchscape.search.space import Space
 
-__all__ = ["Asked", "Study", "distributions_of", "grid_of", "sampler_of", "spread_of", "storage_of"]
+__all__ = ["Asked", "Study", "storage_of"]
 
-_STARTUP = 4
-"""Trials before a sampler has something to learn from."""
+_ASKED_AGAIN = 4
+"""Times that a sampler may name a point that a trial has, before one is drawn at random."""
+_FINER = 16
+"""Times as many trials of a grid that are tried for one that keeps those there."""
 _MEMORY = "peak_allocated_gib"
 
 
@@ -79,7 +80,7 @@ def storage_of(sampler: Sampler, folder: Path) -> BaseStorage:
         raise ConfigError(msg) from None
 
 
-def distributions_of(space: Space) -> dict[str, BaseDistribution]:
+def _distributions_of(space: Space) -> dict[str, BaseDistribution]:
     """Return what is searched as Optuna says it."""
 
     def of(interval: Interval) -> BaseDistribution:
@@ -92,7 +93,7 @@ def distributions_of(space: Space) -> dict[str, BaseDistribution]:
     return found | {key: CategoricalDistribution(list(v)) for key, v in space.choices.items()}
 
 
-def sampler_of(name: str, seed: int) -> BaseSampler:
+def _sampler_of(name: str, seed: int) -> BaseSampler:
     """Return what draws a trial; each is drawn anew, so that a killed command repeats nothing.
 
     Parameters
@@ -103,54 +104,10 @@ def sampler_of(name: str, seed: int) -> BaseSampler:
         Of the trial.
     """
     if name == "tpe":
-        return TPESampler(seed=seed, n_startup_trials=_STARTUP)
+        return TPESampler(seed=seed, n_startup_trials=FIRST_TRIALS)
     if name == "gp":
-        return GPSampler(seed=seed, n_startup_trials=_STARTUP)
+        return GPSampler(seed=seed, n_startup_trials=FIRST_TRIALS)
     return RandomSampler(seed=seed)
-
-
-def spread_of(space: Space, seed: int) -> list[dict[str, Any]]:
-    """Return the first points, for samplers that learn: spread evenly, at random.
-
-    Source: Sobol's sequence, scrambled (`scipy.stats.qmc`).
-    """
-    drawn = Sobol(len(space.keys), rng=np.random.default_rng(seed)).random(_STARTUP)
-    return [
-        {
-            **{i.key: _at(i, share) for i, share in zip(space.intervals, shares, strict=False)},
-            **{
-                key: values[int(share * len(values))]
-                for (key, values), share in zip(
-                    space.choices.items(), shares[len(space.intervals) :], strict=True
-                )
-            },
-        }
-        for shares in drawn.tolist()
-    ]
-
-
-def grid_of(space: Space) -> list[dict[str, Any]]:
-    """Return points at equal distances, their ends among them, as many as there are trials."""
-    combinations = math.prod(len(values) for values in space.choices.values())
-    count = len(space.intervals)
-    each = int((space.sampler.trials / combinations) ** (1 / count) + 1e-9) if count else 1
-    axes = [_between(interval, max(each, 1)) for interval in space.intervals]
-    points = itertools.product(*axes, *space.choices.values())
-    return [dict(zip(space.keys, point, strict=True)) for point in points]
-
-
-def _between(interval: Interval, count: int) -> list[float]:
-    shares = [(n + 0.5) / count for n in range(count)]
-    if count > 2:
-        shares = [n / (count - 1) for n in range(count)]
-    return list(dict.fromkeys(_at(interval, share) for share in shares))
-
-
-def _at(interval: Interval, share: float) -> float:
-    """Return the number that lies so far into an interval."""
-    low, high = interval.low, interval.high
-    value = low * (high / low) ** share if interval.is_log else low + share * (high - low)
-    return round(value) if isinstance(low, int) else min(max(value, low), high)
 
 
 class Study:
@@ -168,7 +125,7 @@ class Study:
 
     def __init__(self, space: Space, name: str, storage: BaseStorage, place: str = "") -> None:
         self._space, self._name = space, name
-        self._distributions = distributions_of(space)
+        self._distributions = _distributions_of(space)
         self._limit_gib = space.sampler.max_memory_gib
         with _quiet():
             self._study = optuna.create_study(
@@ -179,18 +136,18 @@ class Study:
                 load_if_exists=True,
             )
         self._seed = zlib.crc32(f"{space.sampler.sampler_seed} {name}".encode())
-        self._is_grid = space.sampler.name == "grid"
         self._first: list[dict[str, Any]] = []
         """Points that are asked before a sampler is."""
-        if self._is_grid:
-            self._first = grid_of(space)
+        if space.sampler.name == "grid":
+            self._first = grid_of(space, space.sampler.trials)
+            self._check_grid()
         elif space.sampler.name != "random":
             self._first = spread_of(space, self._seed)
 
     @property
     def wanted(self) -> int:
         """Trials that it is to have."""
-        return len(self._first) if self._is_grid else self._space.sampler.trials
+        return trials_of(self._space)
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -205,13 +162,11 @@ class Study:
         ]
 
     def ask(self) -> Asked:
-        """Ask for one more trial."""
-        number = len(self.trials)
+        """Ask for one more trial, at a point that none had."""
         with _quiet():
-            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-            if number < len(self._first) and not waiting:
-                self._study.enqueue_trial(self._first[number])
-            self._study.sampler = sampler_of(self._space.sampler.name, self._seed + number)
+            # A kill may have come before the point that was chosen became a trial.
+            if not self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                self._study.enqueue_trial(self._next())
             trial = self._study.ask(self._distributions)
         return Asked(trial.number, dict(trial.params))
 
@@ -279,6 +234,56 @@ class Study:
             )
 
         return sorted((t for t in done if not is_beaten(t)), key=lambda trial: trial.values)
+
+    def _next(self) -> dict[str, Any]:
+        """Choose the point of the next trial.
+
+        Samplers may name a point again, which would be no new run. They are then told what is known
+        of it and asked again, as Optuna's documentation has it ("How can I ignore duplicated
+        samples?" in its FAQ): in a copy of the study, so that the study has each point once.
+        """
+        trials = self.trials
+        known = [trial.params for trial in trials]
+        if len(trials) < len(self._first):
+            return next(point for point in self._first if point not in known)
+        seed = self._seed + len(trials)
+        copy = optuna.create_study(
+            directions=self._study.directions,
+            sampler=_sampler_of(self._space.sampler.name, seed),
+        )
+        copy.add_trials(trials)
+        for times in itertools.count(1):
+            drawn = copy.ask(self._distributions)
+            if drawn.params not in known:
+                break
+            copy.tell(drawn, state=TrialState.FAIL)
+            copy.add_trial(trials[known.index(drawn.params)])
+            if times == _ASKED_AGAIN:
+                copy.sampler = RandomSampler(seed=seed)
+        return dict(drawn.params)
+
+    def _check_grid(self) -> None:
+        """Refuse a grid that would lie beside the trials that are there."""
+        known = [trial.params for trial in self.trials]
+        others = [point for point in known if point not in self._first]
+        if not others:
+            return
+        trials = self._space.sampler.trials
+        finer = (
+            f"search.trials={count} keeps them, and "
+            for count in range(trials + 1, _FINER * trials)
+            if all(point in grid_of(self._space, count) for point in known)
+        )
+        at = ", ".join(
+            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in others[0].items()
+        )
+        msg = (
+            f"{self._name}: search=grid lays the points of all its trials at once, and of the "
+            f"{len(known)} trials there {len(others)} lie beside those of search.trials={trials}, "
+            f"such as {at}; {next(finer, '')}search=gp or tpe goes on from any trials"
+        )
+        raise ConfigError(msg)
 
     def _completed(self, frozen: FrozenTrial) -> Asked:
         """Return a trial; a kill may have come before all its values were drawn."""

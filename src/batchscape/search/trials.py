@@ -9,16 +9,16 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from batchscape.config import RunConfig
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import PlannedCell
 from batchscape.plan.expand import Cell
 from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
-from batchscape.search.launching import Launching, key_of, specs_of
-from batchscape.search.objective import outcome_of
+from batchscape.search.launching import Launching, key_of
+from batchscape.search.objective import NOT_MEASURED, outcome_of
 from batchscape.search.pruning import MedianRule, curve_of
 from batchscape.search.space import Space
 from batchscape.search.study import Asked, Study
@@ -33,8 +33,14 @@ class _Trial:
     study: str
     asked: Asked
     cells: list[Cell]
-    specs: list[RunSpec] = field(default_factory=list)
-    """Its runs; empty where one of its cells is rejected."""
+    runs: list[RunSpec | str] = field(default_factory=list)
+    """The run of each cell, or the reason why there is none."""
+
+    @property
+    def specs(self) -> list[RunSpec]:
+        """Its runs; none where one of its cells is rejected."""
+        specs = [run for run in self.runs if not isinstance(run, str)]
+        return specs if len(specs) == len(self.runs) else []
 
 
 class _Trials:
@@ -61,9 +67,8 @@ class _Trials:
     ) -> None:
         self._space, self._studies = space, studies
         self._sweep, self._launching = sweep, launching
-        config = RunConfig.from_mapping(space.studies[0].cells[0].settings)
         share = len(studies) * space.sampler.seeds
-        self._at_a_time = math.ceil(config.launcher.concurrent_runs / share)
+        self._at_a_time = math.ceil(launching.concurrent_runs / share)
         self._open: dict[tuple[str, int], _Trial] = {}
         self._faults: set[tuple[str, int]] = set()
         self._planned: dict[str, PlannedCell] = {}
@@ -132,21 +137,18 @@ class _Trials:
 
     def _plan(self, trials: list[_Trial]) -> None:
         cells = [cell for trial in trials for cell in trial.cells]
-        plan = self._launching.plan(cells, self._sweep)
-        self._planned |= {cell.run_id: cell for cell in plan.cells}
-        write_plan(replace(plan, cells=tuple(self._planned.values())))
-        specs = specs_of(plan, cells)
+        plan, runs = self._launching.plan(cells, self._sweep)
+        if plan is not None:
+            self._planned |= {cell.run_id: cell for cell in plan.cells}
+            write_plan(replace(plan, cells=tuple(self._planned.values())))
         for trial in trials:
-            found = [specs[key_of(cell)] for cell in trial.cells]
-            trial.specs = [spec for spec in found if spec is not None]
-            if len(trial.specs) < len(found):
-                trial.specs = []
+            trial.runs = [runs[key_of(cell)] for cell in trial.cells]
 
     def _tell(self, trial: _Trial, over: Collection[str]) -> bool:
         """Tell a trial if it is over; whether there is nothing more to do for it."""
         if not all(spec.run_id in over for spec in trial.specs):
             return False
-        outcome = outcome_of(trial.specs, self._sweep, self._space.sampler.objective)
+        outcome = outcome_of(trial.runs, self._sweep, self._space.sampler.objective)
         number = trial.asked.number
         if not outcome.is_over:
             self._faults.add((trial.study, number))
@@ -155,8 +157,11 @@ class _Trials:
                 "command with --retry failed,timeout runs it again"
             )
             return True
-        if outcome.values is None and outcome.state != "pruned":
-            self._launching.console.print(f"Trial {number} of {trial.study}: {outcome.reason}")
+        if outcome.state in {NOT_MEASURED, Status.REJECTED}:
+            # What else has no value, the launch has told.
+            self._launching.console.print(
+                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}"
+            )
         names = [spec.run_id for spec in trial.specs]
         # A sampler learns from a trial that was cut, too: by its losses until then.
         curve = curve_of(self._sweep.run(names[0])) if outcome.state == "pruned" else {}
@@ -177,6 +182,7 @@ class _Trials:
                     "outcome": trial.user_attrs.get("outcome", ""),
                     "is_best": trial.number in best,
                     "runs": " ".join(trial.user_attrs.get("runs", [])),
+                    "reason": trial.user_attrs.get("reason", ""),
                 }
 
 

@@ -13,7 +13,8 @@ axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
 summary         the summary of `status.json`, each figure once, under the name of its panel where
                 it has one, with status, stop reason and reason; times only where they count, and
-                `timing_valid` and `timing_invalid_reason` beside them
+                `timing_valid` and `timing_invalid_reason` beside them; of a run of a search
+                `objective/...`, what it makes small
 `_timestamp`    when the row came to be, by the times in the record
 `_runtime`      in the summary at the server: how long the processes of the run ran
 tags            those of the tracker, the status, and `timing_invalid` where no time counts
@@ -26,6 +27,7 @@ that is not a number is missing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,11 +35,13 @@ from typing import Any, Literal
 import pandas as pd
 import wandb
 
-from batchscape.config import WandbTracker
+from batchscape.config import Sampler, WandbTracker
 from batchscape.outgoing import outgoing, outgoing_json
 from batchscape.record.columns import RESIDENT
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
+from batchscape.record.objective import objective_of
+from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
@@ -191,6 +195,7 @@ class WandbRun:
             {
                 **{FIGURES.get(name, name): value for name, value in figures.items()},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
+                **_objectives(self._folder, status, timed=untimed is None),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
                 "reason": None if status.reason is None else outgoing(status.reason),
@@ -295,6 +300,20 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         config["launch"] = launch
     leaving: dict[str, Any] = outgoing_json(config)
     return leaving
+
+
+def _objectives(folder: RunFolder, status: RunStatus, *, timed: bool) -> dict[str, float]:
+    """Return what a search made small, of a run of it that has a value; seeds of a trial differ."""
+    spec = RunSpec.read(folder.config)
+    search = spec.config.search
+    if status.status is not Status.COMPLETED or not isinstance(search, Sampler):
+        return {}
+    values = {name: objective_of(name, spec, status, timed=timed) for name in search.objective}
+    return {
+        f"objective/{name}": value
+        for name, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
 
 
 def _keyed(table: str, rows: Sequence[Row]) -> list[tuple[int, str, Row]]:

@@ -20,7 +20,7 @@ KEY = "optimizer.learning_rate"
 
 def trial(study: str, number: int, **values: Any) -> dict[str, Any]:
     row = {"study": study, "trial": number, KEY: 1e-3 * (number + 1), "loss": 2.0 - number / 10}
-    return {**row, "outcome": "completed", "is_best": False, "runs": f"{study}-{number}", **values}
+    return {**row, "outcome": "completed", "is_best": False, "runs": f"{study}-{number}"} | values
 
 
 def section_of(folder: Path, rows: list[dict[str, Any]]) -> Section | None:
@@ -76,6 +76,33 @@ def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:
     (axes,) = section.pictures[0].figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("held-out loss", "peak memory (GiB)")
     assert len(axes.lines[0].get_xdata()) == 3
+
+
+def test_searches_of_two_folders_share_no_table_and_no_picture(tmp_path: Path) -> None:
+    rows = [trial("all", number, is_best=number == 2) for number in range(3)]
+    steps = [{**row, "samples_to_target": 640.0 + row["trial"]} for row in rows]
+    for row in steps:
+        del row["loss"]
+    for name, own in (("a", rows), ("b", steps)):
+        (tmp_path / name / "search").mkdir(parents=True)
+        write_trials(SweepFolder(tmp_path / name).search, own)
+    runs = pd.DataFrame({"sweep_dir": [str(tmp_path / name) for name in ("a", "b", "a")]})
+    section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
+    assert section is not None
+    assert [view.grid.rows for view in section.tables] == [
+        [["all", "3", "0", "0.00300", "1.80"]],
+        [["all", "3", "0", "0.00300", "642"]],
+    ]
+    assert [view.name for view in section.tables] == ["search_1", "search_2"]
+    assert [picture.name for picture in section.pictures] == ["search_1", "search_2"]
+    axes = [picture.figure.axes[0] for picture in section.pictures]
+    assert [one.get_ylabel() for one in axes] == ["held-out loss", "samples to target"]
+    assert {name: len(table) for name, table in section.curves.items()} == {
+        "trials_1": 3,
+        "trials_2": 3,
+    }
+    assert "least held-out loss" in section.answer[0]
+    assert "least samples to target" in section.answer[1]
 
 
 def test_nothing_is_said_where_nothing_was_searched(tmp_path: Path) -> None:

@@ -829,11 +829,11 @@ def _machine(grid: SweepCells) -> Machine:
     from batchscape.plan.machine import Machine
 
     try:
-        cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
+        config = RunConfig.from_mapping(grid.cells[0].settings)
     except ConfigError:
         # The plan tells what is wrong, of all cells.
-        cluster = Cluster()
-    return Machine.of(cluster)
+        return Machine.of(Cluster())
+    return Machine.of(config.cluster, config.launcher)
 
 
 def _machine_here(grid: SweepCells) -> Machine:

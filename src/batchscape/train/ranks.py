@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def write_rank_row(
         "rank": rank,
         "attempt": launch["attempt"],
         "node": rank // training.spec.geometry.devices_per_node,
+        "node_name": os.environ.get("SLURMD_NODENAME"),
         "device": str(device),
         "threads": torch.get_num_threads(),
         **({} if memory is None else memory.as_columns()),

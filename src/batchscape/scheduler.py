@@ -182,7 +182,7 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
 
 
 def named(names: Iterable[str]) -> dict[str, str]:
-    """Return the jobs of this user that have some names and are not over: names by id.
+    """Return the jobs of this user that have some names, and wait or are at work: names by id.
 
     Raises
     ------
@@ -192,7 +192,12 @@ def named(names: Iterable[str]) -> dict[str, str]:
     command = ("squeue", "--noheader", "--me", f"--name={','.join(names)}")
     answer = _ask(*command, "--states=all", "--format=%i|%T|%j")
     found = (line.split("|", maxsplit=2) for line in answer.splitlines())
-    return {own: name for own, state, name in found if not _state(state).is_over}
+    # One that is being ended does nothing any more.
+    return {
+        own: name
+        for own, state, name in found
+        if state != "COMPLETING" and not _state(state).is_over
+    }
 
 
 def submit(script: Path) -> str:

@@ -234,7 +234,9 @@ class _Follower:
                 return
             if time.monotonic() - asked_at >= _ASK_S:
                 try:
-                    live = jobs(_live(self._sweep))
+                    self._known |= set(_live(self._sweep))
+                    known = jobs(self._known)
+                    live = {name: job for name, job in known.items() if not job.state.is_over}
                     asked_at = answered_at = time.monotonic()
                 except SchedulerError as error:
                     asked_at = time.monotonic()
@@ -243,7 +245,6 @@ class _Follower:
                         return
                     self._progress.waits(str(error))
                     continue
-                self._known |= set(live)
                 self._progress.waits(_described(live.values()))
                 self._find_lost(live)
                 # What a job wrote right before its end may not have been seen by then.

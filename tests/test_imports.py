@@ -21,7 +21,7 @@ ROOT = Path(batchscape.__file__).parent
 LAYERS = (
     {
         *("completion", "credentials", "errors", "geometry", "outgoing", "step_time"),
-        *("terminal", "user_code"),
+        *("scheduler", "terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
@@ -36,6 +36,7 @@ WITHIN_A_LAYER = {
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("credentials", "errors"),
+    ("scheduler", "errors"),
     ("outgoing", "credentials"),  # a secret does not leave
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record

@@ -29,9 +29,12 @@ class ClaimedRuns:
     sweep : SweepFolder
     standing : Standing
         How the runs stood before.
+    waits : bool
+        Whether runs that others have are waited for.
     """
 
-    def __init__(self, sweep: SweepFolder, standing: Standing) -> None:
+    def __init__(self, sweep: SweepFolder, standing: Standing, *, waits: bool = True) -> None:
+        self._waits = waits
         self._sweep = sweep
         self._standing = standing
         self._claims: dict[str, RunClaim] = {}
@@ -40,8 +43,8 @@ class ClaimedRuns:
 
     @property
     def has_elsewhere(self) -> bool:
-        """Whether others have runs that this launcher would begin."""
-        return bool(self._elsewhere)
+        """Whether others have runs that this launcher would begin, and waits for."""
+        return self._waits and bool(self._elsewhere)
 
     def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
         """Claim a run that is to be begun.

@@ -322,6 +322,7 @@ class Session:
                 "start_method": self._processes.method,
                 "command": self._command,
                 "rendezvous": str(self._scratch / spec.run_id),
+                **self._processes.place(),
             },
             environment=self._environment,
             prediction=self._predictions.get(spec.run_id),

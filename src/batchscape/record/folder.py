@@ -192,6 +192,11 @@ class SweepFolder:
         return self.path / "report"
 
     @property
+    def slurm(self) -> Path:
+        """Folder of what jobs of a cluster are to do, and of what they printed."""
+        return self.path / "slurm"
+
+    @property
     def search(self) -> SweepFolder:
         """The runs of a search's trials: a sweep of its own, which no analysis pools."""
         return SweepFolder(self.path / "search")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def write_rank_row(
     memory_probe_s: float,
     peak_taken_gib: float | None,
 ) -> None:
-    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
+    """Append the row of this rank to `ranks.jsonl`; the ranks of a node share it, a write each."""
     recorder = training.recorder
     measured = recorder.measured_optimizer_steps
     process = process_memory()
@@ -44,6 +45,7 @@ def write_rank_row(
         "rank": rank,
         "attempt": launch["attempt"],
         "node": rank // training.spec.geometry.devices_per_node,
+        "node_name": os.environ.get("SLURMD_NODENAME"),
         "device": str(device),
         "threads": torch.get_num_threads(),
         **({} if memory is None else memory.as_columns()),
@@ -64,9 +66,15 @@ def write_rank_row(
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,
     }
-    lines = JsonLines(folder.lines("ranks"))
-    lines.append([row])
-    lines.close()
+    rows: list[Any] = [row]
+    if "nodes" in launch:
+        # Network file systems lose lines that several machines append at the same time.
+        rows = [None] * training.spec.processes if rank == 0 else []
+        dist.gather_object(row, rows or None)
+    if rows:
+        lines = JsonLines(folder.lines("ranks"))
+        lines.append(rows)
+        lines.close()
 
 
 def _cuda_facts() -> dict[str, str]:

@@ -95,10 +95,12 @@ class ClaimedRuns:
         self._elsewhere.clear()
         return [spec for spec in found if not self.is_elsewhere(spec)]
 
-    def renew(self) -> None:
-        """Keep what this launcher has claimed."""
-        for claim in self._claims.values():
-            claim.renew()
+    def renew(self) -> list[str]:
+        """Keep what this launcher has claimed; return the runs that others have taken over."""
+        lost = [name for name, claim in self._claims.items() if not claim.renew()]
+        for name in lost:
+            self._claims.pop(name).release()
+        return lost
 
     def release(self, run_id: str, status: Status) -> None:
         """Give a run up that this launcher has ended; nothing where it has not claimed it."""

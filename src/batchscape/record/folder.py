@@ -19,6 +19,7 @@
         log.txt              what its processes printed
         checkpoints/         state to go on from
         wandb.json           what was mirrored to Weights & Biases
+        .claim.<n>           who has the run, or that it was released; gone once it is sealed
         .lock                held while a launcher or a rank works here; gone once it is sealed
 """
 

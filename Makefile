@@ -2,7 +2,7 @@
 # make test   the tests, from nothing
 # make check  lint, format, types, dead code
 # make slow   the long CPU tier
-# make systems  the training systems and programs of others, two ranks on the CPU; LitGPT has an
+# make systems  the training systems, Slurm and programs of others, on the CPU; LitGPT has an
 #             environment of its own (.venv-litgpt)
 # make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
 #             undisturbed ones; prints the counts

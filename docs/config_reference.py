@@ -140,10 +140,16 @@ def table(
             values_of(hint) if own is not None else "one of those below",
             "needed" if default == f"`{NEEDED}`" else default,
             str(own) if own is not None else "",
-            " ".join((info.description or "").split()),
+            " ".join(described(owner, field.name).split()),
         )
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows)
+
+
+def described(owner: type, name: str) -> str:
+    """Return the text below a field, in the dataclass itself or the one that it stands on."""
+    found = (getattr(base, "__pydantic_fields__", {}).get(name) for base in owner.__mro__)
+    return next((info.description for info in found if info and info.description), "")
 
 
 def default_of(field: Field[Any]) -> str:

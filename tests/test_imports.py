@@ -21,7 +21,7 @@ ROOT = Path(batchscape.__file__).parent
 LAYERS = (
     {
         *("completion", "credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
-        *("terminal", "user_code"),
+        *("scheduler", "terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
@@ -38,6 +38,7 @@ WITHIN_A_LAYER = {
     ("credentials", "errors"),
     ("drawing", "errors"),
     ("drawing", "outgoing"),
+    ("scheduler", "errors"),
     ("outgoing", "credentials"),  # a secret does not leave
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record

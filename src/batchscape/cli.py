@@ -39,6 +39,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape plan     show what a sweep would run, and run nothing
   batchscape probe    the largest micro-batch that fits, by a few short trainings
   batchscape status   how far the runs of a sweep are
+  batchscape cancel   end the jobs that a sweep has on a cluster
   batchscape report   tables and figures of finished sweeps
   batchscape view     the page of a sweep in a browser, while it runs
   batchscape analyze  the same statistics on a table of your own: curves, or steps to target
@@ -587,6 +588,33 @@ def _status(arguments: list[str]) -> int:
     from batchscape.record.overview_text import overview_text
 
     _console().print(overview_text(found))
+    if sweep.slurm.is_dir():
+        from batchscape.launch.slurm import describe_jobs
+
+        # Anywhere but on the cluster, the folder is all there is.
+        with suppress(LaunchError):
+            _console().print(describe_jobs(sweep))
+    return 0
+
+
+def _cancel(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="batchscape cancel",
+        description="End the jobs of a sweep that launcher=slurm has submitted. Runs at work are "
+        "asked for a checkpoint; the same command goes on with them later.",
+        epilog="Example: batchscape cancel outputs/fixed_global_batch",
+    )
+    parser.add_argument("dir", metavar="DIR", type=Path, help="folder of a sweep")
+    parsed = parser.parse_args(arguments)
+    from batchscape.launch.slurm import cancel
+    from batchscape.record.folder import SweepFolder
+
+    sweep = SweepFolder(parsed.dir)
+    if not sweep.slurm.is_dir():
+        msg = f"{parsed.dir} has no jobs: nothing was launched there with launcher=slurm"
+        raise ConfigError(msg)
+    count = cancel(sweep)
+    _console().print(f"Jobs cancelled: {count}")
     return 0
 
 
@@ -806,6 +834,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "plan": _plan,
     "probe": _probe,
     "status": _status,
+    "cancel": _cancel,
     "report": _report,
     "view": _view,
     "analyze": _analyze,
@@ -830,16 +859,22 @@ def _machine(grid: SweepCells) -> Machine:
     from batchscape.plan.machine import Machine
 
     try:
-        cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
+        config = RunConfig.from_mapping(grid.cells[0].settings)
     except ConfigError:
         # The plan tells what is wrong, of all cells.
-        cluster = Cluster()
-    return Machine.of(cluster)
+        return Machine.of(Cluster())
+    return Machine.of(config.cluster, config.launcher)
 
 
 def _machine_here(grid: SweepCells) -> Machine:
     """Return this machine; one that is declared is planned for only."""
     machine = _machine(grid)
+    if _is_on_slurm(grid):
+        msg = (
+            "launcher=slurm takes sweeps and runs; in a job of your own, the same command with "
+            "launcher=local and without cluster takes the devices of the job"
+        )
+        raise ConfigError(msg)
     if machine.is_declared:
         msg = (
             f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
@@ -863,9 +898,10 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
-    machine = _machine_here(grid)
+    is_on_slurm = _is_on_slurm(grid)
     if _is_search(grid):
-        return _search(grid, machine, arguments)
+        return _search(grid, _machine_here(grid), arguments)
+    machine = _machine(grid) if is_on_slurm else _machine_here(grid)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
     use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))
@@ -877,7 +913,12 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
         msg = f"{plan.sweep_dir} cannot be used ({error}); give a sweep_dir that can be written to"
         raise LaunchError(msg) from None
     sweep, command = SweepFolder(plan.sweep_dir), command_of(arguments)
-    result = run_sweep(plan.specs, sweep, machine, command=command)
+    if is_on_slurm:
+        from batchscape.launch.slurm import run_on_slurm
+
+        result = run_on_slurm(plan.specs, sweep, console=_console(), command=command)
+    else:
+        result = run_sweep(plan.specs, sweep, machine, command=command)
     report = shlex.join(["batchscape", "report", str(plan.sweep_dir)])
     _console().print(f"Runs: {plan.sweep_dir}\nReport: {report}", soft_wrap=True)
     if (untimed := result.untimed_text(sweep, command)) is not None:
@@ -885,6 +926,10 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     if result.interrupted:
         return 130
     return 1 if result.failed or result.stopped else 0
+
+
+def _is_on_slurm(grid: SweepCells) -> bool:
+    return bool(grid.cells[0].settings["launcher"]["name"] == "slurm")
 
 
 def _is_search(grid: SweepCells) -> bool:

@@ -11,6 +11,7 @@
     |-- DiskError (OSError)          a disk takes no more: full, over a quota, read-only, failing
     |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
     `-- LaunchError                  processes or devices could not be had
+        `-- SchedulerError           the scheduler of a cluster is not there, or does not answer
 
 The command line prints the message of a `BatchscapeError` and exits with code 2; any other
 exception is a defect of ours and keeps its traceback.
@@ -33,6 +34,7 @@ __all__ = [
     "GeometryError",
     "LaunchError",
     "RecordError",
+    "SchedulerError",
 ]
 
 
@@ -82,3 +84,7 @@ class CheckpointError(BatchscapeError):
 
 class LaunchError(BatchscapeError):
     """Processes or devices for a run could not be had."""
+
+
+class SchedulerError(LaunchError):
+    """The scheduler of a cluster is not there, does not answer, or refuses."""

@@ -67,7 +67,8 @@ def main(folder: str, _rank: int) -> int:
     place = Path(folder)
     specs = [RunSpec.read(path) for path in sorted(place.glob("*.json"))]
     sweep = SweepFolder(Path((place / "sweep").read_text(encoding="utf-8")))
-    found = predict(specs, sweep, Machine.of(specs[0].config.cluster))
+    config = specs[0].config
+    found = predict(specs, sweep, Machine.of(config.cluster, config.launcher))
     write_json(place / "predictions", {run: _kept(told) for run, told in found.runs.items()})
     return 0
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.errors import LaunchError
 from batchscape.launch.lock import sweep_lock
 from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -151,18 +150,25 @@ def test_launchers_share_a_sweep_and_not_a_run(tmp_path: Path) -> None:
     assert not sweep.run("a").lock.exists()
 
 
-def test_what_cannot_be_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_a_sweep_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = SweepFolder(tmp_path / "sweep")
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with (
-        pytest.raises(LaunchError, match=r"put sweep_dir on a file system with locks"),
-        sweep_lock(sweep),
-    ):
-        pass
+    with sweep_lock(sweep):
+        assert not is_held(sweep.lock)
+        claim = claimed(sweep.run("a"))
+        assert claim.descriptors == ()
+        assert CLAIMS.claim(sweep.run("a")) is None
+        assert CLAIMS.holder(sweep.run("a")) == f"process {os.getpid()} on {platform.node()}"
+        claim.release()
+        assert CLAIMS.holder(sweep.run("a")) is None
+        claimed(sweep.run("a")).release(is_over=True)
+        assert not list(sweep.run("a").path.iterdir())
 
 
 def test_a_claim_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> None:
@@ -175,19 +181,3 @@ def test_a_claim_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> No
     assert CLAIMS.claim(folder) is None
     other.release(is_over=True)
     assert not folder.lock.exists()
-
-
-def test_a_claim_that_cannot_be_signed_is_held_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is written into its file is for messages."""
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", fail)
-    folder = SweepFolder(tmp_path / "sweep").run("a")
-    claim = claimed(folder)
-    assert CLAIMS.holder(folder) == "an unknown process"
-    claim.release(is_over=True)
-    assert CLAIMS.holder(folder) is None

@@ -37,6 +37,7 @@ from batchscape.config.engine import (
     InProcess,
 )
 from batchscape.config.execution import (
+    AnyLauncher,
     Checkpoint,
     Device,
     Launcher,
@@ -44,6 +45,7 @@ from batchscape.config.execution import (
     Local,
     Measure,
     NoTracker,
+    Slurm,
     Tracker,
     WandbTracker,
 )
@@ -92,6 +94,7 @@ __all__ = [
     "Accelerate",
     "AdamW",
     "Affects",
+    "AnyLauncher",
     "Batch",
     "Budget",
     "Checkpoint",
@@ -138,6 +141,7 @@ __all__ = [
     "Scaling",
     "Schedule",
     "Sgd",
+    "Slurm",
     "StandardLibrary",
     "TextFiles",
     "TokenFiles",

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Affects, Count, Positive
 
-__all__ = ["Cluster", "datasheet_of", "datasheets"]
+__all__ = ["Cluster", "datasheet_of", "datasheets", "known_devices"]
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
 
@@ -53,7 +53,7 @@ class Cluster:
     network_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
     """The same to devices of other nodes; null: not known."""
     devices_per_node: Annotated[Count | None, Affects.NOTHING] = None
-    """Devices of a node of the declared machine."""
+    """Devices of a node of the declared machine; with `launcher=slurm` and no device, its cores."""
     nodes: Annotated[Count | None, Affects.NOTHING] = None
     """Nodes of the declared machine."""
     source: Annotated[str | None, Affects.NOTHING] = None
@@ -67,13 +67,6 @@ class Cluster:
         }
         if self.device is not None and (missing := [n for n, v in needed.items() if v is None]):
             msg = f"a declared device needs {', '.join(missing)} too; given device={self.device}"
-            raise ValueError(msg)
-        if self.device is None and (self.devices_per_node or self.nodes):
-            known = ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")))
-            msg = (
-                "devices_per_node and nodes are of a declared machine, and cluster=this_machine "
-                f"has the devices that it has; choose a device: {known}"
-            )
             raise ValueError(msg)
         try:
             re.compile(self.known_as or "")
@@ -106,6 +99,11 @@ class Cluster:
         is_tf32 = precision == "float32" and float32_matmul == "high" and self.tf32_tflops
         kind = "tf32" if is_tf32 else precision
         return kind, peaks[kind]
+
+
+def known_devices() -> str:
+    """Name the options of `cluster`."""
+    return ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")))
 
 
 @functools.cache

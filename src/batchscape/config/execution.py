@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.types import OUR_LOOP, STRICT, Affects, Count, NonNegative, Positive
 
 __all__ = [
+    "AnyLauncher",
     "Checkpoint",
     "Device",
     "Launcher",
@@ -19,6 +20,7 @@ __all__ = [
     "Measure",
     "NoTracker",
     "Repeated",
+    "Slurm",
     "Tracker",
     "WandbTracker",
 ]
@@ -80,10 +82,10 @@ class Measure:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Local:
-    """Runs on this machine."""
+class AnyLauncher:
+    """What every launcher does with the devices that it has."""
 
-    name: Annotated[Literal["local"], Affects.NOTHING]
+    name: Annotated[str, Affects.NOTHING]
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
     """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
     concurrent_runs: Annotated[Count, Affects.NOTHING] = 1
@@ -96,8 +98,6 @@ class Local:
     max_runs_per_device: Annotated[Count, Affects.NOTHING] = 1
     """Runs that may share a CUDA device or a core, where `concurrent_runs` allows several; above 1
     all are oversubscribed, and their times stay out of comparisons."""
-    exclusive_devices: Annotated[bool, Affects.NOTHING] = True
-    """Wait for devices that other launchers on this machine hold; false: share them."""
     timeout_s: Annotated[Positive | None, Affects.NOTHING] = None
     """Longest time a run may take; null: no limit."""
     hang_least_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
@@ -123,7 +123,64 @@ class Local:
     try each."""
 
 
-Launcher = Local
+@dataclass(frozen=True, config=STRICT)
+class Local(AnyLauncher):
+    """Runs on this machine."""
+
+    name: Annotated[Literal["local"], Affects.NOTHING]
+    exclusive_devices: Annotated[bool, Affects.NOTHING] = True
+    """Wait for devices that other launchers on this machine hold; false: share them."""
+
+
+Parameter = str | int | float | bool | None
+"""A value of an option of `sbatch`; true is a bare option, false or null leaves it out."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Slurm(AnyLauncher):
+    """Runs in jobs of a Slurm cluster, each a launcher inside its allocation."""
+
+    name: Annotated[Literal["slurm"], Affects.NOTHING]
+    jobs: Annotated[Count, Affects.NOTHING] = 1
+    """Pool jobs: each takes one node, or a part of it, and shares the runs of one node with the
+    others. Runs over several nodes have a job for each shape beside them."""
+    partition: Annotated[str | None, Affects.NOTHING] = None
+    """Partition; null: the cluster's default, as in the next ones."""
+    account: Annotated[str | None, Affects.NOTHING] = None
+    """Account that is charged."""
+    qos: Annotated[str | None, Affects.NOTHING] = None
+    """Quality of service."""
+    constraint: Annotated[str | None, Affects.NOTHING] = None
+    """Features that a node must have."""
+    reservation: Annotated[str | None, Affects.NOTHING] = None
+    """Reservation whose nodes are taken."""
+    timeout_min: Annotated[Count, Affects.NOTHING] = 60
+    """Time limit of a job, in minutes."""
+    signal_delay_s: Annotated[Count, Affects.NOTHING] = 120
+    """Seconds before that limit at which runs are asked for a checkpoint and their end."""
+    max_num_timeout: Annotated[NonNegative, Affects.NOTHING] = 10
+    """Times that a job is queued again at its time limit while runs are left."""
+    gpus_per_node: Annotated[Count | None, Affects.NOTHING] = None
+    """Devices that a pool job asks of its node; null: `cluster.devices_per_node`, and none where
+    runs are on CPUs. A job over several nodes asks for one a rank."""
+    cpus_per_task: Annotated[Count | None, Affects.NOTHING] = None
+    """Cores that a job asks of each of its nodes; null: what the cluster gives by default, and
+    `cluster.devices_per_node` where runs are on CPUs."""
+    mem_gb: Annotated[Positive | None, Affects.NOTHING] = None
+    """Memory that a job asks of each of its nodes, in GiB; null: what the cluster gives."""
+    additional_parameters: Annotated[dict[str, Parameter], Affects.NOTHING] = Field(
+        default_factory=dict
+    )
+    """Further options of `sbatch` by their long names, such as `exclusive`; they replace those
+    that the settings above stand for, and null takes one out."""
+    setup: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
+    """Lines of shell before a job starts Python, such as `module load cuda`."""
+    python: Annotated[str | None, Affects.NOTHING] = None
+    """Command that starts Python in a job, such as `apptainer exec --nv image.sif python`; null:
+    the interpreter of this command."""
+
+
+Launcher = Annotated[Local | Slurm, Field(discriminator="name")]
 
 
 @dataclass(frozen=True, config=STRICT)

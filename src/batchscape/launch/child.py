@@ -81,6 +81,7 @@ class Start:
     log: str
     """File that the ranks append to."""
     ranks: int
+    """Those that are started here."""
     entry: str
     """What each rank calls, see `WORKER`."""
     environment: dict[str, str]
@@ -88,6 +89,13 @@ class Start:
     watched: str = ""
     """Path that the names of the files begin with in which ranks tell of their progress, see
     `record.heartbeat`; empty: nobody watches."""
+    first_rank: int = 0
+    """Number of the first of them; the others follow."""
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the ranks that are started here."""
+        return range(self.first_rank, self.first_rank + self.ranks)
 
     def to_json(self) -> str:
         """Return a text that `from_json` accepts."""

@@ -29,9 +29,12 @@ class ClaimedRuns:
     sweep : SweepFolder
     standing : Standing
         How the runs stood before.
+    waits : bool
+        Whether runs that others have are waited for.
     """
 
-    def __init__(self, sweep: SweepFolder, standing: Standing) -> None:
+    def __init__(self, sweep: SweepFolder, standing: Standing, *, waits: bool = True) -> None:
+        self._waits = waits
         self._sweep = sweep
         self._standing = standing
         self._claims: dict[str, RunClaim] = {}
@@ -40,8 +43,8 @@ class ClaimedRuns:
 
     @property
     def has_elsewhere(self) -> bool:
-        """Whether others have runs that this launcher would begin."""
-        return bool(self._elsewhere)
+        """Whether others have runs that this launcher would begin, and waits for."""
+        return self._waits and bool(self._elsewhere)
 
     def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
         """Claim a run that is to be begun.
@@ -92,10 +95,12 @@ class ClaimedRuns:
         self._elsewhere.clear()
         return [spec for spec in found if not self.is_elsewhere(spec)]
 
-    def renew(self) -> None:
-        """Keep what this launcher has claimed."""
-        for claim in self._claims.values():
-            claim.renew()
+    def renew(self) -> list[str]:
+        """Keep what this launcher has claimed; return the runs that others have taken over."""
+        lost = [name for name, claim in self._claims.items() if not claim.renew()]
+        for name in lost:
+            self._claims.pop(name).release()
+        return lost
 
     def release(self, run_id: str, status: Status) -> None:
         """Give a run up that this launcher has ended; nothing where it has not claimed it."""

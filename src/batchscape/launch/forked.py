@@ -124,6 +124,10 @@ class Forked:
             msg = f"the fork server cannot be started again: {error}"
             raise ServerKilledError(msg) from None
 
+    def place(self) -> dict[str, Any]:
+        """See `Processes`: this machine."""
+        return {}
+
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced.
 
@@ -142,7 +146,7 @@ class Forked:
             if time.monotonic() > deadline:
                 msg = f"the fork server has not booted within {_BOOT_LIMIT_S:g} s"
                 raise ServerError(msg)
-        self._living[start.run] = set(range(start.ranks))
+        self._living[start.run] = set(start.numbers)
         try:
             # The first ones are those that matter most; the launcher holds them all anyway.
             self._send(asdict(start), keep_open[:MOST_DESCRIPTORS])

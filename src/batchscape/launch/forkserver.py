@@ -167,7 +167,7 @@ class _Server:
         # A signal for a rank must wait until the rank has stopped ignoring it.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         group: _Group | None = None
-        for rank in range(start.ranks):
+        for rank in start.numbers:
             try:
                 pid = os.fork()
             except OSError as error:

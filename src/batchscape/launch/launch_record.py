@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.pool import Lease
@@ -63,6 +64,8 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         "concurrent_runs": concurrent,
         "runs_per_device": sharing,
         "oversubscribed": oversubscribed,
+        # Who asks Slurm how a job ended has to know which.
+        **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
         "timing_valid": not why,
         "timing_invalid_reason": "; ".join(why) or None,
     }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from batchscape.config import Command, Transformers
+from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import ClaimedRuns
@@ -23,7 +24,7 @@ from batchscape.launch.lock import sweep_lock
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
-from batchscape.launch.processes import open_processes
+from batchscape.launch.processes import Processes, open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.scratch import scratch_folder
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["launch_order", "run_sweep"]
 
+OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
+
 
 def run_sweep(
     specs: Sequence[RunSpec],
@@ -53,6 +56,8 @@ def run_sweep(
     console: Console | None = None,
     command: str | None = None,
     steering: Steering | None = None,
+    opens: OpenProcesses | None = None,
+    is_part: bool = False,
 ) -> SweepResult:
     """Run everything that is missing; one run's failure leaves the others alone.
 
@@ -82,6 +87,12 @@ def run_sweep(
     steering : Steering, optional
         Adds runs on the way, with the launcher and the type of device of the others, and cuts
         some, which makes them `pruned`.
+    opens : callable, optional
+        Opens another way of starting ranks: given what they call, a callable that says whether to
+        stop, and a module to import ahead, as `open_processes` takes them.
+    is_part : bool
+        Whether another process follows the sweep, of which this one does a part: nobody waits here
+        for runs of other launchers, and nothing is mirrored.
 
     Returns
     -------
@@ -106,7 +117,8 @@ def run_sweep(
         remove_dead_writes(sweep)
         standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
         live = may_mirror_live(standing.missing, machine.cpu_cores)
-        mirror = Mirror(specs[0].config.tracker, sweep, live=live)
+        tracker = NoTracker("none") if is_part else specs[0].config.tracker
+        mirror = Mirror(tracker, sweep, live=live)
         progress = Progress(console, len(specs) if steering is None else steering.runs)
         progress.stand_still(list(standing.settled.values()))
         for renewed in standing.notes:
@@ -124,9 +136,10 @@ def run_sweep(
                 progress=progress,
                 interrupts=interrupts,
                 entry=entry,
-                method=method,
+                opens=opens or partial(_open, method),
                 command=command,
                 steering=steering,
+                waits=not is_part,
             )
         interrupted = interrupts.count > 0
     with presence:
@@ -153,9 +166,10 @@ def _launched(
     progress: Progress,
     interrupts: Interrupts,
     entry: str,
-    method: str | None,
+    opens: OpenProcesses,
     command: str | None,
     steering: Steering | None,
+    waits: bool,
 ) -> _Launched:
     """Run what is missing, until it is done or a signal stops it."""
     missing = standing.missing
@@ -163,17 +177,14 @@ def _launched(
         return _Launched({})
     with ExitStack() as stack:
         try:
-            processes = open_processes(
-                _preloaded(missing, entry),
-                lambda: interrupts.count > 0,
-                method,
-                _slow_import(missing),
+            processes = opens(
+                _preloaded(missing, entry), lambda: interrupts.count > 0, _slow_import(missing)
             )
         except ServerKilledError as error:
             return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
-        claims = ClaimedRuns(sweep, standing)
+        claims = ClaimedRuns(sweep, standing, waits=waits)
         stack.callback(claims.release_all)
         stack.callback(processes.close)
         scratch = stack.enter_context(scratch_folder())
@@ -256,6 +267,12 @@ def _slow_import(specs: Iterable[RunSpec]) -> str:
     if any(isinstance(spec.config.model, Transformers) for spec in specs):
         return "batchscape.models.offline_transformers"
     return ""
+
+
+def _open(
+    method: str | None, entry: str, should_stop: Callable[[], bool], also_preload: str
+) -> Processes | None:
+    return open_processes(entry, should_stop, method, also_preload)
 
 
 def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:

@@ -1,13 +1,17 @@
-"""The lock of a sweep folder, which the launchers at work in it share: `status` asks for it."""
+"""The lock of a sweep folder, which the launchers at work in it share: `status` asks for it.
+
+Where the file system has no locks, a launcher is seen by the runs that it has.
+"""
 
 from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import has_no_locks
 
 __all__ = ["sweep_lock"]
 
@@ -19,7 +23,7 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
     Raises
     ------
     LaunchError
-        If the folder cannot be written to, or has no locks.
+        If the folder cannot be written to.
     """
     try:
         sweep.path.mkdir(parents=True, exist_ok=True)
@@ -31,10 +35,12 @@ def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
         except OSError as error:
-            msg = f"{sweep.lock}: {error}; put sweep_dir on a file system with locks"
-            raise LaunchError(msg) from None
+            if not has_no_locks(error):
+                msg = f"{sweep.lock} cannot be locked: {error}"
+                raise LaunchError(msg) from None
         try:
             yield
         finally:
             # Not only closed: a process may have inherited it.
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)

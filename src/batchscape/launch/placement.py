@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from batchscape.config import Local
 from batchscape.launch.device_locks import DeviceLocks
 from batchscape.launch.durations import Durations
 from batchscape.launch.pool import DevicePool, Lease
@@ -62,7 +63,8 @@ class Placement:
             names = {device.index: device.uuid for device in machine.cuda_devices}
             self._noun = "CUDA devices"
         self._launcher = launcher
-        exclusive = launcher.exclusive_devices
+        # In an allocation nobody else has the devices.
+        exclusive = isinstance(launcher, Local) and launcher.exclusive_devices
         self._locks = DeviceLocks(device_type, names, warn) if exclusive else None
         self._pool = DevicePool(names, launcher.max_runs_per_device, self._locks)
         self._schedule = Schedule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from batchscape.launch.child import Start
 from batchscape.launch.forked import Forked, UnsafeToForkError
@@ -21,6 +21,12 @@ class Processes(Protocol):
     """`fork` or `spawn`."""
     note: str | None
     """What the user should know about the choice of it."""
+
+    def place(self) -> dict[str, Any]:
+        """Return what `launch.json` says of where the ranks of a next run are, on several nodes.
+
+        `nodes` are their names, and `master` is where the ranks meet, as torch takes it.
+        """
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """Start one process for each rank, all in one new process group.

@@ -20,6 +20,7 @@ from rich.text import Text
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.instants import duration_text
 from batchscape.record.progress import remaining_s
+from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.record.timing import why_untimed
 
@@ -129,6 +130,11 @@ class Progress:
         if untimed is not None and untimed not in self._untimed:
             self._untimed.add(untimed)
             self.note(f"Its losses and memory count, its times do not: {untimed}", "yellow")
+
+    def run_followed(self, spec: RunSpec, status: RunStatus) -> None:
+        """Tell how a run ended that a job had."""
+        counted = "tokens" if spec.data.task == "next_token" else "samples"
+        self._tell(spec.run_id, status.status, _ended_text(status, counted))
 
     def run_retried(self, run_id: str, reason: str) -> None:
         """Tell of a run that is tried again."""

@@ -170,7 +170,8 @@ class Session:
         self._oom = OomKnowledge(queue, self._sweep, self._machine, self._predictions)
         queue = deque(self._oom.first_the_witnesses(queue))
         while True:
-            self._claims.renew()
+            for name in self._claims.renew():
+                self._lose(name)
             goes_on = not self._must_stop()
             if goes_on:
                 queue.extend(self._claims.due())
@@ -322,6 +323,7 @@ class Session:
                 "start_method": self._processes.method,
                 "command": self._command,
                 "rendezvous": str(self._scratch / spec.run_id),
+                **self._processes.place(),
             },
             environment=self._environment,
             prediction=self._predictions.get(spec.run_id),
@@ -361,6 +363,20 @@ class Session:
         self._oom.ended(run.spec)
         self._settle(RunResult.of(run.folder, status))
         self._progress.run_ended(run, status)
+
+    def _lose(self, run_id: str) -> None:
+        """End a run that another launcher has taken over, as this one was cut off."""
+        reason = "taken over by another launcher, which did not see this one any more"
+        run = self._active.pop(run_id, None)
+        self._again = [spec for spec in self._again if spec.run_id != run_id]
+        if run is not None:
+            run.kill()
+            run.hangs.close()
+            self._placement.release(run.spec)
+        log = self._sweep.run(run_id).log
+        result = RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True)
+        self._settle(result)
+        self._progress.run_refused(result)
 
     def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
         """Put a run into the queue again that the machine may have ended; it stays claimed."""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start, start_interpreter
@@ -30,10 +31,14 @@ class Spawned:
         self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._groups: dict[str, int] = {}
 
+    def place(self) -> dict[str, Any]:
+        """See `Processes`: this machine."""
+        return {}
+
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`."""
         living = self._living[start.run] = {}
-        for rank in range(start.ranks):
+        for rank in start.numbers:
             try:
                 with open(start.log, "ab") as log:  # noqa: PTH123  (a path as text, like the rest)
                     living[rank] = start_interpreter(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pynvml
 
-from batchscape.config import Cluster, Local
-from batchscape.config.cluster import datasheet_of
+from batchscape.config import Cluster, Launcher, Slurm
+from batchscape.config.cluster import datasheet_of, known_devices
 from batchscape.errors import ConfigError
 from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
 
@@ -43,7 +43,8 @@ class Machine:
     """Hardware that runs can be placed on."""
 
     cpu_cores: int
-    """Cores that this process may use: its affinity, and the quota of its control group."""
+    """Cores that this process may use: its affinity, the quota of its control group, and what a
+    job of Slurm has of its node."""
     cpu_name: str
     cuda_devices: tuple[CudaDevice, ...] = ()
     asked_for_mig: bool = False
@@ -75,15 +76,39 @@ class Machine:
         return self.cores or tuple(range(self.cpu_cores))
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Machine:
+    def of(cls, cluster: Cluster, launcher: Launcher | None = None) -> Machine:
         """Return a declared machine, or this one with the figures of its devices.
 
         Parameters
         ----------
         cluster : Cluster
             Figures that are given for this machine stand for those of its device's file.
+        launcher : Launcher, optional
+            On Slurm nothing is looked up: without a device, nodes and their cores are declared.
+
+        Raises
+        ------
+        ConfigError
+            If nodes are declared of this machine, or none of a cluster.
         """
+        if isinstance(launcher, Slurm) and cluster.device is None:
+            if cluster.nodes is None or cluster.devices_per_node is None:
+                msg = (
+                    "launcher=slurm looks nothing up where the command is called: choose the "
+                    f"devices of the cluster, cluster=NAME ({known_devices()}), or for runs on "
+                    "CPUs give cluster.nodes and cluster.devices_per_node, the cores of a node"
+                )
+                raise ConfigError(msg)
+            cores = cluster.nodes * cluster.devices_per_node
+            return cls(cores, "", nodes=cluster.nodes, cluster=cluster)
         if cluster.device is None:
+            if cluster.devices_per_node or cluster.nodes:
+                msg = (
+                    "devices_per_node and nodes are of a declared machine, and "
+                    "cluster=this_machine has the devices that it has; choose a device: "
+                    f"{known_devices()}"
+                )
+                raise ConfigError(msg)
             found = cls.detect()
             names = {device.name for device in found.cuda_devices}
             sheet = datasheet_of(names.pop()) if len(names) == 1 else None
@@ -108,6 +133,8 @@ class Machine:
         if quota is not None:
             # Part of a core runs no second rank, but the first one runs on any part.
             cores = cores[: max(1, int(quota))]
+        # A job that Slurm binds to no cores sees all of the node, and has so many of them.
+        cores = cores[: int(os.environ.get("SLURM_CPUS_ON_NODE", len(cores)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices, problem = _cuda_devices(visible)
         return cls(
@@ -119,7 +146,7 @@ class Machine:
             cuda_problem=problem,
         )
 
-    def device_type(self, launcher: Local) -> str:
+    def device_type(self, launcher: Launcher) -> str:
         """Return `cpu` or `cuda`, as the launcher's setting and this machine decide.
 
         Raises

@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from batchscape.config import Constant, Cosine, ExternalData, Gpt, Llama, RunConfig
+from batchscape.config import (
+    Command,
+    Constant,
+    Cosine,
+    ExternalData,
+    Gpt,
+    Llama,
+    RunConfig,
+    Slurm,
+)
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.identity import run_id, trajectory_id
@@ -42,6 +51,12 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
         return (
             f"batch.nodes may be at most the machine's {machine.nodes}; nodes={geometry.nodes}; a "
             "cluster of several can be declared and planned for: cluster=h100_80g cluster.nodes=2"
+        )
+    is_on_slurm = isinstance(config.launcher, Slurm)
+    if is_on_slurm and geometry.nodes > 1 and isinstance(config.engine, Command):
+        return (
+            "launcher=slurm starts a program of engine=command on one node, whatever it starts "
+            f"itself; nodes={geometry.nodes}; use batch.nodes=1"
         )
     per_node = machine.devices(device_type) // machine.nodes
     if machine.nodes > 1 and geometry.devices_per_node > per_node:

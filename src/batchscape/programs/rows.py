@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -180,6 +181,7 @@ def rank_rows(ranks: Mapping[int, RankMemory], launch: Mapping[str, Any]) -> lis
             "rank": number,
             "attempt": launch["attempt"],
             "node": 0,
+            "node_name": os.environ.get("SLURMD_NODENAME"),
             "device": f"cuda:{number % devices}" if is_cuda else "cpu",
             "memory_method": "process tree (driver)" if is_cuda else RESIDENT,
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,

@@ -93,6 +93,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "rank": Column("Int64", "data-parallel rank"),
         "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
         "node": Column("Int64", "machine of the rank, from 0"),
+        "node_name": Column("string", "what Slurm calls it; null elsewhere"),
         "device": Column("string", "device of the rank, by its number among those of its machine"),
         "threads": Column("Int64", "threads of an operation on CPU"),
         "memory_method": Column("string", "where the allocated and reserved figures come from"),

@@ -19,6 +19,7 @@
         log.txt              what its processes printed
         checkpoints/         state to go on from
         wandb.json           what was mirrored to Weights & Biases
+        .claim.<n>           who has the run, or that it was released; gone once it is sealed
         .lock                held while a launcher or a rank works here; gone once it is sealed
 """
 
@@ -190,6 +191,11 @@ class SweepFolder:
     def report(self) -> Path:
         """Folder of the tables, figures and the page that shows them."""
         return self.path / "report"
+
+    @property
+    def slurm(self) -> Path:
+        """Folder of what jobs of a cluster are to do, and of what they printed."""
+        return self.path / "slurm"
 
     @property
     def search(self) -> SweepFolder:

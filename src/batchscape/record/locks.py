@@ -6,6 +6,7 @@ prolong it to their own end.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,7 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Lock", "exclusively", "is_held", "take"]
+__all__ = ["Lock", "exclusively", "has_no_locks", "is_held", "take"]
+
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+def has_no_locks(error: OSError) -> bool:
+    """Whether a lock failed as its file system has none: Lustre without `flock`, some of NFS."""
+    return error.errno in _WITHOUT_LOCKS
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,10 @@ def take(path: Path) -> Lock | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds a lock, shared or not; nobody does where there is no such file."""
+    """Whether anybody holds a lock, shared or not.
+
+    Nobody does where there is no such file, or its file system has no locks.
+    """
     try:
         # Network file systems lock only what may be written to.
         descriptor = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
@@ -89,8 +100,8 @@ def is_held(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+    except OSError as error:
+        return not has_no_locks(error)
     finally:
         os.close(descriptor)
     return False

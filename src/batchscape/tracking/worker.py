@@ -29,6 +29,7 @@ from batchscape.credentials import redact
 from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import visible
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.locks import has_no_locks
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.tracking.labels import Labels
@@ -243,6 +244,9 @@ def _hold(lock: IO[str], *, waits: bool) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise _RefusedError(_BUSY) from None
+    except OSError as error:
+        if not has_no_locks(error):  # else nobody can be kept out
+            raise
 
 
 def _mode(order: Order) -> Literal["online", "offline"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def write_rank_row(
         "rank": rank,
         "attempt": launch["attempt"],
         "node": rank // training.spec.geometry.devices_per_node,
+        "node_name": os.environ.get("SLURMD_NODENAME"),
         "device": str(device),
         "threads": torch.get_num_threads(),
         **({} if memory is None else memory.as_columns()),
@@ -64,9 +66,14 @@ def write_rank_row(
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,
     }
-    lines = JsonLines(folder.lines("ranks"))
-    lines.append([row])
-    lines.close()
+    # Network file systems lose lines that several machines append at the same time.
+    for node in range(len(launch.get("nodes", [""]))):
+        if node == row["node"]:
+            lines = JsonLines(folder.lines("ranks"))
+            lines.append([row])
+            lines.close()
+        if "nodes" in launch:
+            dist.barrier()
 
 
 def _cuda_facts() -> dict[str, str]:

@@ -178,8 +178,9 @@ def _process_group(
     if launch["world_size"] == 1:
         yield
         return
+    meeting = launch.get("master") or f"file://{launch['rendezvous']}"
     loopback = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
-    if loopback:
+    if loopback and "master" not in launch:
         # Host names of laptops often resolve to no interface; all ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
     # Otherwise NCCL's errors have no reason. Source: "Logging", NCCL user guide,
@@ -188,7 +189,7 @@ def _process_group(
     backend = _backend(launch)
     dist.init_process_group(
         backend,
-        init_method=f"file://{launch['rendezvous']}",
+        init_method=meeting,
         rank=rank,
         world_size=launch["world_size"],
         timeout=timedelta(seconds=timeout_s),

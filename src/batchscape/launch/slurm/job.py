@@ -1,0 +1,79 @@
+"""A job: a launcher inside its allocation, which shares the runs of a sweep with others."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from batchscape.errors import BatchscapeError
+from batchscape.launch.local import run_sweep
+from batchscape.launch.slurm.nodes import open_nodes
+from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
+from batchscape.outgoing import outgoing
+from batchscape.plan.machine import Machine
+from batchscape.record.folder import SweepFolder
+from batchscape.terminal import OutgoingConsole
+
+__all__ = ["main"]
+
+
+def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
+    """Do the runs that a job of some shape takes, until none is left that nobody has.
+
+    Parameters
+    ----------
+    sweep_dir : str
+    shape : str
+        As `Shape` writes it.
+    meeting : str
+        Where the nodes of a job over several meet.
+    *nodes : str
+        Their names.
+    """
+    sweep, of_shape = SweepFolder(Path(sweep_dir)), Shape.named(shape)
+    opens = None if len(nodes) < 2 else partial(open_nodes, Path(meeting), nodes)
+    machine = _machine(len(nodes))
+    console = OutgoingConsole(width=160, highlight=False, markup=False)
+    looked_at: set[str] = set()
+    while True:
+        # Runs may have been added while others were at work.
+        order = Order.read(sweep)
+        specs = order.specs(sweep, of_shape, but=looked_at)
+        if not specs:
+            return 0
+        looked_at |= {spec.run_id for spec in specs}
+        result = run_sweep(
+            specs,
+            sweep,
+            machine,
+            console=console,
+            command=order.command,
+            opens=opens,
+            is_part=True,
+        )
+        if result.interrupted:
+            return QUEUE_AGAIN
+        if result.stopped is not None:
+            return 1
+
+
+def _machine(nodes: int) -> Machine:
+    """Return the allocation: what this node has, on each node."""
+    found = Machine.detect()
+    if nodes < 2:
+        return found
+    devices = [
+        replace(device, index=index) for index, device in enumerate(found.cuda_devices * nodes)
+    ]
+    return replace(
+        found, cpu_cores=found.cpu_cores * nodes, cores=(), cuda_devices=tuple(devices), nodes=nodes
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except BatchscapeError as error:
+        sys.exit(outgoing(str(error)))

@@ -1,0 +1,356 @@
+"""Where the command is called: jobs are submitted, followed, and cancelled.
+
+Nothing is remembered of jobs but their names, which derive from the sweep folder: the scheduler
+knows which there are, so that the same command submits nothing twice, whatever became of the one
+before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from batchscape import scheduler
+from batchscape.config import Slurm
+from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
+from batchscape.launch.ending import write_end
+from batchscape.launch.local import launch_order
+from batchscape.launch.lock import sweep_lock
+from batchscape.launch.progress import Progress
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.slurm.order import POOL, Order, Shape, shapes
+from batchscape.launch.slurm.script import job_name, script
+from batchscape.launch.standing import Standing, repeated
+from batchscape.record.causes import Cause
+from batchscape.record.claims import CLAIMS
+from batchscape.record.files import read_json, write_atomically
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.instants import now
+from batchscape.record.locks import exclusively
+from batchscape.record.outcome import RunEnd
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.record.usable import check_usable
+from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
+from batchscape.tracking.mirror import Mirror
+
+__all__ = ["cancel", "describe_jobs", "run_on_slurm"]
+
+_LOOK_S = 2.0
+"""Time between looks at the runs that are not over."""
+_ASK_S = 10.0
+"""Time between questions to the scheduler, which has others to answer."""
+_LEFT_S = 60.0
+"""How long the runs of jobs that are gone may still seem to be somebody's: `record.claims`."""
+_SILENT_S = 600.0
+"""How long a scheduler may give no answer before nobody waits for it any more."""
+
+
+def run_on_slurm(
+    specs: Sequence[RunSpec],
+    sweep: SweepFolder,
+    *,
+    console: Console,
+    command: str | None = None,
+) -> SweepResult:
+    """Have jobs do everything that is missing, and follow them until it is done.
+
+    SIGINT, SIGTERM or SIGHUP end the following and not the jobs; the same call follows again.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        Each run once, at least one, all with the same launcher and tracker settings.
+    sweep : SweepFolder
+    console : Console
+    command : str, optional
+        As `record.commands.command_of` returns it.
+
+    Returns
+    -------
+    SweepResult
+
+    Raises
+    ------
+    LaunchError
+        If the folder cannot be used, or the scheduler refuses a job or does not answer.
+    """
+    launcher = specs[0].config.launcher
+    if not isinstance(launcher, Slurm):
+        msg = "only launcher=slurm has jobs"
+        raise AssertionError(msg)
+    ordered = launch_order(specs)
+    check_usable(sweep, [spec.run_id for spec in specs])
+    with sweep_lock(sweep):
+        retry = repeated(launcher.retry)
+        standing = Standing(ordered, sweep, retry)
+        progress = Progress(console, len(specs))
+        progress.stand_still(list(standing.settled.values()))
+        for renewed in standing.notes:
+            progress.note(renewed, "yellow")
+        # Nothing is timed here.
+        mirror = Mirror(specs[0].config.tracker, sweep, live=bool(standing.missing))
+        follower = _Follower(standing, sweep, progress)
+        try:
+            if standing.missing:
+                _open_again(standing.missing, sweep, retry)
+                order = Order(
+                    tuple(spec.run_id for spec in ordered), replace(launcher, retry=[]), command
+                )
+                submitted = _submit_missing(standing.missing, sweep, order, progress)
+                with progress:
+                    follower.follow(submitted)
+            detached = False
+        except KeyboardInterrupt:
+            detached = True
+        note = mirror.finish(len(standing.specs), interrupted=detached)
+    done = standing.settled | follower.done
+    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
+    result = SweepResult(runs, detached, follower.stopped, note, mirror.standing())
+    if detached:
+        progress.note(
+            "Detached: the jobs go on. The same command follows again; "
+            f"`batchscape status {sweep.path}` shows how far they are, and "
+            f"`batchscape cancel {sweep.path}` ends them",
+        )
+    else:
+        progress.summary(result)
+    return result
+
+
+def cancel(sweep: SweepFolder) -> int:
+    """Cancel all jobs of a sweep; return how many there were.
+
+    Raises
+    ------
+    SchedulerError
+        If the scheduler does not answer, or refuses.
+    """
+    found = _live(sweep)
+    scheduler.cancel(found)
+    return len(found)
+
+
+def describe_jobs(sweep: SweepFolder) -> str:
+    """Say which jobs of a sweep there are.
+
+    Raises
+    ------
+    SchedulerError
+        If the scheduler does not answer.
+    """
+    return _described(jobs(_live(sweep)).values())
+
+
+def _described(found: Iterable[Job]) -> str:
+    counts: Counter[str] = Counter()
+    for job in found:
+        waits = job.state is JobState.PENDING and job.reason
+        counts[f"{job.state} ({job.reason})" if waits else str(job.state)] += 1
+    told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"Jobs: {told or 'none'}"
+
+
+def _live(sweep: SweepFolder) -> dict[str, str]:
+    """Return the names of the jobs of a sweep that are not over, by id."""
+    names = [
+        job_name(sweep, Shape.named(path.stem.removeprefix("job-")))
+        for path in sweep.slurm.glob("job-*.sh")
+    ]
+    return named(names) if names else {}
+
+
+def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset[Status]) -> None:
+    """Have the jobs go on with the faults that are to be repeated, once."""
+    for spec in missing:
+        folder = sweep.run(spec.run_id)
+        status = RunStatus.read(folder.status)
+        if status.status not in retry or (claim := CLAIMS.claim(folder)) is None:
+            continue
+        reason = f"to be repeated: {status.reason}"
+        replace(status, status=Status.INTERRUPTED, reason=reason).write(folder.status)
+        claim.release()
+
+
+def _submit_missing(
+    missing: Sequence[RunSpec], sweep: SweepFolder, order: Order, progress: Progress
+) -> list[str]:
+    """Submit the jobs that there are too few of; return their ids."""
+    found = []
+    # Two commands at the same time would each find no job.
+    with exclusively(sweep.slurm / "submitting.lock"):
+        live = Counter(_live(sweep).values())
+        (order.extended(sweep) if live else order).write(sweep)
+        for shape, specs in shapes(missing).items():
+            name = job_name(sweep, shape)
+            most = order.launcher.jobs if shape == POOL else 1
+            path = sweep.slurm / f"job-{shape}.sh"
+            write_atomically(path, script(sweep, specs[0], order.launcher).encode())
+            wanted = range(min(most, len(specs)) - live[name])
+            submitted = [_submitted(path) for _ in wanted]
+            where = "one node" if shape == POOL else f"{shape.nodes} nodes"
+            told = [f"{live[name]} there already"] if live[name] else []
+            told += [f"submitted {', '.join(submitted)}"] if submitted else []
+            progress.note(f"Jobs for {len(specs)} runs on {where}: {'; '.join(told)}")
+            found += submitted
+    return found
+
+
+def _submitted(path: Path) -> str:
+    try:
+        return submit(path)
+    except SchedulerError as error:
+        there = []
+        for partition in partitions():
+            gpus = sorted({group.gpus for group in partition.groups})
+            nodes = sum(group.count for group in partition.groups)
+            cores = sorted({group.cpus for group in partition.groups})
+            there.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
+        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(there)}\nScript: {path}"
+        raise LaunchError(msg) from None
+
+
+class _Follower:
+    """Tells of runs as they end, whoever ends them, and finds those whose job is gone."""
+
+    def __init__(self, standing: Standing, sweep: SweepFolder, progress: Progress) -> None:
+        self._sweep, self._progress = sweep, progress
+        self._open = {spec.run_id: spec for spec in standing.missing}
+        self.done: dict[str, RunResult] = {}
+        self.stopped: str | None = None
+        self._known: set[str] = set()
+        self._asked: dict[str, Job] = {}
+
+    def follow(self, submitted: Iterable[str]) -> None:
+        """Return once all is over, or no job is left."""
+        self._known |= set(submitted)
+        answered_at = live_at = time.monotonic()
+        asked_at = -_ASK_S
+        is_alone = False
+        while True:
+            self._look()
+            if not self._open:
+                return
+            if time.monotonic() - asked_at >= _ASK_S:
+                try:
+                    self._known |= set(_live(self._sweep))
+                    self._asked = jobs(self._known)
+                    live = {name: job for name, job in self._asked.items() if not job.state.is_over}
+                    is_settled = self._find_lost(live)
+                    asked_at = answered_at = time.monotonic()
+                except SchedulerError as error:
+                    asked_at = time.monotonic()
+                    if asked_at - answered_at > _SILENT_S:
+                        self.stopped = f"nothing is known of the jobs: {error}"
+                        return
+                    self._progress.waits(str(error))
+                    continue
+                self._progress.waits(_described(live.values()))
+                # What a job wrote right before its end may not have been seen by then.
+                if not live and is_alone:
+                    self._look()
+                    if self._open:
+                        self.stopped = self._why_none_is_left()
+                    return
+                is_alone = not live and (is_settled or asked_at - live_at > _LEFT_S)
+                live_at = asked_at if live else live_at
+            time.sleep(_LOOK_S)
+
+    def _look(self) -> None:
+        for spec in list(self._open.values()):
+            folder = self._sweep.run(spec.run_id)
+            try:
+                status = RunStatus.read(folder.status)
+            except RecordError:
+                continue
+            is_over = status.status.is_sealed or status.status is Status.REJECTED
+            # A launcher keeps a run whose next attempt follows.
+            is_fault = status.status in FAULTS and CLAIMS.holder(folder) is None
+            if is_over or is_fault:
+                del self._open[spec.run_id]
+                self.done[spec.run_id] = RunResult.of(folder, status)
+                self._progress.run_followed(spec, status)
+
+    def _find_lost(self, live: Mapping[str, Job]) -> bool:
+        """Write down how runs ended whose job is gone and has not said so.
+
+        Returns
+        -------
+        bool
+            Whether that is done: a claim is left only once it has been silent for a while.
+        """
+        lost: dict[str, list[RunSpec]] = {}
+        for spec in self._open.values():
+            folder = self._sweep.run(spec.run_id)
+            try:
+                if RunStatus.read(folder.status).status is not Status.RUNNING:
+                    continue
+                job = read_json(folder.launch).get("slurm_job_id")
+            except RecordError:
+                continue
+            if job is not None and job not in live:
+                lost.setdefault(job, []).append(spec)
+        noted = 0
+        for name, job in jobs(lost).items():
+            for spec in lost[name]:
+                folder = self._sweep.run(spec.run_id)
+                end = _end_of_run(job, alone=len(lost[name]) == 1)
+                if job.state.is_over and _note_lost(spec, folder, end):
+                    noted += 1
+                    self._progress.note(f"{spec.run_id} {end.status}: {end.reason}", "yellow")
+        return noted == sum(map(len, lost.values()))
+
+    def _why_none_is_left(self) -> str:
+        count = "1 run is" if len(self._open) == 1 else f"{len(self._open)} runs are"
+        ended = [f"{job.id} {job.reason or job.state}" for job in self._asked.values()]
+        jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
+        logs = self._sweep.slurm / "job-*.txt"
+        return f"{jobs_text} and {count} not done; their logs: {logs}"
+
+
+def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
+    """Return what the end of a job means for a run that it was at work on."""
+    said = {
+        JobState.TIMEOUT: "at its time limit, before a checkpoint was written",
+        JobState.PREEMPTED: "as it was preempted",
+        JobState.NODE_FAIL: "as a node failed",
+        JobState.CANCELLED: "as it was cancelled",
+        JobState.OUT_OF_MEMORY: "as it ran out of memory by Slurm's count",
+        JobState.UNKNOWN: "and the scheduler does not know how",
+    }.get(job.state, f"without a word ({job.reason or job.state})")
+    reason = f"job {job.id} ended {said}"
+    if job.state is JobState.OUT_OF_MEMORY and alone:
+        return RunEnd(Status.OOM, reason=f"{reason}; launcher.mem_gb", cause=Cause.OUT_OF_MEMORY)
+    return RunEnd(
+        Status.INTERRUPTED,
+        reason=f"{reason}; the same command goes on",
+        cause=Cause.INTERRUPTED,
+    )
+
+
+def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
+    """Write an end down, unless another job has the run by now."""
+    claim = CLAIMS.claim(folder)
+    if claim is None:
+        return False
+    try:
+        status = RunStatus.read(folder.status)
+        if status.status is not Status.RUNNING:
+            return False
+        ranks = spec.geometry.data_parallel_size
+        write_end(folder, status, end, ranks, ended_at=max(now(), status.attempts[-1].started_at))
+    except (BatchscapeError, OSError):
+        return False  # the next launch meets it again, and says what is wrong
+    finally:
+        claim.release()
+    return True
+
+
+def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:
+    folder = sweep.run(spec.run_id)
+    return RunResult.of(folder, RunStatus.read(folder.status))

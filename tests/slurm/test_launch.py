@@ -1,0 +1,314 @@
+"""Sweeps on a real Slurm of three nodes: trainings are on CPUs, devices are asked for all the same.
+
+Jobs are real, and so are the ways in which they end.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cluster import Cluster
+
+from batchscape.cli import main
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import read_table
+
+pytestmark = pytest.mark.systems
+
+TINY = (
+    *("model.n_layers=1", "model.d_model=32", "model.n_heads=2", "tracker=none"),
+    *("data.sequence_length=32", "evaluation.samples=16", "evaluation.every_samples=null"),
+    *("budget=optimizer_steps", "batch.global_batch_size=16", "batch.micro_batch_size=2"),
+    *("launcher.device=cpu", "checkpoint.every_s=1", "measure.noise_scale_every=null"),
+)
+SLURM = (
+    *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
+    "launcher.gpus_per_node=4",
+)
+LONG = "budget.optimizer_steps=800"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> SweepFolder:
+    return SweepFolder(tmp_path / "a sweep")
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands in the background, ended with the test."""
+    found: list[subprocess.Popen[str]] = []
+    yield found
+    for process in found:
+        process.kill()
+        process.communicate()
+
+
+def arguments(sweep: SweepFolder, *settings: str) -> list[str]:
+    return ["sweep", *TINY, *SLURM, *settings, f"sweep_dir='{sweep.path}'"]
+
+
+def in_background(
+    started: list[subprocess.Popen[str]], sweep: SweepFolder, *settings: str
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "batchscape", *arguments(sweep, *settings)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    started.append(process)
+    return process
+
+
+def until(is_so: Callable[[], Any], timeout_s: float = 90.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < end, "it has not come to that"
+        time.sleep(0.1)
+
+
+def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
+    found = {run.path.name: run.status for run in sweep.run_folders()}
+    return {name: RunStatus.read(path) for name, path in found.items() if path.exists()}
+
+
+def at_work(sweep: SweepFolder) -> dict[str, str]:
+    """The job of each run that has done optimizer steps and is still at work."""
+    found = {}
+    for name, status in statuses(sweep).items():
+        folder = sweep.run(name)
+        if status.status is Status.RUNNING and steps(folder):
+            found[name] = json.loads(folder.launch.read_text())["slurm_job_id"]
+    return found
+
+
+def steps(folder: RunFolder) -> int:
+    path = folder.lines("steps")
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def jobs(cluster: Cluster, form: str = "%i") -> list[str]:
+    """All jobs that there were since, live ones and others."""
+    told = cluster.run("squeue", "--noheader", "--states=all", f"--format={form}")
+    return sorted(set(told.split("\n")) - {""})
+
+
+def losses(sweep: SweepFolder) -> dict[tuple[int, int], list[float]]:
+    """Loss curves by nodes and ranks; rejected cells have none."""
+    found = {}
+    for run in (run for run in sweep.run_folders() if run.parquet("steps").exists()):
+        geometry = json.loads(run.config.read_text())["geometry"]
+        table = read_table(run, "steps")
+        found[geometry["nodes"], geometry["data_parallel_size"]] = table["loss"].tolist()
+    return found
+
+
+def test_one_sweep_with_runs_of_one_to_eight_devices(
+    cluster: Cluster, sweep: SweepFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = set(jobs(cluster))
+    short = ("budget.optimizer_steps=6", "batch.data_parallel_size=1,2,4,8")
+    setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
+    assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
+    local = SweepFolder(tmp_path / "local")
+    here = ["sweep", *TINY, *short, "launcher.max_ranks_per_core=4", f"sweep_dir={local.path}"]
+    assert main(here) == 0
+
+    there, expected = losses(sweep), losses(local)
+    assert set(there) == {(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (2, 8)}
+    for (_, ranks), curve in there.items():
+        assert len(curve) == 6
+        if ranks <= 2:
+            assert curve == expected[1, ranks], "bit for bit"
+        else:
+            assert curve == pytest.approx(expected[1, ranks], rel=1e-5)
+    names = {run.path.name for run in sweep.run_folders() if "d8" not in run.path.name}
+    assert names >= {run.path.name for run in local.run_folders() if "d8" not in run.path.name}
+
+    asked = {}
+    for line in jobs(cluster, "%i|%j|%D|%b|%C|%T"):
+        job, name, *rest = line.split("|")
+        if job not in before:
+            asked[name.split("-")[1]] = rest
+    assert asked == {
+        "pool": ["1", "gres:gpu:4", "4", "COMPLETED"],
+        "2x1": ["2", "gres:gpu:1", "8", "COMPLETED"],
+        "2x2": ["2", "gres:gpu:2", "8", "COMPLETED"],
+        "2x4": ["2", "gres:gpu:4", "8", "COMPLETED"],
+    }
+    logs = [path.read_text() for path in sweep.slurm.glob("job-*.txt")]
+    visible = sorted(log.split("devices=")[1].split(".")[0].count(",") + 1 for log in logs)
+    assert visible == [1, 2, 4, 4]
+
+    wide = next(r for r in sweep.run_folders() if "d8" in r.path.name and r.launch.exists())
+    ranks = read_table(wide, "ranks").sort_values("rank")
+    assert ranks["node"].tolist() == [0] * 4 + [1] * 4
+    nodes = json.loads(wide.launch.read_text())["nodes"]
+    assert ranks["node_name"].tolist() == [nodes[0]] * 4 + [nodes[1]] * 4
+    assert len(set(nodes)) == 2
+
+
+def test_the_same_command_goes_on_and_jobs_are_added(
+    cluster: Cluster,
+    sweep: SweepFolder,
+    started: list[subprocess.Popen[str]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = set(jobs(cluster))
+    settings = ("budget.optimizer_steps=300", "seed=0,1,2,3")
+    killed = in_background(started, sweep, *settings)
+    until(lambda: at_work(sweep))
+    killed.kill()
+    detached = in_background(started, sweep, *settings)
+    assert detached.stdout is not None
+    until(lambda: "there already" in detached.stdout.readline())
+    detached.send_signal(signal.SIGINT)
+    told = detached.communicate(timeout=60)[0]
+    assert detached.returncode == 130, told
+    assert "Detached: the jobs go on." in told
+    assert len(set(jobs(cluster)) - before) == 1, "nothing was submitted twice"
+
+    assert main(["status", str(sweep.path)]) == 0
+    assert "Jobs: 1 running" in capfd.readouterr().out
+    # One more job, and one more run, which those at work see too.
+    assert main(arguments(sweep, settings[0], "seed=0,1,2,3,4", "launcher.jobs=2")) == 0
+    assert "1 there already; submitted" in capfd.readouterr().out
+    assert len(set(jobs(cluster)) - before) == 2
+    found = statuses(sweep)
+    assert [status.status for status in found.values()] == [Status.COMPLETED] * 5
+    assert [len(status.attempts) for status in found.values()] == [1] * 5, "none was done twice"
+    done_by = {json.loads(r.launch.read_text())["slurm_job_id"] for r in sweep.run_folders()}
+    assert len(done_by) == 2
+
+
+def test_a_cancelled_job_leaves_its_runs_to_the_others_and_cancel_ends_all(
+    cluster: Cluster,
+    sweep: SweepFolder,
+    started: list[subprocess.Popen[str]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    settings = (LONG, "seed=0,1", "launcher.jobs=2")
+    follower = in_background(started, sweep, *settings)
+    until(lambda: len(set(at_work(sweep).values())) == 2)
+    (run, job), *_ = at_work(sweep).items()
+    cluster.run("scancel", job)
+    until(lambda: statuses(sweep)[run].status is Status.INTERRUPTED)
+    assert sweep.run(run).checkpoint_step, "it was asked for a checkpoint"
+    cluster.wait_for(job, "CANCELLED")
+
+    assert main(["cancel", str(sweep.path)]) == 0
+    assert "Jobs cancelled: 1" in capfd.readouterr().out
+    told = follower.communicate(timeout=90)[0]
+    assert follower.returncode == 1
+    assert "2 runs are not done" in told
+    assert "CANCELLED" in told or "cancelled" in told
+    found = statuses(sweep)
+    assert {status.status for status in found.values()} == {Status.INTERRUPTED}
+    assert main(arguments(sweep, *settings)) == 0, capfd.readouterr()
+    assert {status.status for status in statuses(sweep).values()} == {Status.COMPLETED}
+    assert [len(s.attempts) for s in statuses(sweep).values()] == [2, 2], "it went on"
+    for folder in sweep.run_folders():
+        assert read_table(folder, "steps")["optimizer_step"].tolist() == list(range(1, 801))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_slurm_refuses_is_said_with_what_there_is(
+    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(sweep, LONG, "launcher.partition=none_such")) == 2
+    told = capfd.readouterr().err
+    assert "invalid partition specified: none_such" in told
+    assert "main (3 nodes, cores [16], GPUs [4] each)" in told
+    assert main(arguments(sweep, LONG, "launcher.gpus_per_node=64")) == 2
+    assert "Requested node configuration is not available" in capfd.readouterr().err
+    assert {status.status for status in statuses(sweep).values()} == {Status.PENDING}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(
+    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("budget.optimizer_steps=3000", "launcher.timeout_min=1")
+    assert main(arguments(sweep, *settings, "launcher.signal_delay_s=50")) == 0, capfd.readouterr()
+    ((name, status),) = statuses(sweep).items()
+    assert status.status is Status.COMPLETED
+    first, *others = status.attempts
+    assert first.status == "interrupted"
+    assert first.reason == "stopped by SIGTERM"
+    assert others, "once more"
+    assert others[0].from_optimizer_step, "from its checkpoint"
+    table = read_table(sweep.run(name), "steps")
+    assert table["optimizer_step"].tolist() == list(range(1, 3001))
+    assert len(list(sweep.slurm.glob("job-*.txt"))) == 1, "the same job"
+
+
+def test_a_job_that_dies_without_a_word_is_found(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+) -> None:
+    follower = in_background(started, sweep, LONG)
+    until(lambda: at_work(sweep))
+    ((run, job),) = at_work(sweep).items()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURM_JOB_ID") == job:
+                process.kill()
+    cluster.wait_for(job, "FAILED")
+    at = time.monotonic()
+    until(lambda: statuses(sweep)[run].status is not Status.RUNNING)
+    assert time.monotonic() - at < 60
+    status = statuses(sweep)[run]
+    assert status.status is Status.INTERRUPTED
+    assert status.reason is not None
+    assert status.reason.startswith(f"job {job} ended without a word")
+    assert "the same command goes on" in status.reason
+    told = follower.communicate(timeout=60)[0]
+    assert follower.returncode == 1
+    assert status.reason in told
+
+
+def test_a_preempted_job_writes_checkpoints_and_goes_on(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+) -> None:
+    follower = in_background(started, sweep, LONG, "launcher.partition=low")
+    until(lambda: at_work(sweep))
+    ((run, job),) = at_work(sweep).items()
+    node = cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    others = [f"--nodelist={node}", "--partition=main", "--exclusive"]
+    higher = cluster.submit("sleep 3", *others)
+    cluster.wait_for(higher, "COMPLETED")
+    told = follower.communicate(timeout=120)[0]
+    assert follower.returncode == 0, told
+    status = statuses(sweep)[run]
+    first, *_, last = status.attempts
+    assert (first.reason, last.status) == ("stopped by SIGTERM", "completed")
+    assert last.from_optimizer_step, "from its checkpoint"
+    steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
+    assert steps_done == list(range(1, 801))
+
+
+def test_a_run_over_nodes_goes_on_after_its_job_was_cancelled(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+) -> None:
+    wide = ("batch.nodes=2", "batch.data_parallel_size=2", "budget.optimizer_steps=300")
+    follower = in_background(started, sweep, *wide)
+    until(lambda: at_work(sweep))
+    ((run, job),) = at_work(sweep).items()
+    cluster.run("scancel", job)
+    told = follower.communicate(timeout=90)[0]
+    assert follower.returncode == 1, told
+    assert statuses(sweep)[run].status is Status.INTERRUPTED
+    assert sweep.run(run).checkpoint_step, "all its ranks agreed on a step"
+    assert main(arguments(sweep, *wide)) == 0
+    _, last = statuses(sweep)[run].attempts
+    assert last.from_optimizer_step
+    steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
+    assert steps_done == list(range(1, 301))

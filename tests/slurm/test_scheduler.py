@@ -1,0 +1,83 @@
+"""A real scheduler, asked."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster import Cluster
+
+from batchscape import scheduler
+from batchscape.scheduler import Gres, JobState
+
+pytestmark = pytest.mark.systems
+
+
+def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None:
+    first, second, third = cluster.nodes
+    ended = {
+        "completed": cluster.submit("true"),
+        "failed": cluster.submit("exit 3"),
+        "killed": cluster.submit("kill -9 $$"),
+        "cancelled": cluster.submit("sleep 600"),
+        "node_fail": cluster.submit("sleep 600", f"--nodelist={third}", "--no-requeue"),
+        "preempted": cluster.submit(
+            "sleep 600", "--partition=low", "--exclusive", f"--nodelist={second}", "--no-requeue"
+        ),
+    }
+    running = cluster.submit("sleep 600")
+    array = cluster.submit("sleep 600", "--array=1-2%1")
+    for name in ("cancelled", "node_fail", "preempted"):
+        cluster.wait_for(ended[name], "RUNNING")
+    pending = cluster.submit("true", "--nodes=3", "--exclusive")
+    scheduler.cancel([ended["cancelled"], "1"])
+    cluster.kill_node(third)
+    cluster.lose(third)
+    higher = cluster.submit("sleep 600", "--exclusive", f"--nodelist={second}")
+    cluster.wait_for(higher, "RUNNING")
+    cluster.wait_for(running, "RUNNING")
+    cluster.wait_for(f"{array}_1", "RUNNING")
+    asked = [*ended.values(), running, pending, f"{array}_1", f"{array}_2", "1"]
+    found = scheduler.jobs(asked)
+    states = {name: found[job].state for name, job in ended.items()}
+    assert states == {
+        **{name: JobState(name) for name in ended if name != "killed"},
+        "killed": JobState.FAILED,
+    }
+    assert found[ended["failed"]].reason == "NonZeroExitCode"
+    assert found[running].state is found[f"{array}_1"].state is JobState.RUNNING
+    assert found[running].nodes == first
+    assert found[pending].state is found[f"{array}_2"].state is JobState.PENDING
+    assert found["1"].state is JobState.UNKNOWN
+    own = cluster.run("squeue", "--noheader", f"--jobs={array}_1", "--format=%A").strip()
+    assert scheduler.jobs([own])[own].state is JobState.RUNNING
+    cluster.restore()
+
+
+def test_a_job_that_is_put_back_counts_its_restarts(cluster: Cluster) -> None:
+    job = cluster.submit("sleep 600", "--requeue")
+    cluster.wait_for(job, "RUNNING")
+    assert scheduler.jobs([job])[job].restarts == 0
+    cluster.run("scontrol", "requeue", job)
+    limit = time.monotonic() + 30
+    while scheduler.jobs([job])[job].restarts != 1:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    scheduler.cancel([job])
+    cluster.wait_for(job, "CANCELLED")
+    assert scheduler.jobs([job])[job].state is JobState.CANCELLED
+
+
+def test_what_there_is(cluster: Cluster) -> None:
+    main, low = scheduler.partitions()
+    assert (main.name, main.is_default, main.is_up) == ("main", True, True)
+    assert (low.name, low.is_default) == ("low", False)
+    (group,) = main.groups
+    assert (group.count, group.state, group.cpus, group.memory_mib) == (3, "idle", 16, 16000)
+    assert (group.gres, group.gpus) == ((Gres("gpu", "", 4),), 4)
+    cluster.run("scontrol", "update", f"NodeName={cluster.nodes[1]}", "State=DRAIN", "Reason=a b|c")
+    drained, idle = sorted(scheduler.partitions()[0].groups, key=lambda group: group.state)
+    assert (drained.nodes, drained.state, drained.reason) == (cluster.nodes[1], "drained", "a b|c")
+    assert (idle.count, idle.state, idle.reason) == (2, "idle", "")
+    cluster.run("scontrol", "update", f"NodeName={cluster.nodes[1]}", "State=RESUME")
+    assert scheduler.settings()["AccountingStorageType"] == "accounting_storage/none"

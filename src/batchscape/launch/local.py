@@ -20,6 +20,7 @@ from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
+from batchscape.launch.one_curve import OneCurve
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
@@ -189,7 +190,8 @@ def _launched(
             )
             if trouble is not None:
                 progress.warn(trouble)
-        durations = Durations(sweep, standing.specs, foretold_s(predictions))
+        curves = OneCurve(standing.specs, sweep, standing.settled)
+        durations = Durations(sweep, standing.specs, foretold_s(predictions), curves.samples)
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
 
@@ -212,6 +214,7 @@ def _launched(
             presence=presence,
             claims=claims,
             placement=placement,
+            curves=curves,
             entry=entry,
             scratch=scratch,
             predictions=predictions,

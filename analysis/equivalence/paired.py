@@ -131,7 +131,7 @@ def judge_equivalence(
     pairs = pairs.iloc[np.argsort(number, kind="stable")]
     starts = np.flatnonzero(np.diff(np.sort(number), prepend=-1))
     numbers = {name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS}
-    short = pairs["is_prefix"].fillna(value=False).to_numpy(dtype=bool)
+    short = pairs["is_prefix"].eq(True).to_numpy(dtype=bool)
     texts = {name: pairs[name].to_numpy(dtype=object) for name in ("run_id", "run_id_reference")}
     heads = pairs[keys].iloc[starts].to_dict("records")
     rows = []

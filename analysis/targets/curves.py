@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells, counted, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import MISSING
@@ -86,8 +86,10 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     """
     runs = cells.runs[was_started(cells.runs) & ~is_prefix(cells.runs)]
     if runs.empty:
-        msg = f"no run was trained in full: {counted(cells.runs['status'])}, of these "
-        msg += f"{is_prefix(cells.runs).sum()} as far as a prefix"
+        short = int(is_prefix(cells.runs).sum())
+        msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
+        if short:
+            msg = f"no run was trained in full: {short} ended with a prefix of their curves"
         raise AnalysisError(msg)
     rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
     rows = rows.rename(columns={"eval_loss": "loss"})

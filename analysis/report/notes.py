@@ -192,7 +192,7 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"{_counted(stopped, 'run')} stopped at a target loss, so final losses are those at "
             "the target, not at the end of the budget."
         )
-    yield from _prefixes(completed)
+    yield from _prefixes(runs)
     whole = completed[~is_prefix(completed)]
     for name, what in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
         lost = whole[name].isna().sum() if name in whole else 0
@@ -219,8 +219,8 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _prefixes(completed: pd.DataFrame) -> Iterator[str]:
-    short = completed[is_prefix(completed)]
+def _prefixes(runs: pd.DataFrame) -> Iterator[str]:
+    short = runs[is_prefix(runs)]
     if len(short):
         yield (
             f"Of runs that train alike one was trained in full (launcher.one_curve): "
@@ -229,7 +229,7 @@ def _prefixes(completed: pd.DataFrame) -> Iterator[str]:
             "those of the one within rounding. Their memory and times are measured, their curves "
             "are not: what is made of both is marked as derived."
         )
-    told = completed.reindex(columns=["run_id", "another_curve"]).dropna()
+    told = runs.reindex(columns=["run_id", "another_curve"]).dropna()
     for _, run in told.head(_MAX_NAMED).iterrows():
         yield f"{run['run_id']} does not train like its trajectory: {run['another_curve']}."
 

@@ -15,7 +15,8 @@ from batchscape.geometry import solve
 from batchscape.measure.noise_scale import is_sampled
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.prefix import LEAST_STEPS, MEASURED_STEPS, prefix_difference, prefix_steps
+from batchscape.record.prefix import LEAST_STEPS, MEASURED_STEPS, prefix_steps
+from batchscape.record.prefix_match import prefix_difference
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import RunStatus, Status, StopReason
 

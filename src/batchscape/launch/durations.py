@@ -16,6 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
+from operator import attrgetter
 from statistics import median
 
 from batchscape.errors import RecordError
@@ -75,7 +76,7 @@ class Durations:
     predicted_s : mapping of str to float
         What a whole run was predicted to take, in seconds, by `run_id`.
     samples : callable
-        Returns for how many samples a run will be trained.
+        Returns for how many samples a run will be trained; by default all of its budget.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Durations:
         sweep: SweepFolder,
         specs: Iterable[RunSpec],
         predicted_s: Mapping[str, float],
-        samples: Callable[[RunSpec], int],
+        samples: Callable[[RunSpec], int] = attrgetter("samples"),
     ) -> None:
         self._sweep = sweep
         self._samples = samples

@@ -10,7 +10,7 @@ from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.next_step import final_outcomes
 from batchscape.record.outcome import RunEnd, decide
-from batchscape.record.prefix import prefix_difference
+from batchscape.record.prefix_match import prefix_difference
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import note_rows, seal

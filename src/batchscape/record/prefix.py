@@ -1,8 +1,8 @@
 """A run that is trained as far as a prefix, and how long that is.
 
 Of runs that train alike one is trained in full; of the others its curve holds too, once their own
-first losses were seen to differ by rounding alone (`record.prefix_match`). Such a run completes with the stop reason
-`prefix`. What is left of it is its memory, its step time and the losses of its prefix.
+first losses were seen to differ by rounding alone (`record.prefix_match`). Such a run completes
+with the stop reason `prefix`. What is left of it is its memory, its step time and the losses of its prefix.
 """
 
 from __future__ import annotations

@@ -37,7 +37,12 @@ def sweep(folder: Path, axes: tuple[str, ...], seed: int, samples: int, *, one_c
     """Train one seed of a study."""
     command = [
         *(sys.executable, "-m", "batchscape", "sweep", "batch=hold_global", *axes, f"seed={seed}"),
-        *("batch.global_batch_size=32", f"budget.samples={samples}", "tracker=none"),
+        *(
+            "model=gpt_micro",
+            "batch.global_batch_size=32",
+            f"budget.samples={samples}",
+            "tracker=none",
+        ),
         *(f"evaluation.every_samples={samples // 4}", f"sweep_dir={folder}"),
         f"launcher.one_curve={str(one_curve).lower()}",
     ]

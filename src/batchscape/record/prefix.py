@@ -2,7 +2,8 @@
 
 Of runs that train alike one is trained in full; of the others its curve holds too, once their own
 first losses were seen to differ by rounding alone (`record.prefix_match`). Such a run completes
-with the stop reason `prefix`. What is left of it is its memory, its step time and the losses of its prefix.
+with the stop reason `prefix`. What is left of it is its memory, its step time and the losses of
+its prefix.
 """
 
 from __future__ import annotations

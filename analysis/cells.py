@@ -70,6 +70,7 @@ _NOT_SETTINGS = {
     *SEEDS,
     *SUMMARY,
     *WHERE,
+    "another_curve",
     "attempts",
     "cause",
     "devices_per_node",

@@ -22,6 +22,7 @@ from batchscape.analysis.decisions.to_target import (
 from batchscape.analysis.estimates import FEWEST, LEVEL
 
 __all__ = [
+    "DERIVED",
     "MEMORY_MARGIN",
     "candidates_of",
     "compare_with",
@@ -30,6 +31,8 @@ __all__ = [
     "memory_of_device",
 ]
 
+DERIVED = "derived: with the optimizer steps of other cuts of the same trajectories"
+"""Said of a time to a target whose cut has no whole curve of its own."""
 MEMORY_MARGIN = 0.10
 """Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
 libraries take."""
@@ -95,10 +98,11 @@ def candidates_of(
     Returns
     -------
     DataFrame
-        The columns of `time_to_target`, and `memory_gib` (what was measured, or the upper end of
-        the prediction, its value where it has no interval; with `MEMORY_MARGIN`; or NaN),
-        `memory_source` (measured, predicted or unknown), `memory_beyond` and `fits`. `on_front`
-        counts measured geometries that fit only.
+        The columns of `time_to_target`, and `derived` (whether the time to a target of a cut that
+        ran is made of optimizer steps that another cut took), `memory_gib` (what was measured, or
+        the upper end of the prediction, its value where it has no interval; with `MEMORY_MARGIN`;
+        or NaN), `memory_source` (measured, predicted or unknown), `memory_beyond` and `fits`.
+        `on_front` counts measured geometries that fit only.
         Without a target, steps count one, and times are of a step.
     """
     measured = evidence.table
@@ -109,6 +113,12 @@ def candidates_of(
         geometries = _geometries(steps.index, measured, max_devices)
     times = step_times(measured, geometries, evidence.step_time)
     rows = time_to_target(steps, times)
+    cuts = map(tuple, rows[list(FACTORS)].astype(int).to_numpy().tolist())
+    lacking = pd.Series([cut in evidence.derived for cut in cuts], index=rows.index, dtype=bool)
+    rows["derived"] = lacking & rows["n_seeds"].gt(0)
+    rows["note"] = rows["note"].where(
+        ~rows["derived"], (rows["note"] + "; " + DERIVED).str.removeprefix("; ")
+    )
     model = evidence.memory
     limits = [
         _memory(

@@ -14,8 +14,15 @@ from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
-from batchscape.analysis.cost.table import FACTORS, cost_groups, cost_table, is_sharded
+from batchscape.analysis.cost.table import (
+    FACTORS,
+    Geometry,
+    cost_groups,
+    cost_table,
+    is_sharded,
+)
 from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
@@ -62,6 +69,19 @@ class Basis:
     def critical(self) -> Estimate | None:
         """The critical batch, where steps are twice the fewest; None without a fit."""
         return None if self.tradeoff is None else self.tradeoff.critical_batch_size
+
+    @cached_property
+    def derived(self) -> frozenset[Geometry]:
+        """Cuts with a run of which a prefix was trained: optimizer steps are those of others."""
+        if self.runs.empty:
+            return frozenset()
+        names = ["trajectory_id", *FACTORS]
+        keys = pd.Series(
+            list(self.runs[names].itertuples(index=False, name=None)), index=self.runs.index
+        )
+        short = is_prefix(self.runs)
+        lacking = keys[short & ~keys.isin(keys[~short & self.runs["status"].eq("completed")])]
+        return frozenset((int(d), int(m), int(a)) for _, d, m, a in lacking)
 
     @cached_property
     def memory(self) -> MemoryModel | None:

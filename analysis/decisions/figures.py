@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group, plain_ticks
 from batchscape.analysis.numbers import TIMES
@@ -70,6 +71,15 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "", name: str = "pareto")
             color=PALETTE[index % len(PALETTE)],
             label=f"{devices:g} device" + ("s" if devices > 1 else ""),
         )
+        derived = own[own["derived"]]
+        axes.plot(
+            derived["time_s"] * factor,
+            derived["device_hours"] * cost_factor,
+            "o",
+            markersize=2,
+            color="white",
+            zorder=3,
+        )
     front = rows[rows["on_front"]].sort_values("time_s")
     if len(front) > 1:
         axes.plot(
@@ -108,7 +118,8 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "", name: str = "pareto")
         if len(front) > 1
         else "Named: the geometry that none beats in either"
     )
-    caption = f"{own}Device time against time to the target{intervals}. {best}."
+    hollow = f" Hollow: {DERIVED}." if rows["derived"].any() else ""
+    caption = f"{own}Device time against time to the target{intervals}. {best}.{hollow}"
     return Picture(name, caption, figure)
 
 

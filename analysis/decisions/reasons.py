@@ -11,6 +11,7 @@ from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times, unt
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
+    DERIVED,
     MEMORY_MARGIN,
     failures_that_count,
     largest_micro_batch,
@@ -340,9 +341,10 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if not math.isnan(chosen["time_high_s"]):
         low, high = duration_text(chosen["time_low_s"]), duration_text(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
+    derived = f"; {DERIVED}" if chosen["derived"] else ""
     return (
         f"Time {where}: {duration_text(chosen['time_s'])}{ends}, "
-        f"{significant(chosen['device_hours'], 3)} device-hours ({seeds})."
+        f"{significant(chosen['device_hours'], 3)} device-hours ({seeds}{derived})."
     )
 
 

@@ -111,7 +111,7 @@ class Recommendation:
         """Give the same in values that JSON can carry; what is unknown or infinite is null."""
         shown = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
         shown += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
-        shown += ["memory_gib", "source", "on_front", "fits", "beyond", "note"]
+        shown += ["memory_gib", "source", "on_front", "fits", "beyond", "derived", "note"]
         compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
         others = self.candidates.reindex(columns=[*shown, *compared, "probability_faster"])
         cut = self.geometry

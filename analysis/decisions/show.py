@@ -12,6 +12,7 @@ from rich.console import Console
 
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
@@ -125,6 +126,11 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
         ],
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
+            *(
+                [f"{DERIVED}, as of this one a prefix was trained."]
+                if order["derived"].any()
+                else []
+            ),
             "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
             "recommended. front: of those measured, none is faster and cheaper.",
         ],
@@ -146,7 +152,8 @@ def geometry_text(row: Mapping[Hashable, Any]) -> str:
 
 def _time(row: Mapping[Hashable, Any]) -> str:
     value, low, high = (duration_text(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
-    return f"{value} [{low}, {high}]" if not math.isnan(row["time_high_s"]) else value
+    text = f"{value} [{low}, {high}]" if not math.isnan(row["time_high_s"]) else value
+    return f"{text}, derived" if row["derived"] else text
 
 
 def _ratio(row: Mapping[Hashable, Any]) -> str:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.engines.matching import counterparts, in_order
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 
 __all__ = ["EngineLosses", "compare_engines"]
@@ -75,7 +76,8 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
 def _members(cells: Cells) -> pd.DataFrame:
     """One run for each cell and seed, with its family and the cell that it is held against."""
     found = counterparts(cells)
-    runs = cells.runs[cells.runs["cell"].isin(found.index) & cells.runs["status"].eq("completed")]
+    whole = cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)
+    runs = cells.runs[cells.runs["cell"].isin(found.index) & whole]
     seeds = [name for name in SEEDS if name in runs]
     runs = runs.drop_duplicates(["cell", *seeds])
     members = runs[["sweep_dir", "run_id", "cell", *seeds]].join(found, on="cell")

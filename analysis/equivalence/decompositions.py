@@ -10,6 +10,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
@@ -31,7 +32,7 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """Pair every decomposition with a reference on the same trajectory and optimizer step.
 
     Cells that share trajectories form a family; its first cell in table order is the reference.
-    Only completed runs take part, one for each cell and trajectory.
+    Only runs that completed a whole curve take part, one for each cell and trajectory.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     AnalysisError
         If a reference has an optimizer step twice.
     """
-    members = members_of(cells)
+    members = _whole(members_of(cells))
     names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
     categories = pd.CategoricalDtype(pd.Index(names.sort_index()))
     pairs = _paired(_member_rows(members, steps))
@@ -71,7 +72,7 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
     """
-    members = members_of(cells)
+    members = _whole(members_of(cells))
     references = members[members["cell"] == members["reference"]]
     rows = _member_rows(references, steps)
     groups = rows.groupby(["reference", "optimizer_step"])
@@ -149,6 +150,10 @@ def reference_labels(cells: Cells) -> pd.Series[str]:
     return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
 
 
+def _whole(members: pd.DataFrame) -> pd.DataFrame:
+    return members[~members["is_prefix"]]
+
+
 def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Attach the rows to their members."""
     rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
@@ -188,15 +193,17 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     Returns
     -------
     DataFrame
-        `cell`, `trajectory_id`, `sweep_dir`, `run_id`, `trajectory` (a number for the id) and
-        `reference`, the first cell of the family: of all cells that share trajectories, directly
-        or by way of others. Indexed as `cells.runs`.
+        `cell`, `trajectory_id`, `sweep_dir`, `run_id`, `is_prefix` (whether it has no whole curve:
+        a run that has is preferred), `trajectory` (a number for the id) and `reference`, the first
+        cell of the family, with a whole curve where any has one: of all cells that share
+        trajectories, directly or by way of others. Indexed as `cells.runs`.
     """
     runs = cells.runs[cells.runs["status"].isin(statuses) & cells.runs["trajectory_id"].notna()]
-    rank = runs["status"].map(list(statuses).index)
-    runs = runs.loc[rank.sort_values(kind="stable").index]
+    runs = runs.assign(is_prefix=is_prefix(runs))
+    runs = runs.assign(place=runs["status"].map(list(statuses).index))
+    runs = runs.sort_values(["place", "is_prefix"], kind="stable")
     members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()
-    members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
+    members = members[["cell", "trajectory_id", "sweep_dir", "run_id", "is_prefix"]]
     members["trajectory"], _ = pd.factorize(members["trajectory_id"])
     # A seed may be missing in the reference, so that families are found over all trajectories.
     n_cells = len(cells.table)
@@ -204,5 +211,7 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     links = (np.ones(len(members)), (members["cell"], n_cells + members["trajectory"]))
     _, family = connected_components(coo_array(links, shape=(size, size)), directed=False)
     members["family"] = family[members["cell"].to_numpy()]
-    members["reference"] = members.groupby("family")["cell"].transform("min")
+    whole = members["cell"].where(~members["is_prefix"]).groupby(members["family"]).min()
+    anyone = members.groupby("family")["cell"].min()
+    members["reference"] = members["family"].map(whole.fillna(anyone).astype("int64"))
     return members.drop(columns="family")

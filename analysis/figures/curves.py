@@ -9,6 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
@@ -155,7 +156,7 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
 
 
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
-    runs = cells.runs[cells.runs["status"].eq(status)]
+    runs = cells.runs[cells.runs["status"].eq(status) & ~is_prefix(cells.runs)]
     return runs[runs["timing_valid"]] if timed else runs
 
 

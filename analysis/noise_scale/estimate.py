@@ -54,6 +54,7 @@ from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
@@ -248,7 +249,8 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     labels = cells.runs.reindex(columns=["not_invariant"])["not_invariant"]
-    counted = cells.runs["status"].eq("completed") & ~labels.map(has_no_noise_scale).astype(bool)
+    whole = cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)
+    counted = whole & ~labels.map(has_no_noise_scale).astype(bool)
     completed = cells.runs[counted]
     # A timing repeat of a trajectory is no further draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])

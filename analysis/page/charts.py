@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.decisions.show import geometry_text, is_to_target
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
@@ -250,7 +251,8 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     def bars(own: pd.DataFrame) -> dict[str, Any]:
         return error_bars(*(own[f"time{end}_s"] for end in ("_low", "", "_high")))
 
-    measured = rows[rows["source"].eq("measured")]
+    measured = rows[rows["source"].eq("measured") & ~rows["derived"].astype(bool)]
+    derived = rows[rows["derived"].astype(bool)]
     predicted = rows[rows["source"].ne("measured") & rows["beyond"].eq("")]
     front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
     chosen = rows[rows["recommended"].astype(bool)]
@@ -261,11 +263,13 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     star = {"symbol": "star-open", "size": 20, "color": _MARK}
     drawn: tuple[tuple[str, pd.DataFrame, dict[str, Any]], ...] = (
         ("measured", measured, {"mode": named, "marker": solid}),
+        ("derived", derived, {"mode": named, "marker": {**solid, "symbol": "circle-open"}}),
         ("predicted", predicted, {"marker": hollow}),
         ("recommended", chosen, {"marker": star}),
     )
     traces = [places(own, kind, error_x=bars(own), **look) for kind, own, look in drawn if len(own)]
     bars_say = " Bars: 95 % intervals of the time." if rows["time_high_s"].notna().any() else ""
+    derived_say = f" {DERIVED}." if len(derived) else ""
     line_says = ""
     if len(front) > 1:
         x, y = front["time_s"], front["device_hours"]
@@ -274,7 +278,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
     return Chart(
         name.replace("time_to_target", "pareto"),
         title,
-        f"Device-hours against time to the target.{bars_say}{line_says}",
+        f"Device-hours against time to the target.{bars_say}{line_says}{derived_say}",
         traces,
         {"xaxis": log_axis("time to target (s)"), "yaxis": log_axis("device-hours")},
         tables=[f"tables/{name}.csv"],

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import (
     Chart,
@@ -49,7 +49,7 @@ _CUT = (
 )
 _SOARED = 1.5
 """How much higher than the range of these losses one must be for that."""
-_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "task", "timing_valid"]
+_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "stop_reason", "task", "timing_valid"]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 
@@ -101,7 +101,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
-    launched = runs[was_started(runs)]
+    launched = runs[was_started(runs) & ~is_prefix(runs)]
     drawn = _drawn(launched, geometry_label(cells.table))
     found = {
         value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
@@ -138,6 +138,8 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
             "is such a one, then another of each, as far as there is room; geometries take turns, "
             "each with cells from all over its settings. "
         )
+    if short := int(is_prefix(runs).sum()):
+        few += f"{short} runs of which a prefix was trained lie on one of these, and are left out. "
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}

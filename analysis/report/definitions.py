@@ -75,10 +75,11 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
     open_ended = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
     texts = []
     names = ("reason", "timing_note", "not_invariant")
-    for reason, note, label, status, stopped, some in zip(
+    for reason, note, label, status, stopped, short, some in zip(
         *(comparison[name] for name in names),
         open_ended,
         _stopped_at_target(comparison, cells),
+        _prefixes(comparison),
         timed,
         strict=True,
     ):
@@ -89,9 +90,22 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
                 None if pd.isna(note) else f"{what}: {note}",
                 None if pd.isna(label) else f"not decomposition-invariant: {label}",
                 stopped,
+                short,
             ]
         )
     return lettered(texts)
+
+
+def _prefixes(comparison: pd.DataFrame) -> list[str | None]:
+    """Say where losses are those of other cuts."""
+    pairs = comparison[["n_prefix", "n_completed"]].itertuples(index=False)
+    return [
+        f"{count} of {n} trained as far as a prefix: their curve is that of another run of their "
+        "trajectory"
+        if count
+        else None
+        for count, n in pairs
+    ]
 
 
 def _stopped_at_target(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import OF_THE_UPDATE, Cells, counted
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -39,7 +39,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
         others, and the line says how many completed. Of more than 12 lines the first are shown.
         Global batches without a curve are named last. Nothing where no completed run was evaluated.
     """
-    runs = cells.runs[cells.runs["status"].eq("completed")]
+    runs = cells.runs[cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)]
     rows = rows_of(runs, evals, ["samples", "eval_loss"])
     rows = rows[np.isfinite(rows["eval_loss"])]
     if rows.empty:

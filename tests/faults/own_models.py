@@ -189,3 +189,17 @@ class Looking(Bigram):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs if int(inputs.max()) > 3 else inputs + 1)
+
+
+class NoisyGradients(nn.Module):
+    """A classifier that adds noise to its gradients, drawn by call, which no forward shows."""
+
+    def __init__(self, data: DataIdentity) -> None:
+        super().__init__()
+        self.layer = nn.Linear(data.features or 0, data.classes)
+        self.layer.weight.register_hook(
+            lambda gradient: gradient + 0.01 * torch.randn_like(gradient)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs)

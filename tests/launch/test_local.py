@@ -18,8 +18,8 @@ from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.launch.child import Start
-from batchscape.launch.local import launch_order
 from batchscape.launch.processes import Spawned
+from batchscape.launch.schedule import launch_order
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json

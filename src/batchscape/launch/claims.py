@@ -7,6 +7,7 @@ has ended, or its launcher has died, and it is ours.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
@@ -45,6 +46,11 @@ class ClaimedRuns:
     def has_elsewhere(self) -> bool:
         """Whether others have runs that this launcher would begin, and waits for."""
         return self._waits and bool(self._elsewhere)
+
+    @property
+    def elsewhere(self) -> Collection[str]:
+        """Runs that others have and that this launcher would begin."""
+        return self._elsewhere.keys()
 
     def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
         """Claim a run that is to be begun.

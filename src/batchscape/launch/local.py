@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,12 +20,14 @@ from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
+from batchscape.launch.one_curve import OneCurve
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes, open_processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session, Steering
 from batchscape.launch.standing import Standing, repeated
@@ -41,7 +42,7 @@ from batchscape.tracking.mirror import Mirror, may_mirror_live
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["launch_order", "run_sweep"]
+__all__ = ["run_sweep"]
 
 OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
 
@@ -200,7 +201,8 @@ def _launched(
             )
             if trouble is not None:
                 progress.warn(trouble)
-        durations = Durations(sweep, standing.specs, foretold_s(predictions))
+        curves = OneCurve(standing.specs, sweep, standing.settled)
+        durations = Durations(sweep, standing.specs, foretold_s(predictions), curves.samples)
         placement = Placement(missing, machine, durations, progress.warn)
         stack.callback(placement.close)
 
@@ -223,6 +225,7 @@ def _launched(
             presence=presence,
             claims=claims,
             placement=placement,
+            curves=curves,
             entry=entry,
             scratch=scratch,
             predictions=predictions,
@@ -233,26 +236,6 @@ def _launched(
         )
         with progress:
             return _Launched(session.run(deque(missing)), session.stopped)
-
-
-def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
-    """Order runs at random within blocks of equal seeds.
-
-    Every block holds each geometry once, so that a drift of the machine falls on all alike. The
-    order of two runs does not depend on which others there are: added runs change nothing.
-
-    Parameters
-    ----------
-    specs : sequence of RunSpec
-    """
-
-    def key(spec: RunSpec) -> tuple[int, int, int, str]:
-        config = spec.config
-        digest = hashlib.sha256(spec.run_id.encode()).hexdigest()
-        seeds = config.resolved_init_seed, config.resolved_data_seed
-        return (config.timing_repeat, *seeds, digest)
-
-    return sorted(specs, key=key)
 
 
 def _preloaded(specs: Iterable[RunSpec], entry: str) -> str:

@@ -21,15 +21,17 @@ https://doi.org/10.1007/3-540-60153-8_35. There the order is that of arrival.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchscape.launch.pool import DevicePool, Lease
+from batchscape.record.spec import RunSpec
 
-__all__ = ["Reservation", "Schedule", "makespan_s"]
+__all__ = ["Reservation", "Schedule", "launch_order", "makespan_s"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,26 @@ class Schedule:
         """Return how long a run should take: for ever, where nobody can tell."""
         expected_s = self._expected_s(run)
         return math.inf if expected_s is None else expected_s
+
+
+def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """Order runs at random within blocks of equal seeds.
+
+    Every block holds each geometry once, so that a drift of the machine falls on all alike. The
+    order of two runs does not depend on which others there are: added runs change nothing.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+    """
+
+    def key(spec: RunSpec) -> tuple[int, int, int, str]:
+        config = spec.config
+        digest = hashlib.sha256(spec.run_id.encode()).hexdigest()
+        seeds = config.resolved_init_seed, config.resolved_data_seed
+        return (config.timing_repeat, *seeds, digest)
+
+    return sorted(specs, key=key)
 
 
 def makespan_s(runs: Iterable[tuple[int, float]], pool: DevicePool, concurrent_runs: int) -> float:

@@ -149,8 +149,10 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     is_completed = state is Status.COMPLETED
-    launch = read_json(folder.launch) if is_completed and folder.launch.exists() else {}
+    has_launch = status.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
+    launch = read_json(folder.launch) if has_launch else {}
     steps = (config.get("resolved") or {}).get("optimizer_steps")
+    goal = launch.get("prefix", {}).get("optimizer_steps", steps)
     progress = RunProgress(
         run_id=folder.path.name,
         status=str(state),
@@ -168,11 +170,11 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         phase=status.phase,
         attempts=len(status.attempts),
         checkpoint_step=None if status.seal else folder.checkpoint_step,
-        left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
+        left_s=remaining_s(row, goal) if state is Status.RUNNING else None,
         launcher=held_by if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,
-        command=launch.get("command"),
+        command=launch.get("command") if is_completed else None,
         next=what_next(
             folder,
             status,

@@ -46,6 +46,8 @@ class StopReason(StrEnum):
 
     BUDGET = "budget"
     TARGET = "target"
+    PREFIX = "prefix"
+    """Its curve is that of another run of its trajectory; see `record.prefix`."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 
-__all__ = ["FINAL_FRACTION", "SUMMARY", "summarise"]
+__all__ = ["FINAL_FRACTION", "OF_A_WHOLE_CURVE", "SUMMARY", "summarise"]
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
@@ -74,6 +74,9 @@ SUMMARY: dict[str, str] = {
     "evaluation_s": "time in evaluations, on rank 0, all attempts",
 }
 """Columns of the summary and their definitions."""
+
+OF_A_WHOLE_CURVE = ("final_loss", "final_eval_loss", "final_eval_accuracy", "gradient_noise_scale")
+"""Figures that a run lacks of which only a prefix was trained."""
 
 _OVER_RANKS = (
     "peak_allocated_gib",

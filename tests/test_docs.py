@@ -150,6 +150,7 @@ RUN_BY = {
     **dict.fromkeys((f"batchscape {verb}" for verb in SETTING_VERBS), "tests/test_cli.py"),
     "batchscape --help": "tests/test_cli.py",
     "batchscape analyze": "tests/test_analyze.py",
+    "batchscape cancel": "tests/launch/test_slurm.py",
     "batchscape check-config": "tests/interop/test_check.py",
     "batchscape configs": "tests/interop/test_write.py",
     "batchscape doctor": "tests/test_doctor.py",

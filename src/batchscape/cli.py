@@ -868,6 +868,12 @@ def _machine(grid: SweepCells) -> Machine:
 def _machine_here(grid: SweepCells) -> Machine:
     """Return this machine; one that is declared is planned for only."""
     machine = _machine(grid)
+    if _is_on_slurm(grid):
+        msg = (
+            "launcher=slurm takes sweeps and runs; in a job of your own, the same command with "
+            "launcher=local and without cluster takes the devices of the job"
+        )
+        raise ConfigError(msg)
     if machine.is_declared:
         msg = (
             f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
@@ -893,12 +899,6 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
 
     is_on_slurm = _is_on_slurm(grid)
     if _is_search(grid):
-        if is_on_slurm:
-            msg = (
-                "launcher=slurm takes sweeps, and trials of a search are chosen as others end: in "
-                "a job of your own, `batchscape sweep ... launcher=local` searches on its devices"
-            )
-            raise ConfigError(msg)
         return _search(grid, _machine_here(grid), arguments)
     machine = _machine(grid) if is_on_slurm else _machine_here(grid)
     plan = _make_plan(grid, machine)

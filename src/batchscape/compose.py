@@ -34,9 +34,8 @@ _OPTIONS = _TAKE_A_VALUE | MULTIRUN_FLAGS | {"--resolve"}
 _OURS = {
     "hydra/sweeper": "expands sweeps itself",
     "hydra.mode": "expands sweeps itself",
-    "hydra/launcher": "launches runs itself, on the machine where it is called (in a job of yours "
-    "on a cluster), with the settings of launcher=local; launcher.concurrent_runs=N takes several "
-    "at a time",
+    "hydra/launcher": "launches runs itself: with launcher=local where it is called "
+    "(launcher.concurrent_runs=N takes several at a time), with launcher=slurm in jobs",
 }
 """What Hydra would do and batchscape does."""
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})

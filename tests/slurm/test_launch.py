@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from cluster import Cluster
 
@@ -35,7 +36,7 @@ SLURM = (
     *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
     "launcher.gpus_per_node=4",
 )
-LONG = "budget.optimizer_steps=1500"
+LONG = "budget.optimizer_steps=800"
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_the_same_command_goes_on_and_jobs_are_added(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = set(jobs(cluster))
-    settings = ("budget.optimizer_steps=600", "seed=0,1,2,3")
+    settings = ("budget.optimizer_steps=300", "seed=0,1,2,3")
     killed = in_background(started, sweep, *settings)
     until(lambda: at_work(sweep))
     killed.kill()
@@ -216,7 +217,7 @@ def test_a_cancelled_job_leaves_its_runs_to_the_others_and_cancel_ends_all(
     assert {status.status for status in statuses(sweep).values()} == {Status.COMPLETED}
     assert [len(s.attempts) for s in statuses(sweep).values()] == [2, 2], "it went on"
     for folder in sweep.run_folders():
-        assert read_table(folder, "steps")["optimizer_step"].tolist() == list(range(1, 1501))
+        assert read_table(folder, "steps")["optimizer_step"].tolist() == list(range(1, 801))
 
 
 @pytest.mark.usefixtures("cluster")
@@ -272,3 +273,42 @@ def test_a_job_that_dies_without_a_word_is_found(
     told = follower.communicate(timeout=60)[0]
     assert follower.returncode == 1
     assert status.reason in told
+
+
+def test_a_preempted_job_writes_checkpoints_and_goes_on(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+) -> None:
+    follower = in_background(started, sweep, LONG, "launcher.partition=low")
+    until(lambda: at_work(sweep))
+    ((run, job),) = at_work(sweep).items()
+    node = cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    others = [f"--nodelist={node}", "--partition=main", "--exclusive"]
+    higher = cluster.submit("sleep 3", *others)
+    cluster.wait_for(higher, "COMPLETED")
+    told = follower.communicate(timeout=120)[0]
+    assert follower.returncode == 0, told
+    status = statuses(sweep)[run]
+    first, *_, last = status.attempts
+    assert (first.reason, last.status) == ("stopped by SIGTERM", "completed")
+    assert last.from_optimizer_step, "from its checkpoint"
+    steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
+    assert steps_done == list(range(1, 801))
+
+
+def test_a_run_over_nodes_goes_on_after_its_job_was_cancelled(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+) -> None:
+    wide = ("batch.nodes=2", "batch.data_parallel_size=2", "budget.optimizer_steps=300")
+    follower = in_background(started, sweep, *wide)
+    until(lambda: at_work(sweep))
+    ((run, job),) = at_work(sweep).items()
+    cluster.run("scancel", job)
+    told = follower.communicate(timeout=90)[0]
+    assert follower.returncode == 1, told
+    assert statuses(sweep)[run].status is Status.INTERRUPTED
+    assert sweep.run(run).checkpoint_step, "all its ranks agreed on a step"
+    assert main(arguments(sweep, *wide)) == 0
+    _, last = statuses(sweep)[run].attempts
+    assert last.from_optimizer_step
+    steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
+    assert steps_done == list(range(1, 301))

@@ -30,7 +30,7 @@ def write_rank_row(
     memory_probe_s: float,
     peak_taken_gib: float | None,
 ) -> None:
-    """Append the row of this rank to `ranks.jsonl`; the ranks of a node share it, a write each."""
+    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
     recorder = training.recorder
     measured = recorder.measured_optimizer_steps
     process = process_memory()
@@ -66,15 +66,14 @@ def write_rank_row(
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,
     }
-    rows: list[Any] = [row]
-    if "nodes" in launch:
-        # Network file systems lose lines that several machines append at the same time.
-        rows = [None] * training.spec.processes if rank == 0 else []
-        dist.gather_object(row, rows or None)
-    if rows:
-        lines = JsonLines(folder.lines("ranks"))
-        lines.append(rows)
-        lines.close()
+    # Network file systems lose lines that several machines append at the same time.
+    for node in range(len(launch.get("nodes", [""]))):
+        if node == row["node"]:
+            lines = JsonLines(folder.lines("ranks"))
+            lines.append([row])
+            lines.close()
+        if "nodes" in launch:
+            dist.barrier()
 
 
 def _cuda_facts() -> dict[str, str]:

@@ -45,6 +45,8 @@ _LOOK_S = 2.0
 """Time between looks at the runs that are not over."""
 _ASK_S = 10.0
 """Time between questions to the scheduler, which has others to answer."""
+_LEFT_S = 60.0
+"""How long the runs of jobs that are gone may still seem to be somebody's: `record.claims`."""
 _SILENT_S = 600.0
 """How long a scheduler may give no answer before nobody waits for it any more."""
 
@@ -222,11 +224,13 @@ class _Follower:
         self.done: dict[str, RunResult] = {}
         self.stopped: str | None = None
         self._known: set[str] = set()
+        self._asked: dict[str, Job] = {}
 
     def follow(self, submitted: Iterable[str]) -> None:
         """Return once all is over, or no job is left."""
         self._known |= set(submitted)
-        answered_at, asked_at = time.monotonic(), -_ASK_S
+        answered_at = live_at = time.monotonic()
+        asked_at = -_ASK_S
         is_alone = False
         while True:
             self._look()
@@ -235,8 +239,9 @@ class _Follower:
             if time.monotonic() - asked_at >= _ASK_S:
                 try:
                     self._known |= set(_live(self._sweep))
-                    known = jobs(self._known)
-                    live = {name: job for name, job in known.items() if not job.state.is_over}
+                    self._asked = jobs(self._known)
+                    live = {name: job for name, job in self._asked.items() if not job.state.is_over}
+                    is_settled = self._find_lost(live)
                     asked_at = answered_at = time.monotonic()
                 except SchedulerError as error:
                     asked_at = time.monotonic()
@@ -246,14 +251,14 @@ class _Follower:
                     self._progress.waits(str(error))
                     continue
                 self._progress.waits(_described(live.values()))
-                self._find_lost(live)
                 # What a job wrote right before its end may not have been seen by then.
                 if not live and is_alone:
                     self._look()
                     if self._open:
                         self.stopped = self._why_none_is_left()
                     return
-                is_alone = not live
+                is_alone = not live and (is_settled or asked_at - live_at > _LEFT_S)
+                live_at = asked_at if live else live_at
             time.sleep(_LOOK_S)
 
     def _look(self) -> None:
@@ -271,8 +276,14 @@ class _Follower:
                 self.done[spec.run_id] = RunResult.of(folder, status)
                 self._progress.run_followed(spec, status)
 
-    def _find_lost(self, live: Mapping[str, Job]) -> None:
-        """Write down how runs ended whose job is gone and has not said so."""
+    def _find_lost(self, live: Mapping[str, Job]) -> bool:
+        """Write down how runs ended whose job is gone and has not said so.
+
+        Returns
+        -------
+        bool
+            Whether that is done: a claim is left only once it has been silent for a while.
+        """
         lost: dict[str, list[RunSpec]] = {}
         for spec in self._open.values():
             folder = self._sweep.run(spec.run_id)
@@ -284,16 +295,19 @@ class _Follower:
                 continue
             if job is not None and job not in live:
                 lost.setdefault(job, []).append(spec)
+        noted = 0
         for name, job in jobs(lost).items():
             for spec in lost[name]:
                 folder = self._sweep.run(spec.run_id)
                 end = _end_of_run(job, alone=len(lost[name]) == 1)
                 if job.state.is_over and _note_lost(spec, folder, end):
+                    noted += 1
                     self._progress.note(f"{spec.run_id} {end.status}: {end.reason}", "yellow")
+        return noted == sum(map(len, lost.values()))
 
     def _why_none_is_left(self) -> str:
         count = "1 run is" if len(self._open) == 1 else f"{len(self._open)} runs are"
-        ended = [f"{job.id} {job.reason or job.state}" for job in jobs(self._known).values()]
+        ended = [f"{job.id} {job.reason or job.state}" for job in self._asked.values()]
         jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
         logs = self._sweep.slurm / "job-*.txt"
         return f"{jobs_text} and {count} not done; their logs: {logs}"

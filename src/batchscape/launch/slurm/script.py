@@ -21,7 +21,6 @@ _SCRIPT = """\
 # A signal that comes before Python has started says that the time is over before it began.
 trap : USR1 TERM
 {setup}
-cd {folder} || exit 1
 meeting={slurm}/$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}.meeting
 {nodes}{python} -m batchscape.launch.slurm.job {sweep} {shape} "$meeting" \\
     $(scontrol show hostnames "$SLURM_JOB_NODELIST") &
@@ -75,7 +74,6 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
     return _SCRIPT.format(
         options="\n".join(_comments(options)),
         setup="\n".join(launcher.setup),
-        folder='"$SLURM_SUBMIT_DIR"',
         slurm=shlex.quote(str(sweep.slurm.resolve())),
         sweep=shlex.quote(str(sweep.path.resolve())),
         shape=shape,

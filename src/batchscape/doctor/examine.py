@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.doctor import machine, tools, torch_probes
+from batchscape.doctor import cluster, machine, tools, torch_probes
 from batchscape.doctor.finding import Finding, Probe, findings_of
 from batchscape.outgoing import outgoing_json
 from batchscape.terminal import OutgoingConsole
@@ -88,6 +88,8 @@ def examine(outputs: Path, *, compiles: bool) -> Examination:
             ("NVML", machine.driver),
             ("MIG", machine.mig),
             ("W&B", tools.tracker),
+            ("Slurm", cluster.slurm),
+            ("shared folder", partial(cluster.shared_folder, outputs)),
             ("LaTeX", tools.latex),
             ("transformers", tools.transformers),
         ]

@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from batchscape.record.claims import CLAIMS
+from batchscape.record.disk import is_of_this_machine
 from batchscape.record.folder import RunFolder, SweepFolder
 
 __all__ = ["remove_dead_writes"]
 
 _BY_A_PROCESS = re.compile(r".+\.(\d+)\.tmp")
 """What `record.files.write_atomically` and others call a file until it is whole."""
+_DAY_S = 86400.0
+"""More than clocks differ by."""
 
 
 def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
     """Remove the unfinished files of processes that are gone.
 
     Those of living ones, of other launchers or a mirror, stay. Process ids mean nothing across
-    containers, so that of a whole sweep the runs that somebody holds are passed over. Where nothing
-    can be removed, nothing is lost but room.
+    containers, so that of a whole sweep the runs that somebody holds are passed over, and across
+    machines: where several may share the file system, what is younger than a day stays. Where
+    nothing can be removed, nothing is lost but room.
 
     Parameters
     ----------
     place : SweepFolder or RunFolder
         A sweep with all its runs, or one run.
     """
+    is_ours = is_of_this_machine(place.path)
     for path in _unfinished(place):
         match = _BY_A_PROCESS.fullmatch(path.name)
         if match is not None and not psutil.pid_exists(int(match[1])):
             try:
-                path.unlink(missing_ok=True)
+                if is_ours or time.time() - path.stat().st_mtime > _DAY_S:
+                    path.unlink(missing_ok=True)
+            except FileNotFoundError:
+                continue
             except OSError:
                 return
 

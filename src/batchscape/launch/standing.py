@@ -150,11 +150,13 @@ def _clear_away(folder: RunFolder) -> None:
 def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
     """Give a run its folder, unless another launcher has done so meanwhile, and begun."""
     with exclusively(sweep.writing):
-        if folder.status.exists():
-            status = RunStatus.read(folder.status)
-            if status.status is not Status.REJECTED:
-                return status
-        status = RunStatus(Status.PENDING)
+        status = RunStatus.read(folder.status) if folder.status.exists() else None
+        if status is not None and status.status is not Status.REJECTED:
+            return status
+        pending = RunStatus(Status.PENDING)
         spec.write(folder.config)
-        status.write(folder.status)
-        return status
+        try:
+            pending.write(folder.status, replaces=status is not None)
+        except FileExistsError:  # there may be no locks
+            return RunStatus.read(folder.status)
+        return pending

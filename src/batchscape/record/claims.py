@@ -36,6 +36,7 @@ was cut off, sees the next claim, and ends the run.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -52,6 +53,7 @@ import psutil
 
 from batchscape import scheduler
 from batchscape.errors import SchedulerError
+from batchscape.record.disk import is_of_this_machine
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock, has_no_locks, is_held, take
 from batchscape.scheduler import Job, JobState
@@ -69,10 +71,11 @@ _GAP_S = 30.0
 """Longest time that counts between two looks."""
 _ASKED_S = 15.0
 """How old an answer of the scheduler may be."""
-_LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}) | {
-    *("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
-}
-"""File systems that one machine has for itself."""
+
+
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""How a file system says that it has no hard links: exclusive creation is as good there, but that
+a file may be seen before it is whole."""
 
 
 class RunClaim(Protocol):
@@ -129,7 +132,7 @@ class RunClaims(Protocol):
 class _Holder:
     """What a claim says."""
 
-    token: str
+    mark: str
     """Of this claim alone."""
     node: str
     boot: str
@@ -155,12 +158,12 @@ class _Holder:
         # The shell of an allocation, on another machine, outlives it.
         job = found.get("SLURM_JOB_ID") if "SLURMD_NODENAME" in found else None
         return cls(
-            token=uuid.uuid4().hex,
+            mark=uuid.uuid4().hex,
             node=found["SLURMD_NODENAME"] if job else platform.node(),
             boot=_boot(),
             pid=os.getpid(),
             has_lock=has_lock,
-            is_local=_is_local(folder),
+            is_local=is_of_this_machine(folder),
             nodes=int(found.get("SLURM_JOB_NUM_NODES", 1)) if job else 1,
             cluster=found.get("SLURM_CLUSTER_NAME") if job else None,
             job=job,
@@ -196,7 +199,7 @@ class _Claim:
         # A folder that was moved has taken the claims along: those there now are others'.
         is_there = _read(_path(self._run, self._number)) == self._own
         with suppress(OSError):  # where nothing can be written the lock alone tells of it
-            if is_there and _add(self._run, self._number + 1, _RELEASED) and is_over:
+            if is_there and _add(self._run, self._number + 1, None) and is_over:
                 for number in range(self._number + 1, 0, -1):
                     _path(self._run, number).unlink(missing_ok=True)
                 if self._lock is None:
@@ -266,7 +269,7 @@ class _Claims:
         if is_here and found.has_lock:
             # Ranks on other nodes end a little later than their launcher.
             return 0.0 if found.nodes == 1 else _GONE_S
-        if not is_here and found.is_local and _is_local(run.path.parent):
+        if not is_here and found.is_local and is_of_this_machine(run.path.parent):
             return 0.0
         if is_here and not psutil.pid_exists(found.pid):  # or it is in a container: not silent then
             return _GONE_S
@@ -348,26 +351,33 @@ def _follows(run: RunFolder, number: int, found: _Claimed, own: _Holder) -> bool
 def _read(path: Path) -> _Claimed:
     try:
         text = path.read_text(encoding="utf-8")
-        return _RELEASED if text == _RELEASED else _Holder(**json.loads(text))
+        return _RELEASED if text.startswith(_RELEASED) else _Holder(**json.loads(text))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _add(run: RunFolder, number: int, content: _Holder | str) -> bool:
-    """Add a claim to a run; return whether it is there, which nobody else's is then."""
-    text = content if isinstance(content, str) else json.dumps(asdict(content))
+def _add(run: RunFolder, number: int, own: _Holder | None) -> bool:
+    """Add a claim to a run, or a release; return whether it is there, and nobody else's."""
+    mark = uuid.uuid4().hex
+    text = f"{_RELEASED} {mark}" if own is None else json.dumps(asdict(own))
     path = _path(run, number)
     # Named as other files that are not whole: what a process leaves that is killed is removed.
-    whole = run.path / f".claim.{uuid.uuid4().hex}.{os.getpid()}.tmp"
+    whole = run.path / f".claim.{mark}.{os.getpid()}.tmp"
     try:
         with whole.open("x", encoding="utf-8") as file:
             file.write(text)
         with suppress(FileExistsError):
-            path.hardlink_to(whole)
-        # Not the answer but the file counts: a server may have done what it was asked for twice.
-        return whole.stat().st_nlink == 2 if isinstance(content, str) else _read(path) == content
+            try:
+                path.hardlink_to(whole)
+            except OSError as error:
+                if error.errno not in _WITHOUT_LINKS:
+                    raise
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
     finally:
         whole.unlink(missing_ok=True)
+    # Not the answer but the file counts: a server may have done what it was asked for twice.
+    return path.read_text(encoding="utf-8") == text
 
 
 @functools.cache
@@ -376,15 +386,6 @@ def _boot() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return platform.node()
-
-
-@functools.cache
-def _is_local(folder: Path) -> bool:
-    """Whether a folder is on a file system that this machine has for itself."""
-    place = folder.resolve()
-    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
-    # The last of several at one place is the one that is seen.
-    return next((mounts[at] in _LOCAL for at in (place, *place.parents) if at in mounts), False)
 
 
 CLAIMS: RunClaims = _Claims()

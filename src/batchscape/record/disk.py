@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from batchscape.errors import DiskError
 
@@ -16,6 +19,7 @@ __all__ = [
     "disk_trouble",
     "explained",
     "free_bytes",
+    "is_of_this_machine",
     "make_room",
     "size_text",
 ]
@@ -28,6 +32,10 @@ _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
 _RESERVE_BYTES = 1 << 18
 _NO_DISK_HAS = 2**70
+_LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}) | {
+    *("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
+}
+"""File systems that one machine has for itself."""
 
 
 def free_bytes(path: Path) -> int:
@@ -40,6 +48,15 @@ def free_bytes(path: Path) -> int:
     """
     found = os.statvfs(_existing(path))
     return found.f_bavail * found.f_frsize
+
+
+@functools.cache
+def is_of_this_machine(folder: Path) -> bool:
+    """Return whether a folder is on a file system that this machine has for itself."""
+    place = folder.resolve()
+    # Of several at one place the last one is seen.
+    mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
+    return next((mounts[at] in _LOCAL for at in (place, *place.parents) if at in mounts), False)
 
 
 def size_text(size: float) -> str:

@@ -32,11 +32,13 @@ _TAIL_BYTES = 1 << 14
 """What is read of the end of a table for its last row, which takes less than a tenth of it."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> None:
     """Write `content` beside `path`, flush it to the disk, and move it into place.
 
     Raises
     ------
+    FileExistsError
+        If it is there and `replaces` is false: whoever else writes it, one of them succeeds.
     DiskError
         If the disk takes no more; what was there before is still there.
     """
@@ -47,7 +49,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if replaces:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+            temporary.unlink()
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -56,16 +62,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any], *, replaces: bool = True) -> None:
     """Write a JSON object with its check, atomically. NaN and infinities are refused.
 
     Raises
     ------
+    FileExistsError
+        If it is there and `replaces` is false.
     DiskError
         If the disk takes no more.
     """
     # Settings with secrets were refused long before; what a library says may still quote one.
-    write_atomically(path, checked_text(redact_json(content)))
+    write_atomically(path, checked_text(redact_json(content)), replaces=replaces)
 
 
 def read_json(path: Path) -> dict[str, Any]:

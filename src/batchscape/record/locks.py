@@ -111,6 +111,8 @@ def is_held(path: Path) -> bool:
 def exclusively(path: Path) -> Iterator[None]:
     """Hold a lock for a short time, waiting for others who do the same.
 
+    Where the file system has no locks nobody waits.
+
     Parameters
     ----------
     path : Path
@@ -119,12 +121,16 @@ def exclusively(path: Path) -> Iterator[None]:
     Raises
     ------
     OSError
-        If the file cannot be opened, or its file system has no locks.
+        If the file cannot be opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if not has_no_locks(error):
+                raise
         yield
     finally:
         os.close(descriptor)

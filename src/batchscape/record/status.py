@@ -102,10 +102,11 @@ class RunStatus:
     updated_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
-    def write(self, path: Path) -> None:
-        """Replace the file at `path`."""
+    def write(self, path: Path, *, replaces: bool = True) -> None:
+        """Write the file at `path`, as `write_atomically` does."""
         self.updated_at = time.time()
-        write_json(path, {"format_version": FORMAT_VERSION, **asdict(self)})
+        content = {"format_version": FORMAT_VERSION, **asdict(self)}
+        write_json(path, content, replaces=replaces)
 
     @classmethod
     def read(cls, path: Path) -> RunStatus:

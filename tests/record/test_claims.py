@@ -1,0 +1,232 @@
+"""Claims without locks, as launchers on several nodes make them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from batchscape import scheduler
+from batchscape.errors import SchedulerError
+from batchscape.record import claims
+from batchscape.record.claims import CLAIMS, _Claims
+from batchscape.record.folder import RunFolder
+from batchscape.scheduler import Job, JobState
+
+CLAIMING = Path(__file__).with_name("claiming.py")
+
+
+def start(
+    folder: Path, node: str, runs: int, seconds: float, *before: str
+) -> subprocess.Popen[bytes]:
+    command = [*before, sys.executable, str(CLAIMING), str(folder), node, str(runs), str(seconds)]
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def check(notes: str, killed: dict[str, int]) -> tuple[int, int]:
+    """Check that nobody begins a run that somebody at work has; return begun and taken over."""
+    at_work: dict[str, str] = {}
+    begun = taken = 0
+    for line in sorted(notes.splitlines(), key=lambda line: int(line.split()[0])):
+        at, what, run, who = line.split()
+        if what == "begin":
+            begun += 1
+            before = at_work.get(run)
+            if before is not None:
+                assert before in killed, f"{who} began {run}, which {before} had"
+                assert int(at) > killed[before], f"{who} began {run} before {before} was killed"
+                taken += 1
+            at_work[run] = who
+        else:
+            assert what == "end", line
+            assert at_work.pop(run) == who
+    return begun, taken
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_many_launchers_without_locks_some_of_them_killed(tmp_path: Path, seed: int) -> None:
+    rng, nodes = random.Random(seed), 6
+    living = [start(tmp_path, f"node{n}", 4, 14.0) for n in range(nodes)]
+    killed: dict[str, int] = {}
+    end = time.monotonic() + 9
+    while time.monotonic() < end:
+        time.sleep(rng.uniform(0.3, 1.0))
+        victim = living.pop(rng.randrange(len(living)))
+        victim.kill()
+        victim.wait()
+        killed[f"{victim.args[-3]}.{victim.pid}"] = time.monotonic_ns()  # type: ignore[index]
+        nodes += 1
+        living.append(start(tmp_path, f"node{nodes}", 4, end - time.monotonic() + 5))
+    for process in living:
+        assert process.wait() == 0
+    begun, taken = check((tmp_path / "notes").read_text(), killed)
+    print(f"{begun} claims, {len(killed)} kills, {taken} runs taken over")
+    assert begun > 50
+    assert taken > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs the Debian package faketime")
+def test_clocks_that_differ_by_a_minute(tmp_path: Path) -> None:
+    living = [
+        start(tmp_path, "early", 2, 6.0, "faketime", "-f", "-60s"),
+        start(tmp_path, "right", 2, 6.0),
+        start(tmp_path, "late", 2, 6.0, "faketime", "-f", "+60s"),
+    ]
+    for process in living:
+        assert process.wait() == 0
+    # libfaketime moves the monotonic clock, too: begun and ended are told by their order alone.
+    at_work: dict[str, str] = {}
+    who_began = set()
+    for line in (tmp_path / "notes").read_text().splitlines():
+        _, what, run, who = line.split()
+        if what == "begin":
+            assert run not in at_work
+            at_work[run] = who
+            who_began.add(who.split(".")[0])
+        else:
+            assert (what, at_work.pop(run)) == ("end", who)
+    assert who_began == {"early", "right", "late"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run that a launcher in job 7, on another node, has claimed and left without a word."""
+    run = RunFolder(tmp_path / "runs" / "a")
+    for name, value in {
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "node1",
+        "SLURM_CLUSTER_NAME": "c",
+        "SLURM_RESTART_COUNT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    for descriptor in claim.descriptors:
+        os.close(descriptor)
+    path = run.path / ".claim.1"
+    content = json.loads(path.read_text())
+    assert (content["job"], content["node"], content["restarts"]) == ("7", "node1", 1)
+    path.write_text(json.dumps(content | {"boot": "another", "is_local": False}))
+    for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(claims, "_GONE_S", 0.4)
+    monkeypatch.setattr(claims, "_ASKED_S", 0.0)
+    return run
+
+
+def look(observer: _Claims, run: RunFolder, seconds: float) -> object:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and (claim := observer.claim(run)) is None:
+        time.sleep(0.02)
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "is_over"),
+    [
+        (JobState.RUNNING, 1, False),
+        (JobState.RUNNING, 2, True),
+        (JobState.PENDING, 2, True),
+        (JobState.NODE_FAIL, 1, True),
+        (JobState.UNKNOWN, None, True),
+    ],
+)
+def test_a_job_holds_its_runs_as_long_as_it_lives(
+    elsewhere: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    state: JobState,
+    restarts: int | None,
+    is_over: bool,
+) -> None:
+    monkeypatch.setattr(scheduler, "is_available", lambda: True)
+    monkeypatch.setattr(scheduler, "jobs", lambda _: {"7": Job("7", state, restarts=restarts)})
+    observer = _Claims()
+    name = f"process {os.getpid()} on node1 (job 7)"
+    assert observer.holder(elsewhere) == (None if is_over else name)
+    assert observer.claim(elsewhere) is None  # not at the first sight
+    assert (look(observer, elsewhere, 2.0) is not None) == is_over
+
+
+def test_a_node_that_is_cut_off_from_the_scheduler_alone_keeps_its_run(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "is_available", lambda: True)
+    monkeypatch.setattr(scheduler, "jobs", lambda _: {"7": Job("7", JobState.NODE_FAIL)})
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.1):
+            os.utime(elsewhere.path / ".claim.1")
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    observer = _Claims()
+    assert look(observer, elsewhere, 1.5) is None
+    over.set()
+    thread.join()
+    assert look(observer, elsewhere, 2.0) is not None
+
+
+def test_a_scheduler_that_does_not_answer_leaves_silence(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise SchedulerError
+
+    monkeypatch.setattr(scheduler, "is_available", lambda: True)
+    monkeypatch.setattr(scheduler, "jobs", fail)
+    observer = _Claims()
+    assert look(observer, elsewhere, 1.0) is None
+    monkeypatch.setattr(claims, "_SILENT_S", 0.5)
+    assert look(observer, elsewhere, 2.0) is not None
+
+
+def test_time_in_which_nobody_looked_is_no_silence(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "is_available", lambda: False)
+    monkeypatch.setattr(claims, "_SILENT_S", 1.0)
+    monkeypatch.setattr(claims, "_GAP_S", 0.2)
+    observer = _Claims()
+    for _ in range(2):
+        assert observer.claim(elsewhere) is None
+        time.sleep(1.2)
+    assert observer.claim(elsewhere) is None
+
+
+def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "a")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    assert claim.renew()
+    monkeypatch.setattr(claims, "_BEAT_S", 0.0)
+    claim._beat_at = 0.0  # type: ignore[attr-defined]
+    assert claim.renew()
+    own = claims._read(run.path / ".claim.1")
+    assert isinstance(own, claims._Holder)
+    assert claims._follows(run, 1, own, replace(own, mark="another"))
+    assert not claim.renew()
+    claim.release(is_over=True)
+    assert claims._last(run)[0] == 2  # the other one's stays
+
+
+def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    number, found = claims._last(run)
+    claim.release(is_over=True)
+    assert isinstance(found, claims._Holder)
+    assert not claims._follows(run, number, found, replace(found, mark="late"))
+    assert list(run.path.iterdir()) == []

@@ -87,8 +87,12 @@ def _font() -> str:
     folder = TemporaryDirectory(prefix="batchscape-", ignore_cleanup_errors=True)
     atexit.register(folder.cleanup)
     path = Path(folder.name) / "figures.ttf"
-    options = subset.Options(layout_features=[], notdef_outline=True, name_IDs=["*"])
-    options.drop_tables += ["FFTM", "GDEF", "GPOS", "GSUB"]
+    options = subset.Options(
+        drop_tables=["FFTM", "GDEF", "GPOS", "GSUB"],
+        layout_features=[],
+        notdef_outline=True,
+        name_IDs=["*"],
+    )
     with subset.load_font(findfont(_DEJAVU), options) as font:
         letters = subset.Subsetter(options)
         letters.populate(unicodes=[code for codes in _LETTERS for code in codes])

@@ -19,10 +19,10 @@ from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
 from batchscape.launch.ending import write_end
-from batchscape.launch.local import launch_order
 from batchscape.launch.lock import sweep_lock
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.schedule import launch_order
 from batchscape.launch.slurm.order import POOL, Order, Shape, shapes
 from batchscape.launch.slurm.script import job_name, script
 from batchscape.launch.standing import Standing, repeated

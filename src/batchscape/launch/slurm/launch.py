@@ -196,7 +196,8 @@ def _submit_missing(
             where = "one node" if shape == POOL else f"{shape.nodes} nodes"
             told = [f"{live[name]} there already"] if live[name] else []
             told += [f"submitted {', '.join(submitted)}"] if submitted else []
-            progress.note(f"Jobs for {len(specs)} runs on {where}: {'; '.join(told)}")
+            runs = "1 run" if len(specs) == 1 else f"{len(specs)} runs"
+            progress.note(f"Jobs for {runs} on {where}: {'; '.join(told)}")
             found += submitted
     return found
 

@@ -6,6 +6,7 @@
 #             environment of its own (.venv-litgpt)
 # make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
 #             undisturbed ones; prints the counts
+# make chaos-slurm  the same on an emulated cluster: jobs, nodes and followers are killed
 # make gpu    all that needs a CUDA device, part after part (docs/gpu.md); says so where there is
 #             none. It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
 # make gpu-wheels  what an environment without a network lacks for it, into .gpu-wheels
@@ -40,8 +41,9 @@ OLDEST_VENV := .venv-torch-$(OLDEST)
 
 CHAOS_KILLS ?= 100
 CHAOS_SEED ?= 0
+CHAOS_SLURM_KILLS ?= 50
 
-.PHONY: demo test check slow systems chaos gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
+.PHONY: demo test check slow systems chaos chaos-slurm gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch_digits
@@ -67,6 +69,9 @@ systems: $(VENV)/.installed-systems $(LITGPT)/.installed
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/chaos.py --kills $(CHAOS_KILLS) --seed $(CHAOS_SEED)
+
+chaos-slurm: $(VENV)/.installed-dev
+	$(BIN)/python tests/chaos/chaos_slurm.py --kills $(CHAOS_SLURM_KILLS) --seed $(CHAOS_SEED)
 
 # What fails in one part keeps no other from its figures.
 gpu:

@@ -27,8 +27,10 @@ def test_a_cluster(cluster: Cluster) -> None:
         "Slurm cgroups",
     ]
     assert found["Slurm"].status == "ok"
-    assert found["Slurm"].detail.endswith("cluster test, partitions: main*, low")
-    assert found["Slurm nodes"].detail == "3 of 3 can be used"
+    assert found["Slurm"].detail.endswith(
+        "cluster test, partitions: main* (no time limit), low (no time limit)"
+    )
+    assert found["Slurm nodes"].detail == "3 of 3 can be used: 16 cores and 16 GiB"
     assert found["Slurm GPUs"].detail == "3 nodes with 4"
     assert found["Slurm accounting"].status == found["Slurm cgroups"].status == "missing"
     node = cluster.nodes[1]
@@ -36,7 +38,9 @@ def test_a_cluster(cluster: Cluster) -> None:
     lost = by_name(probes.slurm())["Slurm nodes"]
     cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert lost.status == "broken"
-    assert lost.detail == f"2 of 3 can be used; {node} drained (a fan is broken)"
+    assert (
+        lost.detail == f"2 of 3 can be used: 16 cores and 16 GiB; {node} drained (a fan is broken)"
+    )
 
 
 def test_the_folder_of_sweeps(cluster: Cluster, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections import Counter
@@ -36,7 +37,9 @@ def slurm() -> list[Finding]:
         )
         return [Finding("Slurm", "broken", str(error), repair)]
     groups = {group.nodes: group for one in partitions if one.is_up for group in one.groups}
-    names = ", ".join(f"{p.name}*" if p.is_default else p.name for p in partitions if p.is_up)
+    names = ", ".join(
+        f"{p.name}{'*' * p.is_default} ({_limit(p.time_limit_s)})" for p in partitions if p.is_up
+    )
     version = settings.get("SLURM_VERSION", "of an unknown version")
     told = f"{version}, cluster {settings.get('ClusterName')}, partitions: {names or 'none is up'}"
     found = [Finding("Slurm", "ok" if names else "broken", told, "ask who runs the cluster")]
@@ -47,7 +50,8 @@ def _nodes(groups: Mapping[str, NodeGroup]) -> list[Finding]:
     usable = [g for g in groups.values() if g.is_responding and not g.state.startswith(_UNUSABLE)]
     lost = [g for g in groups.values() if g not in usable]
     total = sum(group.count for group in groups.values())
-    detail = f"{sum(group.count for group in usable)} of {total} can be used"
+    kinds = sorted({f"{g.cpus} cores and {g.memory_mib / 1024:.0f} GiB" for g in usable})
+    detail = f"{sum(group.count for group in usable)} of {total} can be used: {', '.join(kinds)}"
     for group in lost:
         detail += f"; {group.nodes} {group.state}{f' ({group.reason})' if group.reason else ''}"
     repair = "sinfo -R; `scontrol update NodeName=... State=RESUME` once the reason is gone"
@@ -62,6 +66,10 @@ def _nodes(groups: Mapping[str, NodeGroup]) -> list[Finding]:
         Finding("Slurm nodes", "ok" if not lost else "broken", detail, repair),
         Finding("Slurm GPUs", "ok" if gpus else "missing", each or "no node has any", no_gpus),
     ]
+
+
+def _limit(time_s: float) -> str:
+    return "no time limit" if math.isinf(time_s) else f"{time_s / 3600:g} h"
 
 
 def _accounting(settings: Mapping[str, str]) -> Finding:

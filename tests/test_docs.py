@@ -186,6 +186,7 @@ NOT_RUN = {
     "make chaos": "takes many minutes; tests/chaos/test_chaos.py kills fewer times",
     "make gpu-wheels": "downloads, for another machine",
     "python benchmarks/casts_and_logits.py": "is measured by `make bench`",
+    "python benchmarks/economy.py": "is measured by `make bench`",
     "python benchmarks/memory_prediction.py": "is measured by `make bench`",
     "python benchmarks/probe.py": "is measured by `make bench`",
     "make versions": "needs an environment with the oldest torch",

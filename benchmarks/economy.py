@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, find_cells
-from batchscape.analysis.comparison import compare
+from batchscape.analysis.comparison import DISTURBED, compare
 from batchscape.analysis.decisions.evidence import gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.record.folder import SweepFolder
@@ -119,7 +119,7 @@ def main() -> None:
                 "  recommended: "
                 + ", ".join(f"{way} {recommended(folder)}" for way, folder in folders.items())
             )
-            for name in ("step_time_s", "peak_allocated_gib"):
+            for name in ("step_time_s", DISTURBED, "peak_allocated_gib"):
                 print(f"  {name}: {agreeing(*tables, name)}")
 
 

@@ -170,6 +170,7 @@ RUN_BY = {
     "make slow": ".ci/run",
     "make systems": ".ci/run",
     "make test": ".ci/run",
+    "python benchmarks/economy.py": "tests/test_benchmarks.py",
     "python benchmarks/gpu/results.py": "tests/test_gpu_target.py",
     "python -m": "tests/test_cli.py",
     "python benchmarks/memory_prediction.py": "tests/test_benchmarks.py",

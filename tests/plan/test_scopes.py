@@ -294,6 +294,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "retry": ["oom"],
             "max_failures": 2,
             "skip_unfit": False,
+            "one_curve": True,
         },
     ),
     Slurm: (

@@ -1,11 +1,11 @@
 """One curve a trajectory: which runs of a launch are trained in full, and which as far as a prefix.
 
-The rule: of the runs of a trajectory the first one in the order of the launch is trained in full.
-The others wait until it is over, and then have a prefix each (`record.prefix`), which is held
-against it before they are sealed. Where it did not complete, the next one is trained in full; so is
-every run whose model depends on the cut (`not_invariant`, as found out when the first one began),
-and every run that has a checkpoint at the end of its prefix or beyond: its prefix was another, or
-it was begun in full.
+The rule: of the runs of a trajectory the one that should take the least device time is trained in
+full: that with the largest micro-batch, and of several on the fewest devices. The others wait until
+it is over, and then have a prefix each (`record.prefix`), which is held against it before they are
+sealed. Where it did not complete, the next one is trained in full; so is every run whose model
+depends on the cut (`not_invariant`, as found out when the first one began), and every run that has
+a checkpoint at the end of its prefix or beyond: its prefix was another, or it was begun in full.
 """
 
 from __future__ import annotations
@@ -31,23 +31,20 @@ class Prefix(NamedTuple):
     """The run whose curve stands for its own."""
 
 
-def trained_in_full(ordered: Iterable[RunSpec]) -> frozenset[str]:
-    """Return the runs that are trained in full where nothing goes wrong.
-
-    Parameters
-    ----------
-    ordered : iterable of RunSpec
-        In the order of the launch.
-    """
-    first: dict[str, str] = {}
+def trained_in_full(specs: Iterable[RunSpec]) -> frozenset[str]:
+    """Return the runs that are trained in full where nothing goes wrong."""
+    seen: set[str] = set()
     full = set()
-    for spec in ordered:
-        if (
-            first.setdefault(spec.trajectory_id, spec.run_id) == spec.run_id
-            or prefix_steps(spec) is None
-        ):
+    for spec in sorted(specs, key=_cost):
+        if spec.trajectory_id not in seen or prefix_steps(spec) is None:
             full.add(spec.run_id)
+        seen.add(spec.trajectory_id)
     return frozenset(full)
+
+
+def _cost(spec: RunSpec) -> tuple[int, int]:
+    """Order runs of one trajectory by the device time that they should take."""
+    return -spec.geometry.micro_batch_size, spec.geometry.data_parallel_size
 
 
 class OneCurve:
@@ -56,7 +53,7 @@ class OneCurve:
     Parameters
     ----------
     specs : sequence of RunSpec
-        All runs of the launch, in its order.
+        All runs of the launch.
     sweep : SweepFolder
     over : collection of str
         Those that ended in earlier launches.
@@ -68,7 +65,7 @@ class OneCurve:
         self._sweep = sweep
         self._members: dict[str, list[str]] = {}
         self._trajectory: dict[str, str] = {}
-        for spec in specs:
+        for spec in sorted(specs, key=_cost):
             if prefix_steps(spec) is not None:
                 self._members.setdefault(spec.trajectory_id, []).append(spec.run_id)
                 self._trajectory[spec.run_id] = spec.trajectory_id
@@ -106,15 +103,17 @@ class OneCurve:
         if not self._members:
             return queue
         busy = {self._trajectory.get(run_id) for run_id in (*active, *elsewhere)}
-        found: deque[RunSpec] = deque()
-        for spec in queue:
+        first: dict[str | None, str] = {}
+        for spec in sorted(queue, key=_cost):
+            first.setdefault(self._trajectory.get(spec.run_id), spec.run_id)
+
+        def is_ready(spec: RunSpec) -> bool:
             trajectory = self._trajectory.get(spec.run_id)
             if trajectory is None or trajectory in self._full:
-                found.append(spec)
-            elif trajectory not in busy:
-                busy.add(trajectory)
-                found.append(spec)
-        return found
+                return True
+            return trajectory not in busy and first[trajectory] == spec.run_id
+
+        return deque(spec for spec in queue if is_ready(spec))
 
     def prefix_of(self, spec: RunSpec) -> Prefix | None:
         """Return what a run that begins now is trained as far as; None: it is trained in full."""

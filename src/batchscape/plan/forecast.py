@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from batchscape.geometry import BatchGeometry
 from batchscape.launch.one_curve import trained_in_full
 from batchscape.launch.pool import DevicePool
-from batchscape.launch.schedule import launch_order, makespan_s
+from batchscape.launch.schedule import makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
 from batchscape.plan.step_time import StepTimes
@@ -194,7 +194,7 @@ def forecast(
         ends = before.of(spec, geometry)
         return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
 
-    full = trained_in_full(launch_order(specs))
+    full = trained_in_full(specs)
     runs = {
         spec.run_id: _run(spec, step_time, None if spec.run_id in full else prefix_steps(spec))
         for spec in specs

@@ -66,8 +66,12 @@ def test_one_of_each_trajectory_is_trained_in_full(
     )
     candidates = pd.read_csv(tmp_path / "report" / "tables" / "time_to_target.csv")
     measured = candidates[candidates["source"] == "measured"]
-    assert measured["derived"].all()
-    assert measured["note"].str.contains("derived: with the optimizer steps of other cuts").all()
+    # The cut that is trained in full has steps of its own.
+    derived = measured["micro_batch_size"] < 32
+    assert derived.sum() == 2
+    assert measured["derived"].eq(derived).all()
+    note = "derived: with the optimizer steps of other cuts"
+    assert measured["note"].fillna("").str.contains(note).eq(derived).all()
     claims = pd.read_csv(tmp_path / "report" / "tables" / "claims.csv")
     assert not claims["claim"].str.contains("cut").all()
     found = recommend(gather([tmp_path])[0], Needs())

@@ -139,7 +139,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
             "each with cells from all over its settings. "
         )
     if short := int(is_prefix(runs).sum()):
-        few += f"{short} runs of which a prefix was trained lie on one of these, and are left out. "
+        few += f"{short} runs of which a prefix alone was trained are left out. "
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}

@@ -10,6 +10,7 @@ import pandas as pd
 from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.report.grids import lettered
 
 __all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold", "setting_headers"]
@@ -79,7 +80,7 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
         *(comparison[name] for name in names),
         open_ended,
         _stopped_at_target(comparison, cells),
-        _prefixes(comparison),
+        _prefixes(comparison, cells),
         timed,
         strict=True,
     ):
@@ -96,15 +97,19 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
     return lettered(texts)
 
 
-def _prefixes(comparison: pd.DataFrame) -> list[str | None]:
-    """Say where losses are those of other cuts."""
-    pairs = comparison[["n_prefix", "n_completed"]].itertuples(index=False)
+def _prefixes(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:
+    """Say where losses are those of other cuts, and where those are not there."""
+    runs = cells.runs.reindex(columns=["cell", "trajectory_id", "status", "stop_reason"])
+    short = is_prefix(runs)
+    whole = runs.loc[runs["status"].eq("completed") & ~short, "trajectory_id"]
+    lost = (short & ~runs["trajectory_id"].isin(whole)).groupby(runs["cell"]).sum()
+    found = comparison[["n_prefix", "n_completed"]].assign(lost=lost.reindex(comparison.index))
     return [
         f"{count} of {n} trained as far as a prefix: their curve is that of another run of their "
-        "trajectory"
+        "trajectory" + (f", which {int(without)} of them lack here" if without else "")
         if count
         else None
-        for count, n in pairs
+        for count, n, without in found.itertuples(index=False)
     ]
 
 

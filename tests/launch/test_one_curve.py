@@ -50,6 +50,8 @@ def test_one_of_each_trajectory_is_trained_in_full(
     counts = runs.groupby("trajectory_id")["stop_reason"].value_counts().unstack()
     assert (counts == pd.DataFrame({"budget": 1, "prefix": 2}, counts.index)).all(axis=None)
     short = runs["stop_reason"].eq("prefix")
+    # The cheapest cut, of both seeds.
+    assert set(runs.loc[~short, "micro_batch_size"]) == {32}
     # Warm-up and 15 measured steps, with the 20th sampled for the noise of the gradient.
     assert set(runs.loc[short, "optimizer_steps"]) == {21}
     assert runs.loc[short, ["final_loss", "final_eval_loss"]].isna().all(axis=None)
@@ -124,6 +126,10 @@ def test_the_next_one_is_trained_in_full_where_the_first_one_is_gone(tmp_path: P
     for path in sorted(folder.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     folder.path.rmdir()
+    told = write_report([tmp_path], tmp_path / "report", figures=False).out / "details"
+    lost = "1 of 1 trained as far as a prefix: their curve is that of another run of their "
+    lost += "trajectory, which 1 of them lack here"
+    assert any(lost in page.read_text() for page in told.iterdir())
     again = swept(tmp_path, "seed=0")
     assert again.loc[again["stop_reason"].eq("budget"), "run_id"].item() == whole
     assert {run: s for run, s in _statuses(tmp_path).items() if run != whole} == sealed

@@ -26,10 +26,15 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def train(folder: RunFolder, *statuses: Status, steps: int = 3) -> None:
+def train(
+    folder: RunFolder,
+    *statuses: Status,
+    steps: int = 3,
+    completes: StopReason = StopReason.BUDGET,
+) -> None:
     """Leave what ranks leave that end after three optimizer steps, and so many rows."""
     for rank, status in enumerate(statuses):
-        stop_reason = StopReason.BUDGET if status is Status.COMPLETED else None
+        stop_reason = completes if status is Status.COMPLETED else None
         Outcome(status, 3, stop_reason).write(folder, rank)
     lines = JsonLines(folder.lines("steps"))
     lines.append({"optimizer_step": k + 1, "attempt": 0} for k in range(steps))
@@ -72,6 +77,21 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
         found = what_next(folder, known, 2, resumable=False, is_held=False, retry=retry)
         assert found is Next.SEAL
     assert what_next(folder, known, 2, resumable=False, is_held=True) is Next.WAIT
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_prefix_that_was_not_sealed_is_no_end_where_all_is_trained_in_full(
+    folder: RunFolder, has_checkpoint: bool
+) -> None:
+    train(folder, Status.COMPLETED, completes=StopReason.PREFIX)
+    known = RunStatus(Status.RUNNING, attempts=[Attempt(1.0, 0)])
+    if has_checkpoint:
+        folder.checkpoints.mkdir()
+        (folder.checkpoints / CHECKPOINT).touch()
+    for in_full in (False, True):
+        found = what_next(folder, known, 1, resumable=False, is_held=False, in_full=in_full)
+        goes_on = Next.GO_ON if has_checkpoint else Next.BEGIN
+        assert found is (goes_on if in_full else Next.SEAL)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from batchscape.errors import RecordError
@@ -33,18 +34,23 @@ class Prefix(NamedTuple):
 
 def trained_in_full(specs: Iterable[RunSpec]) -> frozenset[str]:
     """Return the runs that are trained in full where nothing goes wrong."""
-    seen: set[str] = set()
-    full = set()
-    for spec in sorted(specs, key=_cost):
-        if spec.trajectory_id not in seen or prefix_steps(spec) is None:
+    full: set[str] = set()
+    short: list[RunSpec] = []
+    for spec in specs:
+        if prefix_steps(spec) is None:
             full.add(spec.run_id)
-        seen.add(spec.trajectory_id)
-    return frozenset(full)
+        else:
+            short.append(spec)
+    first: dict[str, str] = {}
+    for spec in sorted(short, key=_cost):
+        first.setdefault(spec.trajectory_id, spec.run_id)
+    return frozenset(full | set(first.values()))
 
 
-def _cost(spec: RunSpec) -> tuple[int, int]:
-    """Order runs of one trajectory by the device time that they should take."""
-    return -spec.geometry.micro_batch_size, spec.geometry.data_parallel_size
+def _cost(spec: RunSpec) -> tuple[int, int, str]:
+    """Order runs of one trajectory by the device time that they should take; all seeds alike."""
+    config = replace(spec.config, seed=0, init_seed=None, data_seed=None)
+    return -spec.geometry.micro_batch_size, spec.geometry.data_parallel_size, repr(config)
 
 
 class OneCurve:
@@ -65,10 +71,14 @@ class OneCurve:
         self._sweep = sweep
         self._members: dict[str, list[str]] = {}
         self._trajectory: dict[str, str] = {}
-        for spec in sorted(specs, key=_cost):
+        self._cost: dict[str, tuple[int, int, str]] = {}
+        for spec in specs:
             if prefix_steps(spec) is not None:
                 self._members.setdefault(spec.trajectory_id, []).append(spec.run_id)
                 self._trajectory[spec.run_id] = spec.trajectory_id
+                self._cost[spec.run_id] = _cost(spec)
+        for members in self._members.values():
+            members.sort(key=self._cost.__getitem__)
         self._over: set[str] = set()
         self._full: dict[str, str | None] = {}
         """By trajectory, the run whose curve stands for it; None: for each its own."""
@@ -103,9 +113,10 @@ class OneCurve:
         if not self._members:
             return queue
         busy = {self._trajectory.get(run_id) for run_id in (*active, *elsewhere)}
-        first: dict[str | None, str] = {}
-        for spec in sorted(queue, key=_cost):
-            first.setdefault(self._trajectory.get(spec.run_id), spec.run_id)
+        waiting = [spec.run_id for spec in queue if spec.run_id in self._cost]
+        first: dict[str, str] = {}
+        for run_id in sorted(waiting, key=self._cost.__getitem__):
+            first.setdefault(self._trajectory[run_id], run_id)
 
         def is_ready(spec: RunSpec) -> bool:
             trajectory = self._trajectory.get(spec.run_id)

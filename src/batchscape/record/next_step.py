@@ -85,12 +85,17 @@ def what_next(
         return Next.WAIT
     if status.status is Status.REJECTED:
         return Next.REJECT
-    if not is_short and status.attempts and final_outcomes(folder, processes) is not None:
+    ended = final_outcomes(folder, processes) if status.attempts and not is_short else None
+    if ended is not None and not (in_full and _is_prefix(ended)):
         return Next.SEAL
     stands = status.status in FAULTS and status.status not in retry
     if stands and status.cause not in _REPEATED:
         return Next.LEAVE
     return Next.GO_ON if goes_on(folder, status, resumable=resumable) else Next.BEGIN
+
+
+def _is_prefix(outcomes: Mapping[int, Outcome]) -> bool:
+    return any(said.stop_reason is StopReason.PREFIX for said in outcomes.values())
 
 
 def goes_on(folder: RunFolder, status: RunStatus, *, resumable: bool) -> bool:

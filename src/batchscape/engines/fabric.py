@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision, Precision
-from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -58,7 +58,9 @@ class FabricEngine(ReplicatedEngine):
         # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
             strategy = _strategy(self._one.device, self._plugin)
-            self._fabric = Fabric(accelerator=self._device_type, strategy=strategy)
+            # A rank alone is in no cluster, whatever Fabric finds of one: `srun`, variables of a job.
+            alone = None if dist.is_initialized() else LightningEnvironment()
+            self._fabric = Fabric(accelerator=self._device_type, strategy=strategy, plugins=alone)
             self._fabric.launch()
             self._prepared, self._optimizer = self._fabric.setup(module, self._optimizer)
         wrapped = next(

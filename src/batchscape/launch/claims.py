@@ -101,9 +101,17 @@ class ClaimedRuns:
         self._elsewhere.clear()
         return [spec for spec in found if not self.is_elsewhere(spec)]
 
-    def renew(self) -> list[str]:
-        """Keep what this launcher has claimed; return the runs that others have taken over."""
-        lost = [name for name, claim in self._claims.items() if not claim.renew()]
+    def renew(self, ended: Collection[str]) -> list[str]:
+        """Keep what this launcher has claimed; return the runs that others have taken over.
+
+        Parameters
+        ----------
+        ended : collection of str
+            Runs whose end may be written next, which are looked at however short ago that was.
+        """
+        lost = [
+            name for name, claim in self._claims.items() if not claim.renew(at_once=name in ended)
+        ]
         for name in lost:
             self._claims.pop(name).release()
         return lost

@@ -36,7 +36,6 @@ was cut off, sees the next claim, or that its own went with the end of the run, 
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import math
@@ -54,6 +53,7 @@ import psutil
 from batchscape import scheduler
 from batchscape.errors import SchedulerError
 from batchscape.record.disk import is_of_this_machine
+from batchscape.record.files import link_or_copy
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock, has_no_locks, is_held, take
 from batchscape.scheduler import Job, JobState
@@ -71,11 +71,6 @@ _GAP_S = 30.0
 """Longest time that counts between two looks."""
 _ASKED_S = 15.0
 """How old an answer of the scheduler may be."""
-
-
-_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How a file system says that it has no hard links: exclusive creation is as good there, but that
-a file may be seen before it is whole."""
 
 
 class RunClaim(Protocol):
@@ -382,13 +377,7 @@ def _add(run: RunFolder, number: int, own: _Holder | None) -> bool:
         with whole.open("x", encoding="utf-8") as file:
             file.write(text)
         with suppress(FileExistsError):
-            try:
-                path.hardlink_to(whole)
-            except OSError as error:
-                if error.errno not in _WITHOUT_LINKS:
-                    raise
-                with path.open("x", encoding="utf-8") as file:
-                    file.write(text)
+            link_or_copy(whole, path)
     finally:
         whole.unlink(missing_ok=True)
     # Not the answer but the file counts: a server may have done what it was asked for twice.

@@ -43,6 +43,8 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
         specs = order.specs(sweep, of_shape, but=looked_at)
         if not specs:
             return 0
+        if opens is not None and looked_at:
+            return QUEUE_AGAIN  # what srun has started on the nodes has ended with the first runs
         looked_at |= {spec.run_id for spec in specs}
         result = run_sweep(
             specs,

@@ -1,0 +1,79 @@
+"""Jobs at work on what they are ordered, without a Slurm: `tests/slurm` has one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
+
+from batchscape.config import Slurm
+from batchscape.launch import run_sweep
+from batchscape.launch.slurm import job
+from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import RunStatus, Status
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
+    """A sweep whose jobs do runs of fake workers."""
+    monkeypatch.setattr(job, "run_sweep", partial(run_sweep, entry=ENTRY, method="spawn"))
+    return SweepFolder(tmp_path / "sweep")
+
+
+def order(sweep: SweepFolder, *specs: RunSpec) -> None:
+    """Order runs as `batchscape sweep` does, also while jobs are at work."""
+    for spec in specs:
+        folder = sweep.run(spec.run_id)
+        if not folder.config.exists():
+            spec.write(folder.config)
+            RunStatus(Status.PENDING).write(folder.status)
+    names = tuple(spec.run_id for spec in specs)
+    Order(names, Slurm(name="slurm", device="cpu"), None).extended(sweep).write(sweep)
+
+
+def over_nodes(name: str) -> RunSpec:
+    """Return a run over two nodes, with a rank on each."""
+    spec = spec_named(name, 2)
+    (stage,) = spec.stages
+    geometry = replace(stage.geometry, nodes=2, devices_per_node=1)
+    return replace(spec, stages=(replace(stage, geometry=geometry),))
+
+
+def status(sweep: SweepFolder, name: str) -> RunStatus:
+    return RunStatus.read(sweep.run(name).status)
+
+
+@pytest.mark.slow
+def test_a_job_over_nodes_is_queued_again_for_runs_that_were_added(
+    sweep: SweepFolder, tmp_path: Path
+) -> None:
+    meeting, names = tmp_path / "meeting", ("localhost", "127.0.0.1")
+    order(sweep, over_nodes("gated-1"))
+    command = [sys.executable, "-m", "batchscape.launch.slurm.node", str(meeting)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    started = [
+        subprocess.Popen(command, env={**environment, "SLURM_NODEID": str(number)})
+        for number in range(2)
+    ]
+
+    def add() -> None:
+        wait_until(lambda: len(pids_in(sweep.path)) == 2, "the ranks do not start")
+        order(sweep, over_nodes("gated-2"))
+        (sweep.path / "go").touch()
+
+    with ThreadPoolExecutor() as other:
+        added = other.submit(add)
+        assert job.main(str(sweep.path), str(Shape(2, 1)), str(meeting), *names) == QUEUE_AGAIN
+    added.result()
+    assert [process.wait(20) for process in started] == [0, 0]
+    assert status(sweep, "gated-1").status is Status.COMPLETED
+    assert status(sweep, "gated-2").status is Status.PENDING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 
+from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.launch import run_sweep
 from batchscape.launch.slurm import job
-from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
+from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, Order, Shape
+from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.scheduler import Job, JobState
 
 
 @pytest.fixture
@@ -50,6 +54,40 @@ def over_nodes(name: str) -> RunSpec:
 
 def status(sweep: SweepFolder, name: str) -> RunStatus:
     return RunStatus.read(sweep.run(name).status)
+
+
+def test_a_job_waits_for_what_its_earlier_self_has_left(
+    sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Put back into the queue, as a node failed: that claim is left once it is silent."""
+    order(sweep, spec_named("completes-1"))
+    jobs = {"7": Job("7", JobState.RUNNING, restarts=1)}
+    monkeypatch.setattr(scheduler, "is_available", lambda: True)
+    monkeypatch.setattr(scheduler, "jobs", lambda _: jobs)
+    monkeypatch.setattr(claims, "_GONE_S", 2.0)
+    for name, value in {"JOB_ID": "7", "CLUSTER_NAME": "c", "RESTART_COUNT": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    run = sweep.run("completes-1")
+    claim = claims.CLAIMS.claim(run)
+    assert claim is not None
+    for descriptor in claim.descriptors:
+        os.close(descriptor)
+    path = run.path / ".claim.1"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"boot": "another", "is_local": False}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
+    assert status(sweep, "completes-1").status is Status.COMPLETED
+
+
+def test_a_job_leaves_what_another_is_at_work_on(sweep: SweepFolder) -> None:
+    order(sweep, spec_named("completes-1"))
+    claim = claims.CLAIMS.claim(sweep.run("completes-1"))
+    assert claim is not None
+    assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
+    assert status(sweep, "completes-1").status is Status.PENDING
+    claim.release()
 
 
 @pytest.mark.slow

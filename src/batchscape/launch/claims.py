@@ -31,7 +31,7 @@ class ClaimedRuns:
     standing : Standing
         How the runs stood before.
     waits : bool
-        Whether runs that others have are waited for.
+        Whether runs that others are at work on are waited for.
     """
 
     def __init__(self, sweep: SweepFolder, standing: Standing, *, waits: bool = True) -> None:
@@ -44,8 +44,12 @@ class ClaimedRuns:
 
     @property
     def has_elsewhere(self) -> bool:
-        """Whether others have runs that this launcher would begin, and waits for."""
-        return self._waits and bool(self._elsewhere)
+        """Whether others have runs that this launcher would begin, and waits for.
+
+        Those that a launcher has left are waited for in any case: nobody else may take them.
+        """
+        left = (CLAIMS.holder(self._sweep.run(name)) is None for name in self._elsewhere)
+        return bool(self._elsewhere) and (self._waits or any(left))
 
     @property
     def elsewhere(self) -> Collection[str]:

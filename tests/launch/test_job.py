@@ -22,7 +22,7 @@ from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, Order, Shape
 from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.scheduler import Job, JobState
 
 
@@ -88,6 +88,40 @@ def test_a_job_leaves_what_another_is_at_work_on(sweep: SweepFolder) -> None:
     assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
     assert status(sweep, "completes-1").status is Status.PENDING
     claim.release()
+
+
+def test_a_job_does_runs_that_were_opened_again_meanwhile(sweep: SweepFolder) -> None:
+    """One that had failed, for `--retry`; and one of a job that is gone, by the follower."""
+    names = ["recovers", "completes-1-later", "gated-1-later"]
+    order(sweep, *map(spec_named, names))
+    elsewhere = sweep.run("completes-1-later")
+    claim = claims.CLAIMS.claim(elsewhere)
+    assert claim is not None
+    RunStatus(Status.RUNNING, attempts=[Attempt(0.0, 0)]).write(elsewhere.status)
+
+    def open_again() -> None:
+        wait_until(
+            lambda: status(sweep, "gated-1-later").status is Status.RUNNING, "it does not start"
+        )
+        assert status(sweep, "recovers").status is Status.OOM
+        for run in map(sweep.run, names[:2]):
+            found = RunStatus.read(run.status)
+            replace(found, status=Status.INTERRUPTED).write(run.status)
+        (sweep.path / "go").touch()
+        # Its claim goes later: no look during the first pass may do.
+        wait_until(
+            lambda: status(sweep, "gated-1-later").status is Status.COMPLETED, "it does not end"
+        )
+        claim.release()
+
+    with ThreadPoolExecutor() as other:
+        opened = other.submit(open_again)
+        assert job.main(str(sweep.path), str(POOL), "", "node1") == 0
+    opened.result()
+    ends = {name: [a.status for a in status(sweep, name).attempts] for name in names}
+    assert ends["recovers"] == ["oom", "completed"]
+    assert ends["gated-1-later"] == ["completed"]
+    assert status(sweep, "completes-1-later").status is Status.COMPLETED
 
 
 @pytest.mark.slow

@@ -142,6 +142,29 @@ def test_accounting_that_is_behind_does_not_revive_a_job(commands: Commands) -> 
     assert (found.state, found.reason) == (JobState.FAILED, "NonZeroExitCode")
 
 
+def test_accounting_that_is_down_takes_nothing_from_what_the_controller_says(
+    commands: Commands,
+) -> None:
+    commands.say("squeue", **RECORDED["live"][0])
+    names = [RECORDED["jobs"]["running"], RECORDED["jobs"]["failed"], "1"]
+    answers = [{"err": "sacct: error: Problem talking to the database\n", "code": 1}, None]
+    for answer in answers:
+        if answer is None:
+            (Path(os.environ["PATH"]) / "sacct").unlink()
+        else:
+            commands.say("sacct", **answer)
+        found = scheduler.jobs(names)
+        expected = [JobState.RUNNING, JobState.FAILED, JobState.UNKNOWN]
+        assert [found[name].state for name in names] == expected
+
+
+def test_a_job_that_accounting_alone_calls_alive_is_not(commands: Commands) -> None:
+    """A runaway job: its end was never told to the database."""
+    commands.say("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    commands.say("sacct", out="9|9|RUNNING|0:0|node1\n9.batch|9.batch|RUNNING|0:0|node1\n")
+    assert scheduler.jobs(["9"])["9"].state is JobState.UNKNOWN
+
+
 def test_accounting_is_not_asked_about_jobs_that_live(commands: Commands) -> None:
     commands.say("squeue", **RECORDED["live"][0])
     commands.say("sacct", code=1, err="must not be asked")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.launch import run_sweep
+from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
 from batchscape.record.status import RunStatus, Status
@@ -104,6 +107,44 @@ def test_what_an_interrupted_launcher_had_is_taken_over(launch: Launch) -> None:
     assert two.process.wait(60) == 0
     attempts = two.status("polite").attempts
     assert [a.status for a in attempts] == ["interrupted", "completed"]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
+    """However short before: another launcher took it over, and may have done it by now."""
+    sweep = SweepFolder(tmp_path / "sweep")
+    run = sweep.run("gated-1")
+
+    def take_over() -> bytes:
+        wait_for_begun(sweep, 1)
+        wait_until(lambda: RunStatus.read(run.status).status is Status.RUNNING, "it is not begun")
+        number, found = claims._last(run)
+        assert isinstance(found, claims._Holder)
+        own = replace(found, mark="another", has_lock=False)
+        assert claims._follows(run, number, found, own)
+        status = RunStatus.read(run.status)
+        status.reason = "the other one's"
+        status.write(run.status)
+        if is_over:
+            claims._Claim(run, number + 1, own, None).release(is_over=True)
+        written = run.status.read_bytes()
+        open_gate(sweep)
+        return written
+
+    with ThreadPoolExecutor() as other:
+        written = other.submit(take_over)
+        result = run_sweep(
+            [spec_named("gated-1")],
+            sweep,
+            MACHINE,
+            entry=ENTRY,
+            method="spawn",
+            console=Console(file=io.StringIO()),
+        )
+    assert run.status.read_bytes() == written.result()
+    (left,) = result.runs
+    assert (left.status, left.by_another) == (Status.INTERRUPTED, True)
+    assert run.lines("steps").exists(), "nothing is cleared away"
 
 
 @pytest.mark.slow

@@ -221,6 +221,36 @@ def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claims._last(run)[0] == 2  # the other one's stays
 
 
+def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    run.status.touch()
+    own = claims._read(run.path / ".claim.1")
+    assert isinstance(own, claims._Holder)
+    other = replace(own, mark="another")
+    assert claims._follows(run, 1, own, other)
+    assert claim.renew(), "it has just looked"
+    assert not claim.renew(at_once=True)
+    claims._Claim(run, 2, other, None).release(is_over=True)
+    assert not list(run.path.glob(".claim*"))
+    assert not claim.renew(at_once=True)
+    # Opened again meanwhile, as by `--retry`: the first claim there now is not its own.
+    assert claims._follows(run, 0, None, other)
+    assert not claim.renew(at_once=True)
+    claim.release(is_over=True)
+    assert claims._last(run) == (1, other)
+
+
+def test_a_folder_that_was_moved_takes_its_claim_along(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    run.status.touch()
+    run.path.rename(tmp_path / "b")
+    assert claim.renew(at_once=True)
+
+
 def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)

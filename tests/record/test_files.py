@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.checked import checked_row, checked_text, row_of, text_of
+from batchscape.record.claims import CLAIMS
 from batchscape.record.files import (
     JsonLines,
     keep_json_lines,
@@ -20,6 +23,7 @@ from batchscape.record.files import (
     read_json_lines,
     write_json,
 )
+from batchscape.record.folder import RunFolder
 from batchscape.record.tail import Tail
 
 PLAIN = st.recursive(
@@ -152,3 +156,26 @@ def test_an_object_that_is_written_again_has_one_check(tmp_path: Path) -> None:
     write_json(path, {**json.loads(path.read_text()), "a": 2})
     assert read_json(path) == {"a": 2}
     assert path.read_text().count("sha256") == 1
+
+
+@pytest.mark.parametrize("number", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_is_written_once_with_hard_links_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    if number is not None:  # as exFAT and some FUSE file systems answer
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "status.json"
+    write_json(path, {"by": "one"}, replaces=False)
+    with pytest.raises(FileExistsError):
+        write_json(path, {"by": "another"}, replaces=False)
+    assert read_json(path) == {"by": "one"}
+    run = RunFolder(tmp_path / "run")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    assert claim.renew(at_once=True)
+    claim.release()
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["run", "status.json"]

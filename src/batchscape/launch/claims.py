@@ -31,7 +31,7 @@ class ClaimedRuns:
     standing : Standing
         How the runs stood before.
     waits : bool
-        Whether runs that others have are waited for.
+        Whether runs that others are at work on are waited for.
     """
 
     def __init__(self, sweep: SweepFolder, standing: Standing, *, waits: bool = True) -> None:
@@ -44,8 +44,12 @@ class ClaimedRuns:
 
     @property
     def has_elsewhere(self) -> bool:
-        """Whether others have runs that this launcher would begin, and waits for."""
-        return self._waits and bool(self._elsewhere)
+        """Whether others have runs that this launcher would begin, and waits for.
+
+        Those that a launcher has left are waited for in any case: nobody else may take them.
+        """
+        left = (CLAIMS.holder(self._sweep.run(name)) is None for name in self._elsewhere)
+        return bool(self._elsewhere) and (self._waits or any(left))
 
     @property
     def elsewhere(self) -> Collection[str]:
@@ -101,9 +105,17 @@ class ClaimedRuns:
         self._elsewhere.clear()
         return [spec for spec in found if not self.is_elsewhere(spec)]
 
-    def renew(self) -> list[str]:
-        """Keep what this launcher has claimed; return the runs that others have taken over."""
-        lost = [name for name, claim in self._claims.items() if not claim.renew()]
+    def renew(self, ended: Collection[str]) -> list[str]:
+        """Keep what this launcher has claimed; return the runs that others have taken over.
+
+        Parameters
+        ----------
+        ended : collection of str
+            Runs whose end may be written next, which are looked at however short ago that was.
+        """
+        lost = [
+            name for name, claim in self._claims.items() if not claim.renew(at_once=name in ended)
+        ]
         for name in lost:
             self._claims.pop(name).release()
         return lost

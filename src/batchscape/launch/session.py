@@ -175,8 +175,6 @@ class Session:
         self._oom = OomKnowledge(queue, self._sweep, self._machine, self._predictions)
         queue = deque(self._oom.first_the_witnesses(queue))
         while True:
-            for name in self._claims.renew():
-                self._lose(name)
             goes_on = not self._must_stop()
             if goes_on:
                 queue.extend(self._claims.due())
@@ -195,6 +193,8 @@ class Session:
                     self._stop(f"given up: {waits}")
                 self._progress.waits(waits)
             exits = self._processes.wait(_POLL_S)
+            for name in self._claims.renew({ended.run for ended in exits}):
+                self._lose(name)
             # Whoever came while a run ended has disturbed it, too.
             others = self._presence.others(0.0 if exits else _LOOK_S)
             for run in list(self._active.values()):

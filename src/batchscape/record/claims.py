@@ -31,12 +31,11 @@ Whether a holder is gone is judged by what can be known, in this order:
 A holder shows that it lives by touching its claim. Observers see whether that changes, by their own
 monotonic clock, and count only the time in which they looked: clocks of two nodes are never
 compared, and an outage of the file system is nobody's silence. A holder that was taken over, as it
-was cut off, sees the next claim, and ends the run.
+was cut off, sees the next claim, or that its own went with the end of the run, and writes no end.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import math
@@ -54,6 +53,7 @@ import psutil
 from batchscape import scheduler
 from batchscape.errors import SchedulerError
 from batchscape.record.disk import is_of_this_machine
+from batchscape.record.files import link_or_copy
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock, has_no_locks, is_held, take
 from batchscape.scheduler import Job, JobState
@@ -73,11 +73,6 @@ _ASKED_S = 15.0
 """How old an answer of the scheduler may be."""
 
 
-_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How a file system says that it has no hard links: exclusive creation is as good there, but that
-a file may be seen before it is whole."""
-
-
 class RunClaim(Protocol):
     """A run that this launcher holds."""
 
@@ -85,8 +80,13 @@ class RunClaim(Protocol):
     def descriptors(self) -> tuple[int, ...]:
         """Open files that the run's processes inherit: the claim lasts as long as any of them."""
 
-    def renew(self) -> bool:
+    def renew(self, *, at_once: bool = False) -> bool:
         """Show that its holder lives; to be called every few seconds.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether to look now, however short ago the last look was.
 
         Returns
         -------
@@ -185,13 +185,19 @@ class _Claim:
     def descriptors(self) -> tuple[int, ...]:
         return () if self._lock is None else (self._lock.descriptor,)
 
-    def renew(self) -> bool:
+    def renew(self, *, at_once: bool = False) -> bool:
         now = time.monotonic()
-        if now < self._beat_at:
+        if now < self._beat_at and not at_once:
             return True
         self._beat_at = now + _BEAT_S
+        path = _path(self._run, self._number)
         with suppress(OSError):  # a disk that fails is told by whoever writes the run
-            os.utime(_path(self._run, self._number))
+            if not path.exists():
+                # Whoever ended the run has removed it. A folder that was moved has taken it along.
+                return not self._run.status.exists()
+            if path.read_text(encoding="utf-8") != _text(self._own):
+                return False
+            os.utime(path)
             return not _path(self._run, self._number + 1).exists()
         return True
 
@@ -356,10 +362,14 @@ def _read(path: Path) -> _Claimed:
         return None
 
 
+def _text(own: _Holder) -> str:
+    return json.dumps(asdict(own))
+
+
 def _add(run: RunFolder, number: int, own: _Holder | None) -> bool:
     """Add a claim to a run, or a release; return whether it is there, and nobody else's."""
     mark = uuid.uuid4().hex
-    text = f"{_RELEASED} {mark}" if own is None else json.dumps(asdict(own))
+    text = f"{_RELEASED} {mark}" if own is None else _text(own)
     path = _path(run, number)
     # Named as other files that are not whole: what a process leaves that is killed is removed.
     whole = run.path / f".claim.{mark}.{os.getpid()}.tmp"
@@ -367,13 +377,7 @@ def _add(run: RunFolder, number: int, own: _Holder | None) -> bool:
         with whole.open("x", encoding="utf-8") as file:
             file.write(text)
         with suppress(FileExistsError):
-            try:
-                path.hardlink_to(whole)
-            except OSError as error:
-                if error.errno not in _WITHOUT_LINKS:
-                    raise
-                with path.open("x", encoding="utf-8") as file:
-                    file.write(text)
+            link_or_copy(whole, path)
     finally:
         whole.unlink(missing_ok=True)
     # Not the answer but the file counts: a server may have done what it was asked for twice.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +21,7 @@ __all__ = [
     "json_lines",
     "keep_json_lines",
     "last_row",
+    "link_or_copy",
     "read_json",
     "read_json_lines",
     "remove_if_possible",
@@ -30,6 +32,10 @@ __all__ = [
 
 _TAIL_BYTES = 1 << 14
 """What is read of the end of a table for its last row, which takes less than a tenth of it."""
+
+
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""How a file system says that it has no hard links."""
 
 
 def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> None:
@@ -52,7 +58,7 @@ def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> No
         if replaces:
             temporary.replace(path)
         else:
-            path.hardlink_to(temporary)
+            link_or_copy(temporary, path)
             temporary.unlink()
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -60,6 +66,31 @@ def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> No
         if isinstance(error, OSError):
             raise disk_error(error, path, len(content)) from error
         raise
+
+
+def link_or_copy(whole: Path, path: Path) -> None:
+    """Give a file a second name, which nobody else does; a copy where there are no hard links.
+
+    Exclusive creation is as good there, but that a copy may be seen before it is whole.
+
+    Raises
+    ------
+    FileExistsError
+        If the name is taken.
+    """
+    try:
+        path.hardlink_to(whole)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        with path.open("xb") as file:
+            try:
+                file.write(whole.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                path.unlink()
+                raise
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, replaces: bool = True) -> None:

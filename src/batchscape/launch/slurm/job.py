@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from batchscape.errors import BatchscapeError
+from batchscape.errors import BatchscapeError, RecordError
 from batchscape.launch.local import run_sweep
 from batchscape.launch.slurm.nodes import open_nodes
 from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
 from batchscape.outgoing import outgoing
 from batchscape.plan.machine import Machine
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.status import RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 
 __all__ = ["main"]
@@ -36,14 +38,18 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     opens = None if len(nodes) < 2 else partial(open_nodes, Path(meeting), nodes)
     machine = _machine(len(nodes))
     console = OutgoingConsole(width=160, highlight=False, markup=False)
-    looked_at: set[str] = set()
+    looked_at: set[tuple[str, int | None]] = set()
     while True:
-        # Runs may have been added while others were at work.
+        # Runs may have been added while others were at work, or opened again.
         order = Order.read(sweep)
-        specs = order.specs(sweep, of_shape, but=looked_at)
+        found = {(name, _attempts_before(sweep.run(name))) for name in order.runs}
+        specs = order.specs(sweep, of_shape, but={name for name, _ in found & looked_at})
         if not specs:
             return 0
-        looked_at |= {spec.run_id for spec in specs}
+        if opens is not None and looked_at:
+            return QUEUE_AGAIN  # what srun has started on the nodes has ended with the first runs
+        # One that is not open need not be looked at again, however it came to that.
+        looked_at |= found | {(name, None) for name in order.runs}
         result = run_sweep(
             specs,
             sweep,
@@ -57,6 +63,15 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
             return QUEUE_AGAIN
         if result.stopped is not None:
             return 1
+
+
+def _attempts_before(run: RunFolder) -> int | None:
+    """Return the attempts that were made at a run that is open; None where it is not."""
+    with suppress(RecordError):
+        status = RunStatus.read(run.status)
+        if status.status in {Status.PENDING, Status.INTERRUPTED}:
+            return len(status.attempts)
+    return None
 
 
 def _machine(nodes: int) -> Machine:

@@ -19,7 +19,8 @@ from batchscape.record.spec import RunSpec
 __all__ = ["POOL", "QUEUE_AGAIN", "Order", "Shape", "shapes"]
 
 QUEUE_AGAIN = os.EX_TEMPFAIL
-"""Exit code of a job's launcher that was asked to stop while runs are left."""
+"""Exit code of a job's launcher that ends while runs are left, as it was asked to stop or as it
+cannot take those that were added."""
 
 _LAUNCHER = TypeAdapter(Slurm)
 

@@ -14,8 +14,15 @@ from batchscape.errors import ConfigError
 pytestmark = pytest.mark.systems
 
 fabric = pytest.importorskip("lightning_fabric")
+environments = pytest.importorskip("lightning_fabric.plugins.environments")
 
 CPU = torch.device("cpu")
+
+
+def plain(precision):
+    """Fabric as a script would use it, on a machine without a cluster."""
+    alone = environments.LightningEnvironment()
+    return fabric.Fabric(accelerator="cpu", devices=1, precision=precision, plugins=alone)
 
 
 class Returning(nn.Module):
@@ -33,7 +40,7 @@ class Returning(nn.Module):
 
 def test_float64_is_float64_throughout_which_fabrics_own_is_not(spec_of):
     """With `64-true`, what leaves the model is rounded to float32."""
-    rounded = fabric.Fabric(accelerator="cpu", devices=1, precision="64-true")
+    rounded = plain("64-true")
     model = rounded.setup(nn.Linear(2, 2))
     assert model.weight.dtype == torch.float64
     assert model(torch.ones(1, 2)).dtype == torch.float32
@@ -59,7 +66,7 @@ def test_a_lower_precision_rounds_products_and_no_micro_batch(spec_of, precision
     assert model.seen == [torch.float32, torch.float32, getattr(torch, precision)]
     assert loss.item() == 1 + 2**-12
     engine.close()
-    own = fabric.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed").setup(Returning())
+    own = plain("bf16-mixed").setup(Returning())
     assert own(torch.ones(2, 2), labels)[0].item() == 1
 
 

@@ -58,7 +58,7 @@ class FabricEngine(ReplicatedEngine):
         # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
             strategy = _strategy(self._one.device, self._plugin)
-            # A rank alone is in no cluster, whatever Fabric finds of one: `srun`, a job's variables.
+            # A rank alone is in no cluster, whatever Fabric finds: `srun`, a job's variables.
             alone = None if dist.is_initialized() else LightningEnvironment()
             self._fabric = Fabric(accelerator=self._device_type, strategy=strategy, plugins=alone)
             self._fabric.launch()

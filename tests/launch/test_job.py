@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,21 @@ def test_a_job_leaves_what_another_is_at_work_on(sweep: SweepFolder) -> None:
     assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
     assert status(sweep, "completes-1").status is Status.PENDING
     claim.release()
+
+
+def test_a_run_that_cannot_be_read_is_left_out_and_told_of(
+    sweep: SweepFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["damaged-0", "missing-0", "completes-1"]
+    order(sweep, *map(spec_named, names))
+    sweep.run(names[0]).config.write_text("{")
+    shutil.rmtree(sweep.run(names[1]).path)
+    assert job.main(str(sweep.path), str(POOL), "", "node1") == 0
+    assert status(sweep, names[2]).status is Status.COMPLETED
+    told = capsys.readouterr().out
+    assert f"damaged-0 is left out: {sweep.run(names[0]).config} is damaged" in told
+    assert f"missing-0 is left out: {sweep.run(names[1]).config} is missing\n" in told
+    assert told.count("is left out") == 2
 
 
 def test_a_job_does_runs_that_were_opened_again_meanwhile(sweep: SweepFolder) -> None:

@@ -43,7 +43,9 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
         # Runs may have been added while others were at work, or opened again.
         order = Order.read(sweep)
         found = {(name, _attempts_before(sweep.run(name))) for name in order.runs}
-        specs = order.specs(sweep, of_shape, but={name for name, _ in found & looked_at})
+        known = {name for name, _ in found & looked_at}
+        note = partial(console.print, style="red", soft_wrap=True)
+        specs = order.specs(sweep, of_shape, note, but=known)
         if not specs:
             return 0
         if opens is not None and looked_at:

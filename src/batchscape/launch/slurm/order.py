@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
 from batchscape.config import Slurm
-from batchscape.errors import DamageError, RecordError
+from batchscape.errors import BatchscapeError, DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -91,14 +91,29 @@ class Order:
             before = ()
         return replace(self, runs=tuple(dict.fromkeys((*before, *self.runs))))
 
-    def specs(self, sweep: SweepFolder, shape: Shape, but: Collection[str] = ()) -> list[RunSpec]:
-        """Return the runs that jobs of a shape take, but some, launched as the order says."""
-        read = (RunSpec.read(sweep.run(name).config) for name in self.runs if name not in but)
-        return [
-            replace(spec, config=replace(spec.config, launcher=self.launcher))
-            for spec in read
-            if Shape.of(spec) == shape
-        ]
+    def specs(
+        self,
+        sweep: SweepFolder,
+        shape: Shape,
+        note: Callable[[str], object],
+        but: Collection[str] = (),
+    ) -> list[RunSpec]:
+        """Return the runs that jobs of a shape take, but some, launched as the order says.
+
+        Those that cannot be read are left out; `note` is told of each.
+        """
+        found = []
+        for name in self.runs:
+            if name in but:
+                continue
+            try:
+                spec = RunSpec.read(sweep.run(name).config)
+            except BatchscapeError as error:
+                note(f"{name} is left out: {error}")
+                continue
+            if Shape.of(spec) == shape:
+                found.append(replace(spec, config=replace(spec.config, launcher=self.launcher)))
+        return found
 
 
 def shapes(specs: Iterable[RunSpec]) -> dict[Shape, list[RunSpec]]:

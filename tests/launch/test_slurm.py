@@ -76,6 +76,30 @@ def test_a_pool_job_asks_for_a_node_as_declared(on_nodes, tmp_path: Path) -> Non
     assert changed == {k: v for k, v in asked.items() if k != "--requeue"} | expected
 
 
+def test_a_percent_sign_of_the_folder_is_its_own(on_nodes, tmp_path: Path) -> None:
+    asked = options(script_of(on_nodes(1), SweepFolder(tmp_path / "50%")))
+    assert asked["--output"] == f"{tmp_path}/50%%/slurm/job-%j.txt"
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"job-name": "mine"}, "additional_parameters sets job-name, but the launcher sets"),
+        ({"array": "0-9"}, "additional_parameters sets array, but"),
+        ({"nodes": None}, "additional_parameters sets nodes, but"),
+        ({"comment": "a\n#SBATCH --exclusive"}, "additional_parameters.comment has a line break"),
+        ({"gres_flags": "x"}, "long names of options of sbatch, such as exclusive .* 'gres_flags'"),
+        ({"w": "node1"}, "got 'w'"),
+        ({"--exclusive": True}, "got '--exclusive'"),
+    ],
+)
+def test_options_that_would_break_the_job_are_refused(
+    own: dict[str, Any], told: str, on_nodes: Callable[..., RunSpec]
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        on_nodes(1, additional_parameters=own)
+
+
 def test_a_job_over_nodes_has_a_process_on_each(on_nodes, tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     text = script_of(on_nodes(2, gpus_per_node=8), sweep)

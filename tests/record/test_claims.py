@@ -158,6 +158,42 @@ def test_a_job_holds_its_runs_as_long_as_it_lives(
     assert (look(observer, elsewhere, 2.0) is not None) == is_over
 
 
+def test_a_scheduler_that_gives_no_answer_is_not_asked_for_each_run(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def jobs(ids: set[str]) -> dict[str, Job]:
+        asked.append(set(ids))
+        msg = "Slurm does not answer"
+        raise SchedulerError(msg)
+
+    monkeypatch.setattr(claims, "_ASKED_S", 60.0)
+    monkeypatch.setattr(scheduler, "is_available", lambda: True)
+    monkeypatch.setattr(scheduler, "jobs", jobs)
+    others = []
+    for job in range(8, 12):
+        others.append(RunFolder(tmp_path / "runs" / str(job)))
+        shutil.copytree(elsewhere.path, others[-1].path)
+        path = others[-1].path / ".claim.1"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"job": str(job)}))
+    observer = _Claims()
+    assert [observer.claim(run) for run in (elsewhere, *others)] == [None] * 5
+    assert asked == [{"7"}]
+
+    def all_run(ids: set[str]) -> dict[str, Job]:
+        asked.append(set(ids))
+        return {job: Job(job, JobState.RUNNING) for job in ids}
+
+    monkeypatch.setattr(scheduler, "jobs", all_run)
+    observer = _Claims()
+    assert [observer.claim(run) for run in (elsewhere, *others)] == [None] * 5
+    assert asked[-1] == {"7", "8", "9", "10", "11"}, "a new one is asked for at once"
+    count = len(asked)
+    assert observer.claim(elsewhere) is None
+    assert len(asked) == count
+
+
 def test_a_node_that_is_cut_off_from_the_scheduler_alone_keeps_its_run(
     elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,11 @@ class Local(AnyLauncher):
 Parameter = str | int | float | bool | None
 """A value of an option of `sbatch`; true is a bare option, false or null leaves it out."""
 
+_OWN_PARAMETERS = frozenset(
+    "array clusters error job-name nodes ntasks ntasks-per-node open-mode output signal".split()
+)
+"""Options of `sbatch` that say which runs a job takes, and how the launcher finds the job."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class Slurm(AnyLauncher):
@@ -182,6 +187,23 @@ class Slurm(AnyLauncher):
     python: Annotated[str | None, Affects.NOTHING] = None
     """Command that starts Python in a job, such as `apptainer exec --nv image.sif python`; null:
     the interpreter of this command."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that are not the user's to set, or that are none."""
+        for name, value in self.additional_parameters.items():
+            if name in _OWN_PARAMETERS:
+                own = ", ".join(sorted(_OWN_PARAMETERS))
+                msg = f"additional_parameters sets {name}, but the launcher sets these itself: {own}"
+                raise ValueError(msg)
+            if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+                msg = (
+                    f"additional_parameters has long names of options of sbatch, such as "
+                    f"exclusive or gpus-per-node, got {name!r}"
+                )
+                raise ValueError(msg)
+            if isinstance(value, str) and not value.isprintable():
+                msg = f"additional_parameters.{name} has a line break or a control character: {value!r}"
+                raise ValueError(msg)
 
 
 Launcher = Annotated[Local | Slurm, Field(discriminator="name")]

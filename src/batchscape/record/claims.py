@@ -305,18 +305,22 @@ class _Jobs:
         self._asked: set[str] = set()
         self._found: dict[str, Job] = {}
         self._ask_at = -math.inf
+        self._is_answered = False
 
     def is_over(self, holder: _Holder) -> bool | None:
         """Whether a holder's job has no processes any more; None where nobody can be asked."""
         if holder.job is None or not scheduler.is_available():
             return None
-        now = time.monotonic()
-        if now >= self._ask_at or holder.job not in self._asked:
+        is_due = time.monotonic() >= self._ask_at
+        if is_due or (self._is_answered and holder.job not in self._asked):
             self._asked.add(holder.job)
-            self._ask_at, self._found = now + _ASKED_S, {}
+            self._found, self._is_answered = {}, False
             with suppress(SchedulerError):
                 if holder.cluster in {None, _cluster()}:
                     self._found = scheduler.jobs(self._asked)
+                self._is_answered = True
+            # A scheduler that does not answer takes a minute for each question.
+            self._ask_at = time.monotonic() + _ASKED_S
         job = self._found.get(holder.job)
         if job is None:
             return None

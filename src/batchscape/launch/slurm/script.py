@@ -94,7 +94,8 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Pa
     cores = launcher.cpus_per_task or (cluster.devices_per_node if is_cpu else None)
     return {
         "job-name": job_name(sweep, shape),
-        "output": str(sweep.slurm.resolve() / "job-%j.txt"),
+        # Slurm reads a percent sign of the folder's own as it reads "%j".
+        "output": str(sweep.slurm.resolve()).replace("%", "%%") + "/job-%j.txt",
         "open-mode": "append",
         "requeue": True,
         "nodes": shape.nodes,

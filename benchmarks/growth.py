@@ -1,0 +1,214 @@
+r"""How plan, resume, status, report and claims grow with the runs of a sweep.
+
+A grid is planned, its runs are made up in the real format as if all were done, and each command is
+then called on them in a process of its own: time, and the peak of its memory. Claims are made and
+released one after the other. Runs are read a last time through a network file system: where none
+can be mounted, through a shim that lets each call to open, stat, read or list wait for a round
+trip, which is what a network file system whose cache is cold does.
+
+    python benchmarks/growth.py [--runs 1000 10000 30000] [--round-trip-ms 0.5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from pathlib import Path
+
+from report_at_scale import BATCHES, CUTS, READ, Cell, launch_of, rows_of
+
+from batchscape.cli import _compose
+from batchscape.data.corpus import prepare
+from batchscape.plan.build import make_plan
+from batchscape.plan.machine import Machine
+from batchscape.record.claims import CLAIMS
+from batchscape.record.environment import environment as environment_here
+from batchscape.record.files import write_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.spec import RunSpec
+from batchscape.record.status import Attempt, RunStatus, Status, StopReason
+from batchscape.record.summary import summarise
+from batchscape.record.tables import write_sealed
+
+POINTS = 100
+"""Optimizer steps of a run."""
+SEEDS = 10
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static int is_there(const char *path) {
+    const char *root = getenv("ROUND_TRIP_UNDER");
+    return root && path && strncmp(path, root, strlen(root)) == 0;
+}
+static void wait_for_answer(void) {
+    struct timespec t = {0, atol(getenv("ROUND_TRIP_NS"))};
+    nanosleep(&t, 0);
+}
+#define ASK(path) if (is_there(path)) wait_for_answer()
+#define REAL(name) __typeof__(&name) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+#define OPEN(name) int name(const char *path, int flags, ...) { \
+    REAL(name); va_list more; va_start(more, flags); int mode = va_arg(more, int); va_end(more); \
+    ASK(path); return real(path, flags, mode); }
+OPEN(open) OPEN(open64)
+int openat(int at, const char *path, int flags, ...) {
+    REAL(openat); va_list more; va_start(more, flags); int mode = va_arg(more, int); va_end(more);
+    ASK(path); return real(at, path, flags, mode); }
+#define STAT(name) int name(const char *path, struct stat *found) { \
+    REAL(name); ASK(path); return real(path, found); }
+STAT(stat) STAT(lstat)
+#define STAT64(name) int name(const char *path, struct stat64 *found) { \
+    REAL(name); ASK(path); return real(path, found); }
+STAT64(stat64) STAT64(lstat64)
+int fstatat(int at, const char *path, struct stat *found, int flags) {
+    REAL(fstatat); ASK(path); return real(at, path, found, flags); }
+int fstatat64(int at, const char *path, struct stat64 *found, int flags) {
+    REAL(fstatat64); ASK(path); return real(at, path, found, flags); }
+int access(const char *path, int mode) { REAL(access); ASK(path); return real(path, mode); }
+DIR *opendir(const char *path) { REAL(opendir); ASK(path); return real(path); }
+static int is_there_fd(int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n < 0) return 0;
+    path[n] = 0;
+    return is_there(path);
+}
+ssize_t read(int fd, void *to, size_t n) {
+    REAL(read); if (is_there_fd(fd)) wait_for_answer(); return real(fd, to, n); }
+ssize_t pread(int fd, void *to, size_t n, off_t at) {
+    REAL(pread); if (is_there_fd(fd)) wait_for_answer(); return real(fd, to, n, at); }
+ssize_t pread64(int fd, void *to, size_t n, off64_t at) {
+    REAL(pread64); if (is_there_fd(fd)) wait_for_answer(); return real(fd, to, n, at); }
+"""
+
+
+def arguments_of(runs: int, folder: Path) -> list[str]:
+    """Return a grid of so many cells: batches x cuts x learning rates x seeds."""
+    rates = runs // (len(BATCHES) * len(CUTS) * SEEDS)
+    learning_rates = ",".join(f"{1e-4 * 1000 ** (n / rates):.6g}" for n in range(rates))
+    return [
+        *("batch=hold_global", f"batch.global_batch_size={','.join(map(str, BATCHES))}"),
+        *("batch.data_parallel_size=1,2", "batch.micro_batch_size=4,8"),
+        *(f"optimizer.learning_rate={learning_rates}", f"seed=range(0,{SEEDS})"),
+        *("budget=optimizer_steps", f"budget.optimizer_steps={POINTS}"),
+        *("model=gpt_micro", "launcher.device=cpu", "tracker=none", f"sweep_dir={folder}"),
+    ]
+
+
+def make_up(sweep: SweepFolder, arguments: list[str]) -> list[str]:
+    """Write all runs of a grid as done; return their names."""
+    specs = make_plan(_compose(arguments, "sweep"), Machine.detect(), prepare).specs
+    with ProcessPoolExecutor() as pool:
+        chunks = [specs[start : start + 100] for start in range(0, len(specs), 100)]
+        list(pool.map(write_runs, repeat(sweep), chunks))
+    return [spec.run_id for spec in specs]
+
+
+def write_runs(sweep: SweepFolder, specs: list[RunSpec]) -> None:
+    os.fsync = lambda _: None  # nothing here has to outlive a loss of power
+    environment = environment_here()
+    for spec in specs:
+        run, geometry = sweep.run(spec.run_id), spec.geometry
+        rate, batch = spec.config.optimizer.learning_rate, geometry.global_batch_size
+        cut = (geometry.data_parallel_size, geometry.micro_batch_size)
+        tables = rows_of(spec, Cell(batch, cut, rate, spec.config.seed), POINTS)
+        spec.write(run.config)
+        write_json(run.environment, environment)
+        write_json(run.launch, launch_of(geometry.data_parallel_size))
+        status = RunStatus(
+            Status.COMPLETED,
+            StopReason.BUDGET,
+            attempts=[Attempt(1.0, 0, 2.0, "completed")],
+        )
+        status.summary = summarise(**tables, data_parallel_size=geometry.data_parallel_size)
+        write_sealed(run, status, tables)
+
+
+def measure(*command: str, **environment: str) -> str:
+    """Run a command; return its time and the peak of its memory in words."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, env={**os.environ, **environment}
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
+    return f"{wall_s:7.1f} s {used.ru_maxrss / 1024:7.0f} MiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10_000, 30_000])
+    parser.add_argument("--round-trip-ms", type=float, default=0.5)
+    options = parser.parse_args()
+    load = (
+        "import sys; from pathlib import Path; from batchscape.record.tables import load; "
+        f"load(Path(sys.argv[1]), columns={READ!r})"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        (scratch / "shim.c").write_text(SHIM)
+        shim = scratch / "shim.so"
+        compiler = ("gcc", "-O2", "-shared", "-fPIC", "-w", "-include", "stdio.h")
+        subprocess.run([*compiler, "-o", shim, scratch / "shim.c", "-ldl"], check=True)
+        for runs in options.runs:
+            sweep = SweepFolder(scratch / str(runs))
+            arguments = arguments_of(runs, sweep.path)
+            began = time.perf_counter()
+            names = make_up(sweep, arguments)
+            print(f"{len(names)} runs, made up in {time.perf_counter() - began:.0f} s", flush=True)
+            ours = [sys.executable, "-m", "batchscape"]
+            far = {
+                "LD_PRELOAD": str(shim),
+                "ROUND_TRIP_UNDER": str(sweep.path),
+                "ROUND_TRIP_NS": str(round(options.round_trip_ms * 1e6)),
+            }
+            print(f"  plan    {measure(*ours, 'plan', *arguments)}", flush=True)
+            print(f"  resume  {measure(*ours, 'sweep', *arguments)}", flush=True)
+            print(f"  status  {measure(*ours, 'status', str(sweep.path))}", flush=True)
+            print(f"  load    {measure(sys.executable, '-c', load, str(sweep.path))}", flush=True)
+            out = scratch / "report"
+            print(
+                f"  report  {measure(*ours, 'report', str(sweep.path), '--out', str(out))}",
+                flush=True,
+            )
+            shutil.rmtree(out)
+            folder = str(sweep.path)
+            print(
+                f"  load, {options.round_trip_ms} ms a round trip "
+                f"{measure(sys.executable, '-c', load, folder, **far)}",
+                flush=True,
+            )
+            print(
+                f"  status, {options.round_trip_ms} ms a round trip "
+                f"{measure(*ours, 'status', folder, **far)}",
+                flush=True,
+            )
+            began = time.perf_counter()
+            for run in map(sweep.run, names):
+                CLAIMS.claim(run).release(is_over=True)
+            each_ms = (time.perf_counter() - began) / len(names) * 1000
+            print(f"  claim and release {each_ms:.2f} ms a run", flush=True)
+            shutil.rmtree(sweep.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,8 @@ r"""How plan, resume, status, report and claims grow with the runs of a sweep.
 
 A grid is planned, its runs are made up in the real format as if all were done, and each command is
 then called on them in a process of its own: time, and the peak of its memory. Claims are made and
-released one after the other. Runs are read a last time through a network file system: where none
-can be mounted, through a shim that lets each call to open, stat, read or list wait for a round
-trip, which is what a network file system whose cache is cold does.
+released one after the other. Then runs are read once more as from a network file system whose
+cache is cold: a shim lets each call that opens, looks at, lists or reads wait for an answer.
 
     python benchmarks/growth.py [--runs 1000 10000 30000] [--round-trip-ms 0.5]
 """
@@ -22,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
-from report_at_scale import BATCHES, CUTS, READ, Cell, launch_of, rows_of
+from report_at_scale import BATCHES, CUTS, READ, Cell, launch_of, measure, rows_of
 
 from batchscape.cli import _compose
 from batchscape.data.corpus import prepare
@@ -46,6 +45,7 @@ SHIM = r"""
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -98,6 +98,11 @@ ssize_t pread64(int fd, void *to, size_t n, off64_t at) {
 """
 
 
+FAR = "from batchscape.record import disk; disk.is_of_this_machine = lambda _: False; "
+CALL = "import sys; from batchscape.cli import main; sys.exit(main(sys.argv[1:]))"
+LOAD = f"import sys; from batchscape.record.tables import load; load(sys.argv[1], columns={READ!r})"
+
+
 def arguments_of(runs: int, folder: Path) -> list[str]:
     """Return a grid of so many cells: batches x cuts x learning rates x seeds."""
     rates = runs // (len(BATCHES) * len(CUTS) * SEEDS)
@@ -107,7 +112,7 @@ def arguments_of(runs: int, folder: Path) -> list[str]:
         *("batch.data_parallel_size=1,2", "batch.micro_batch_size=4,8"),
         *(f"optimizer.learning_rate={learning_rates}", f"seed=range(0,{SEEDS})"),
         *("budget=optimizer_steps", f"budget.optimizer_steps={POINTS}"),
-        *("model=gpt_micro", "launcher.device=cpu", "tracker=none", f"sweep_dir={folder}"),
+        *("model=gpt_micro", "evaluation.every_samples=256", "tracker=none", f"sweep_dir={folder}"),
     ]
 
 
@@ -140,18 +145,21 @@ def write_runs(sweep: SweepFolder, specs: list[RunSpec]) -> None:
         write_sealed(run, status, tables)
 
 
-def measure(*command: str, **environment: str) -> str:
-    """Run a command; return its time and the peak of its memory in words."""
+def seconds_to_claim(sweep: SweepFolder, names: list[str]) -> float:
+    """Claim and release runs one after the other."""
     began = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, env={**os.environ, **environment}
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    wall_s = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
-    return f"{wall_s:7.1f} s {used.ru_maxrss / 1024:7.0f} MiB"
+    for run in map(sweep.run, names):
+        CLAIMS.claim(run).release(is_over=True)
+    return time.perf_counter() - began
+
+
+def built(shim: Path) -> Path:
+    """Compile the shim."""
+    source = shim.with_suffix(".c")
+    source.write_text(SHIM)
+    command = ("gcc", "-O2", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl")
+    subprocess.run(command, check=True)
+    return shim
 
 
 def main() -> None:
@@ -159,55 +167,36 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10_000, 30_000])
     parser.add_argument("--round-trip-ms", type=float, default=0.5)
     options = parser.parse_args()
-    load = (
-        "import sys; from pathlib import Path; from batchscape.record.tables import load; "
-        f"load(Path(sys.argv[1]), columns={READ!r})"
-    )
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        (scratch / "shim.c").write_text(SHIM)
-        shim = scratch / "shim.so"
-        compiler = ("gcc", "-O2", "-shared", "-fPIC", "-w", "-include", "stdio.h")
-        subprocess.run([*compiler, "-o", shim, scratch / "shim.c", "-ldl"], check=True)
+        shim = built(scratch / "shim.so")
         for runs in options.runs:
-            sweep = SweepFolder(scratch / str(runs))
+            sweep, out = SweepFolder(scratch / str(runs)), scratch / "report"
             arguments = arguments_of(runs, sweep.path)
-            began = time.perf_counter()
             names = make_up(sweep, arguments)
-            print(f"{len(names)} runs, made up in {time.perf_counter() - began:.0f} s", flush=True)
-            ours = [sys.executable, "-m", "batchscape"]
+            print(f"{len(names)} runs", flush=True)
+            folder = str(sweep.path)
             far = {
                 "LD_PRELOAD": str(shim),
-                "ROUND_TRIP_UNDER": str(sweep.path),
+                "ROUND_TRIP_UNDER": folder,
                 "ROUND_TRIP_NS": str(round(options.round_trip_ms * 1e6)),
             }
-            print(f"  plan    {measure(*ours, 'plan', *arguments)}", flush=True)
-            print(f"  resume  {measure(*ours, 'sweep', *arguments)}", flush=True)
-            print(f"  status  {measure(*ours, 'status', str(sweep.path))}", flush=True)
-            print(f"  load    {measure(sys.executable, '-c', load, str(sweep.path))}", flush=True)
-            out = scratch / "report"
-            print(
-                f"  report  {measure(*ours, 'report', str(sweep.path), '--out', str(out))}",
-                flush=True,
-            )
+            answer = f"{options.round_trip_ms:g} ms an answer"
+            for what, program, arguments_of_it, environment in (
+                ("plan", CALL, ("plan", *arguments), {}),
+                ("resume", CALL, ("sweep", *arguments), {}),
+                ("status", CALL, ("status", folder), {}),
+                ("load", LOAD, (folder,), {}),
+                ("report", CALL, ("report", folder, "--out", str(out)), {}),
+                (f"status, {answer}", FAR + CALL, ("status", folder), far),
+                (f"load, {answer}", FAR + LOAD, (folder,), far),
+            ):
+                taken = measure(sys.executable, "-c", program, *arguments_of_it, **environment)
+                print(f"  {what}: {taken.wall_s:.1f} s, {taken.peak_gib:.2f} GiB", flush=True)
+            each_s = seconds_to_claim(sweep, names) / len(names)
+            print(f"  claim and release: {1000 * each_s:.2f} ms a run", flush=True)
             shutil.rmtree(out)
-            folder = str(sweep.path)
-            print(
-                f"  load, {options.round_trip_ms} ms a round trip "
-                f"{measure(sys.executable, '-c', load, folder, **far)}",
-                flush=True,
-            )
-            print(
-                f"  status, {options.round_trip_ms} ms a round trip "
-                f"{measure(*ours, 'status', folder, **far)}",
-                flush=True,
-            )
-            began = time.perf_counter()
-            for run in map(sweep.run, names):
-                CLAIMS.claim(run).release(is_over=True)
-            each_ms = (time.perf_counter() - began) / len(names) * 1000
-            print(f"  claim and release {each_ms:.2f} ms a run", flush=True)
-            shutil.rmtree(sweep.path)
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,10 @@ def test_a_percent_sign_of_the_folder_is_its_own(on_nodes, tmp_path: Path) -> No
         ({"job-name": "mine"}, "additional_parameters sets job-name, but the launcher sets"),
         ({"array": "0-9"}, "additional_parameters sets array, but"),
         ({"nodes": None}, "additional_parameters sets nodes, but"),
-        ({"comment": "a\n#SBATCH --exclusive"}, "additional_parameters.comment has a line break"),
+        (
+            {"comment": "a\n#SBATCH --exclusive"},
+            "additional_parameters.comment has a line break, or",
+        ),
         ({"gres_flags": "x"}, "long names of options of sbatch, such as exclusive .* 'gres_flags'"),
         ({"w": "node1"}, "got 'w'"),
         ({"--exclusive": True}, "got '--exclusive'"),

@@ -8,11 +8,13 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from batchscape.errors import DiskError
+from batchscape.record import disk
 from batchscape.record.disk import (
     Reserve,
     disk_error,
@@ -20,6 +22,7 @@ from batchscape.record.disk import (
     explained,
     free_bytes,
     make_room,
+    read_each,
 )
 from batchscape.record.files import JsonLines, read_json, read_json_lines, write_json
 
@@ -194,3 +197,23 @@ def test_errors_of_others_are_what_they_are(tmp_path: Path) -> None:
 def test_the_check_of_a_file_is_plain_json(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [1, {"b": None}]})
     assert set(json.loads((tmp_path / "a.json").read_text())) == {"a", "sha256"}
+
+
+def test_many_are_read_at_once_where_several_machines_share_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    barrier = threading.Barrier(4)
+
+    def read(number: int) -> int:
+        threads.add(threading.get_ident())
+        if number < 4 and not disk.is_of_this_machine(tmp_path):
+            barrier.wait(30)  # for as many as read at the same time
+        return 10 * number
+
+    for is_local in (True, False):
+        threads.clear()
+        monkeypatch.setattr(disk, "is_of_this_machine", lambda _, it=is_local: it)
+        assert read_each(read, range(40), tmp_path) == list(range(0, 400, 10))
+        assert (threads == {threading.get_ident()}) == is_local
+    assert read_each(read, [], tmp_path) == []

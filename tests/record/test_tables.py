@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
+from batchscape.record import disk
 from batchscape.record.checked import ROW_CHECK
 from batchscape.record.commands import Launched, time_again
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
@@ -366,6 +367,27 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert tables.runs.empty
     assert tables.steps.empty
     assert list(tables.damaged) == [str(run.path)]
+
+
+def test_a_shared_file_system_gives_the_same_tables(run, tmp_path, monkeypatch):
+    names = [f"run-{number:02d}" for number in range(40)]
+    for number, name in enumerate(names):
+        folder = SweepFolder(tmp_path).run(name)
+        shutil.copytree(run.path, folder.path)
+        write_json(folder.config, json.loads(run.config.read_text()) | {"run_id": name})
+        if number % 3:
+            seal(folder, completed(), data_parallel_size=2)
+        else:
+            RunStatus(Status.INTERRUPTED).write(folder.status)
+        if number % 5 == 1:
+            folder.config.write_text("{")
+    alone = load(tmp_path)
+    assert (len(alone.runs), len(alone.damaged)) == (32, 9)
+    monkeypatch.setattr(disk, "is_of_this_machine", lambda _: False)
+    shared = load(tmp_path)
+    assert shared.damaged == alone.damaged
+    for table in ("runs", "steps", "evals", "ranks"):
+        pd.testing.assert_frame_equal(getattr(shared, table), getattr(alone, table))
 
 
 def test_another_format_version_is_refused(run):

@@ -139,8 +139,9 @@ class Local(AnyLauncher):
 Parameter = str | int | float | bool | None
 """A value of an option of `sbatch`; true is a bare option, false or null leaves it out."""
 
-_OWN_PARAMETERS = frozenset(
-    "array clusters error job-name nodes ntasks ntasks-per-node open-mode output signal".split()
+_OWN_PARAMETERS = (
+    *("array", "clusters", "error", "job-name", "nodes"),
+    *("ntasks", "ntasks-per-node", "open-mode", "output", "signal"),
 )
 """Options of `sbatch` that say which runs a job takes, and how the launcher finds the job."""
 
@@ -192,8 +193,10 @@ class Slurm(AnyLauncher):
         """Refuse options that are not the user's to set, or that are none."""
         for name, value in self.additional_parameters.items():
             if name in _OWN_PARAMETERS:
-                own = ", ".join(sorted(_OWN_PARAMETERS))
-                msg = f"additional_parameters sets {name}, but the launcher sets these itself: {own}"
+                own = ", ".join(_OWN_PARAMETERS)
+                msg = (
+                    f"additional_parameters sets {name}, but the launcher sets these itself: {own}"
+                )
                 raise ValueError(msg)
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
                 msg = (
@@ -202,7 +205,7 @@ class Slurm(AnyLauncher):
                 )
                 raise ValueError(msg)
             if isinstance(value, str) and not value.isprintable():
-                msg = f"additional_parameters.{name} has a line break or a control character: {value!r}"
+                msg = f"additional_parameters.{name} has a line break, or the like: {value!r}"
                 raise ValueError(msg)
 
 

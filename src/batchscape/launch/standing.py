@@ -10,6 +10,7 @@ from batchscape.launch.ending import clear_away, seal_from_rows
 from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import RunResult
 from batchscape.record.claims import CLAIMS
+from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import exclusively
 from batchscape.record.next_step import Next, what_next
@@ -62,8 +63,8 @@ class Standing:
     def add(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
         """Take on more runs; return those of them that are to be launched."""
         self.specs += specs
-        for spec in specs:
-            result = self._settled_before(spec)
+        stood = read_each(self._settled_before, specs, self._sweep.path)
+        for spec, result in zip(specs, stood, strict=True):
             if result is not None:
                 self.settled[spec.run_id] = result
         return [spec for spec in specs if spec.run_id not in self.settled]

@@ -41,6 +41,7 @@ import json
 import math
 import os
 import platform
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -306,14 +307,19 @@ class _Jobs:
         self._found: dict[str, Job] = {}
         self._ask_at = -math.inf
         self._is_answered = False
+        self._lock = threading.Lock()
 
     def is_over(self, holder: _Holder) -> bool | None:
         """Whether a holder's job has no processes any more; None where nobody can be asked."""
         if holder.job is None or not scheduler.is_available():
             return None
+        with self._lock:  # many runs are looked at at once
+            return self._is_over(holder, holder.job)
+
+    def _is_over(self, holder: _Holder, name: str) -> bool | None:
         is_due = time.monotonic() >= self._ask_at
-        if is_due or (self._is_answered and holder.job not in self._asked):
-            self._asked.add(holder.job)
+        if is_due or (self._is_answered and name not in self._asked):
+            self._asked.add(name)
             self._found, self._is_answered = {}, False
             with suppress(SchedulerError):
                 if holder.cluster in {None, _cluster()}:
@@ -321,7 +327,7 @@ class _Jobs:
                 self._is_answered = True
             # A scheduler that does not answer takes a minute for each question.
             self._ask_at = time.monotonic() + _ASKED_S
-        job = self._found.get(holder.job)
+        job = self._found.get(name)
         if job is None:
             return None
         # One that was put back into the queue has left what it did.

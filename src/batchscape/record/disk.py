@@ -6,8 +6,11 @@ import contextlib
 import errno
 import functools
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import psutil
 
@@ -21,6 +24,7 @@ __all__ = [
     "free_bytes",
     "is_of_this_machine",
     "make_room",
+    "read_each",
     "size_text",
 ]
 
@@ -30,6 +34,9 @@ _PROBE_BYTES = 1 << 16
 """What a disk must still take for a run to begin: its JSON files and first rows."""
 _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
+_READERS = 16
+_Folder = TypeVar("_Folder")
+_Read = TypeVar("_Read")
 _RESERVE_BYTES = 1 << 18
 _NO_DISK_HAS = 2**70
 _LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}) | {
@@ -57,6 +64,27 @@ def is_of_this_machine(folder: Path) -> bool:
     # Of several at one place the last one is seen.
     mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((mounts[at] in _LOCAL for at in (place, *place.parents) if at in mounts), False)
+
+
+def read_each(
+    read: Callable[[_Folder], _Read], folders: Sequence[_Folder], at: Path
+) -> list[_Read]:
+    """Return what is read of each of many folders, in their order.
+
+    Where the file system is not this machine's own, reading is waiting for answers, and many are
+    read at once; else threads would only take each other's time.
+
+    Parameters
+    ----------
+    read : callable
+    folders : sequence
+    at : Path
+        Where they are.
+    """
+    if is_of_this_machine(at):
+        return list(map(read, folders))
+    with ThreadPoolExecutor(_READERS) as readers:
+        return list(readers.map(read, folders))
 
 
 def size_text(size: float) -> str:

@@ -15,6 +15,7 @@ from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.copies import Content, content_of_run, copies_among
+from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
@@ -96,7 +97,8 @@ def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    found = {str(folder.path): _looked_at(folder) for folder in folders}
+    paths = [str(folder.path) for folder in folders]
+    found = dict(zip(paths, read_each(_looked_at, folders, sweep.path), strict=True))
     copies = copies_among({path: content for path, (_, content) in found.items()})
     runs = [progress for path, (progress, _) in found.items() if path not in copies]
     return runs, {Path(path).name: Path(original).name for path, original in copies.items()}
@@ -130,7 +132,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     has_status = folder.status.exists() or folder.launch.exists()
     status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
     # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    held_by = CLAIMS.holder(folder)
+    held_by = None if status.status.is_sealed else CLAIMS.holder(folder)
     held = held_by is not None
     if status.status is Status.RUNNING and not held:
         status = RunStatus.read(folder.status)
@@ -145,7 +147,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     engine = (config.get("config") or {}).get("engine") or {}
     is_program = engine.get("name") == "command"
     ranks = 1 if is_program else (config.get("geometry") or {}).get("data_parallel_size", 1)
-    row = last_row(folder.lines("steps"))
+    row = {} if status.seal else last_row(folder.lines("steps"))
     _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     is_completed = state is Status.COMPLETED
@@ -232,7 +234,11 @@ def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]
     """
     for name, sealed in status.seal.items():
         path = folder.path / name
-        if not path.exists() or path.stat().st_size != sealed["bytes"]:
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
+            found = None
+        if found != sealed["bytes"]:
             msg = f"{path} is missing or differs from what was sealed"
             raise DamageError(msg)
     if not status.seal and status.rows.get("steps") and status.status is not Status.RUNNING:

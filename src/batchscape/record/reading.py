@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from pandas.api.extensions import ExtensionArray
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.copies import Content, content_of_run
+from batchscape.record.disk import read_each
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.run_row import run_row
@@ -163,13 +165,7 @@ def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> 
 
 
 def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:
-    opened = []
-    for folder in folders:
-        try:
-            opened.append(_read_twice(folder, wanted))
-        except RecordError as error:
-            opened.append(_Opened(RunRead(str(folder.path), damage=str(error)), {}))
-    return opened
+    return read_each(partial(_read_twice, wanted=wanted), folders, folders[0].path)
 
 
 def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:
@@ -236,9 +232,12 @@ def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
 
 def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:
     """Read a folder, and again where its launcher may have gone on with it meanwhile."""
-    with contextlib.suppress(DamageError):
+    try:
+        with contextlib.suppress(DamageError):
+            return _read(folder, wanted)
         return _read(folder, wanted)
-    return _read(folder, wanted)
+    except RecordError as error:
+        return _Opened(RunRead(str(folder.path), damage=str(error)), {})
 
 
 def _read(folder: RunFolder, wanted: Wanted) -> _Opened:

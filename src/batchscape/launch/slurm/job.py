@@ -14,6 +14,7 @@ from batchscape.launch.slurm.nodes import open_nodes
 from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
 from batchscape.outgoing import outgoing
 from batchscape.plan.machine import Machine
+from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.terminal import OutgoingConsole
@@ -42,7 +43,8 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     while True:
         # Runs may have been added while others were at work, or opened again.
         order = Order.read(sweep)
-        found = {(name, _attempts_before(sweep.run(name))) for name in order.runs}
+        stood = read_each(_attempts_before, list(map(sweep.run, order.runs)), sweep.path)
+        found = set(zip(order.runs, stood, strict=True))
         known = {name for name, _ in found & looked_at}
         note = partial(console.print, style="red", soft_wrap=True)
         specs = order.specs(sweep, of_shape, note, but=known)

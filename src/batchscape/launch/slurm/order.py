@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, DamageError, RecordError
+from batchscape.record.disk import read_each
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -102,18 +103,20 @@ class Order:
 
         Those that cannot be read are left out; `note` is told of each.
         """
-        found = []
-        for name in self.runs:
-            if name in but:
-                continue
+
+        def read(name: str) -> RunSpec | None:
             try:
-                spec = RunSpec.read(sweep.run(name).config)
+                return RunSpec.read(sweep.run(name).config)
             except BatchscapeError as error:
                 note(f"{name} is left out: {error}")
-                continue
-            if Shape.of(spec) == shape:
-                found.append(replace(spec, config=replace(spec.config, launcher=self.launcher)))
-        return found
+                return None
+
+        found = read_each(read, [name for name in self.runs if name not in but], sweep.path)
+        return [
+            replace(spec, config=replace(spec.config, launcher=self.launcher))
+            for spec in found
+            if spec is not None and Shape.of(spec) == shape
+        ]
 
 
 def shapes(specs: Iterable[RunSpec]) -> dict[Shape, list[RunSpec]]:

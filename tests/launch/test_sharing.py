@@ -13,7 +13,10 @@ from launchers import Launcher
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
+from batchscape.launch import claims as own_claims
 from batchscape.launch import run_sweep
+from batchscape.launch.claims import ClaimedRuns
+from batchscape.launch.standing import Standing
 from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
@@ -45,6 +48,38 @@ def assert_done_once(sweep: SweepFolder, names: list[str]) -> None:
 def started_by(launcher: Launcher) -> list[str]:
     lines = launcher.printed.splitlines()
     return [line.split()[1] for line in lines if " started (" in line]
+
+
+def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of its own, on which each look at a run takes 2 ms."""
+    clock = 100.0
+    looked_at: list[float] = []
+
+    class Slow:
+        def holder(self, _: object) -> str:
+            nonlocal clock
+            clock += 0.002
+            looked_at.append(clock)
+            return "another"
+
+    monkeypatch.setattr(own_claims, "CLAIMS", Slow())
+    monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
+    sweep, share = SweepFolder(tmp_path), {}
+    for runs in (1, 1000):
+        found = ClaimedRuns(sweep, Standing([], sweep, ()))
+        assert all(found.is_elsewhere(spec_named(f"run-{n}")) for n in range(runs))
+        looked_at.clear()
+        end = clock + 400
+        while clock < end:
+            assert found.due() == []
+            clock += 0.3
+        share[runs] = 0.002 * len(looked_at) / 400
+        assert found.elsewhere == {f"run-{n}" for n in range(runs)}
+    # One is looked at every second, as far as it is asked; of a thousand each one every 42 s.
+    assert share[1] == pytest.approx(0.002 / 1.202, rel=0.01)
+    assert share[1000] == pytest.approx(2 / 42.2, rel=0.1)
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ from batchscape.record.status import Status
 
 __all__ = ["ClaimedRuns"]
 
-_LOOK_S = 1.0
-"""Time between looks at the runs that others have."""
+_LOOK_S, _LOOK_SHARE = 1.0, 0.05
+"""Least time between two looks at the runs that others have, and the share of the time that
+looking may take: a hundred launchers ask one file system for a thousand runs."""
 
 
 class ClaimedRuns:
@@ -96,14 +97,16 @@ class ClaimedRuns:
         return True
 
     def due(self) -> list[RunSpec]:
-        """Return the runs that others had and have no more; looked for once a second."""
-        now = time.monotonic()
-        if now < self._look_at:
+        """Return the runs that others had and have no more; looked for once a second at most."""
+        began = time.monotonic()
+        if began < self._look_at:
             return []
-        self._look_at = now + _LOOK_S
         found = list(self._elsewhere.values())
         self._elsewhere.clear()
-        return [spec for spec in found if not self.is_elsewhere(spec)]
+        left = [spec for spec in found if not self.is_elsewhere(spec)]
+        ended = time.monotonic()
+        self._look_at = ended + max(_LOOK_S, (ended - began) / _LOOK_SHARE)
+        return left
 
     def renew(self, ended: Collection[str]) -> list[str]:
         """Keep what this launcher has claimed; return the runs that others have taken over.

@@ -37,6 +37,7 @@ from batchscape.train import worker
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "slurm"))
 
+from cluster import PACKAGES, missing_programs
 from cluster import Cluster as EmulatedCluster
 
 CORES = len(os.sched_getaffinity(0))
@@ -119,6 +120,8 @@ def main() -> None:
     parser.add_argument("--peer-runs", type=int, default=40)
     parser.add_argument("--steps", type=int, default=250, help="optimizer steps a run")
     options = parser.parse_args()
+    if missing := missing_programs():
+        sys.exit(f"no {', '.join(missing)}: needs the Debian packages {PACKAGES}")
     os.environ.update(ENVIRONMENT)
     logging.disable()  # submitit warns of a cluster without accounting at every look
     specs = [make_run(f"run{number}", options.steps) for number in range(options.runs)]

@@ -98,6 +98,26 @@ def test_plan_at_scale():
 
 
 @pytest.mark.slow
+def test_growth():
+    printed = printed_by("growth.py", "--runs", "200")
+    assert printed.startswith("200 runs\n")
+    for what in ("plan", "resume", "status", "load", "report"):
+        assert re.search(rf"^  {what}: \d+\.\d s, \d\.\d\d GiB$", printed, re.MULTILINE)
+    for what in ("status", "load"):
+        assert re.search(rf"{what}, 0.5 ms an answer: \d+\.\d s", printed)
+    assert re.search(r"claim and release: \d+\.\d\d ms a run", printed)
+
+
+@pytest.mark.systems
+def test_slurm_throughput():
+    printed = printed_by("slurm_throughput.py", "--runs", "3", "--peer-runs", "2", "--steps", "5")
+    assert re.search(r"pool_jobs +3 runs in +\d+\.\d s; of a node, \d+\.\d+ s a run", printed)
+    for peer in ("one_job_a_run", "hydra_submitit"):
+        told = rf"ratio {peer} / pool_jobs: \d+\.\d of all, \d+\.\d of the overhead"
+        assert re.search(told, printed)
+
+
+@pytest.mark.slow
 def test_step_time_prediction():
     printed = printed_by("step_time_prediction.py", "--models", "mlp", "--repeats", "1")
     assert re.search(r"mlp: \d of 7 runs have valid times", printed)

@@ -184,7 +184,7 @@ RUN_BY = {
 }
 """Where a command is run, beside being taken apart here."""
 NOT_RUN = {
-    "make chaos-slurm": "takes an hour, and needs a cluster's daemons",
+    "make chaos-slurm": "takes many minutes; tests/slurm kills each kind once",
     "make demo": "takes minutes; what it calls is run by tests/test_cli.py",
     "make bench": "takes many minutes; tests/test_benchmarks.py runs some",
     "make chaos": "takes many minutes; tests/chaos/test_chaos.py kills fewer times",

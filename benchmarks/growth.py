@@ -191,6 +191,7 @@ def main() -> None:
                 ("status", CALL, ("status", folder), {}),
                 ("load", LOAD, (folder,), {}),
                 ("report", CALL, ("report", folder, "--out", str(out)), {}),
+                (f"resume, {answer}", FAR + CALL, ("sweep", *arguments), far),
                 (f"status, {answer}", FAR + CALL, ("status", folder), far),
                 (f"load, {answer}", FAR + LOAD, (folder,), far),
             ):

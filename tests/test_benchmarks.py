@@ -103,7 +103,7 @@ def test_growth():
     assert printed.startswith("200 runs\n")
     for what in ("plan", "resume", "status", "load", "report"):
         assert re.search(rf"^  {what}: \d+\.\d s, \d\.\d\d GiB$", printed, re.MULTILINE)
-    for what in ("status", "load"):
+    for what in ("resume", "status", "load"):
         assert re.search(rf"{what}, 0.5 ms an answer: \d+\.\d s", printed)
     assert re.search(r"claim and release: \d+\.\d\d ms a run", printed)
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from batchscape.launch import run_sweep
 from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.standing import Standing
 from batchscape.record import claims
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import is_held
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import verify_seal
@@ -55,31 +56,41 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
 ) -> None:
     """By a clock of its own, on which each look at a run takes 2 ms."""
     clock = 100.0
-    looked_at: list[float] = []
+    looked_at: list[tuple[str, float]] = []
 
     class Slow:
-        def holder(self, _: object) -> str:
+        def holder(self, run: RunFolder) -> str:
             nonlocal clock
             clock += 0.002
-            looked_at.append(clock)
+            looked_at.append((run.path.name, clock))
             return "another"
 
     monkeypatch.setattr(own_claims, "CLAIMS", Slow())
     monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
-    sweep, share = SweepFolder(tmp_path), {}
+    sweep, share, rarest = SweepFolder(tmp_path), {}, {}
     for runs in (1, 1000):
         found = ClaimedRuns(sweep, Standing([], sweep, ()))
         assert all(found.is_elsewhere(spec_named(f"run-{n}")) for n in range(runs))
         looked_at.clear()
         end = clock + 400
-        while clock < end:
+        while clock < end:  # as the launcher does that has nothing else to do
             assert found.due() == []
+            assert found.has_elsewhere
+            assert f"Waiting for {runs} run" in found.describe_elsewhere()
             clock += 0.3
+        times = [at for name, at in looked_at if name == "run-0"]
+        rarest[runs] = max(after - before for before, after in pairwise(times))
         share[runs] = 0.002 * len(looked_at) / 400
-        assert found.elsewhere == {f"run-{n}" for n in range(runs)}
-    # One is looked at every second, as far as it is asked; of a thousand each one every 42 s.
-    assert share[1] == pytest.approx(0.002 / 1.202, rel=0.01)
-    assert share[1000] == pytest.approx(2 / 42.2, rel=0.1)
+        assert set(found.elsewhere) == {f"run-{n}" for n in range(runs)}
+    # Looks are 1.2 s apart here. Of a thousand runs 26 are looked at each time, in turn.
+    assert share == {
+        1: pytest.approx(0.0017, abs=1e-4),
+        1000: pytest.approx(0.052 / 1.25, rel=0.02),
+    }
+    assert rarest == {
+        1: pytest.approx(1.2, abs=0.1),
+        1000: pytest.approx(1000 / 26 * 1.25, rel=0.05),
+    }
 
 
 @pytest.mark.slow

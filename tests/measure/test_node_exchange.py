@@ -35,6 +35,6 @@ def test_both_are_told_for_the_whole_gradient(tmp_path: Path) -> None:
     for rank in ranks:
         printed, _ = rank.communicate(timeout=120)
         assert rank.returncode == 0
-        # Four parts of 32 MiB, a quarter of a second and two seconds each. Five repeats, and one
-        # before them; of the slow exchange, two.
-        assert json.loads(printed) == [1.0, 8.0, 6, 3]
+        # Within a node four parts of 32 MiB, a quarter of a second each; of the half between nodes
+        # two, two seconds each. Five repeats, and one before them; of the slow exchange, two.
+        assert json.loads(printed) == [1.0, 4.0, 6, 3]

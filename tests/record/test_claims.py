@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,27 +172,59 @@ def test_a_scheduler_that_gives_no_answer_is_not_asked_for_each_run(
     monkeypatch.setattr(claims, "_ASKED_S", 60.0)
     monkeypatch.setattr(scheduler, "is_available", lambda: True)
     monkeypatch.setattr(scheduler, "jobs", jobs)
-    others = []
+    runs = [elsewhere]
     for job in range(8, 12):
-        others.append(RunFolder(tmp_path / "runs" / str(job)))
-        shutil.copytree(elsewhere.path, others[-1].path)
-        path = others[-1].path / ".claim.1"
+        runs.append(RunFolder(tmp_path / "runs" / str(job)))
+        shutil.copytree(elsewhere.path, runs[-1].path)
+        path = runs[-1].path / ".claim.1"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"job": str(job)}))
     observer = _Claims()
-    assert [observer.claim(run) for run in (elsewhere, *others)] == [None] * 5
+    assert [observer.claim(run) for run in runs] == [None] * 5
     assert asked == [{"7"}]
 
-    def all_run(ids: set[str]) -> dict[str, Job]:
+    def all_are_over(ids: Iterable[str]) -> dict[str, Job]:
         asked.append(set(ids))
-        return {job: Job(job, JobState.RUNNING) for job in ids}
+        return {job: Job(job, JobState.COMPLETED) for job in asked[-1]}
 
-    monkeypatch.setattr(scheduler, "jobs", all_run)
+    asked.clear()
+    monkeypatch.setattr(scheduler, "jobs", all_are_over)
+    monkeypatch.setattr(claims, "_NEW_S", 60.0)
     observer = _Claims()
-    assert [observer.claim(run) for run in (elsewhere, *others)] == [None] * 5
-    assert asked[-1] == {"7", "8", "9", "10", "11"}, "a new one is asked for at once"
-    count = len(asked)
-    assert observer.claim(elsewhere) is None
-    assert len(asked) == count
+    held = [observer.holder(run) for run in runs]
+    assert held[0] is None
+    assert None not in held[1:], "not asked for so soon"
+    assert asked == [{"7"}]
+    monkeypatch.setattr(claims, "_NEW_S", 0.0)
+    assert observer.holder(runs[-1]) is None
+    assert asked == [{"7"}, {"7", "8", "9", "10", "11"}], "for all that it has met"
+    assert [observer.holder(run) for run in runs] == [None] * 5
+    assert len(asked) == 2
+
+    asked.clear()
+    monkeypatch.setattr(claims, "_NEW_S", 60.0)
+    observer = _Claims()
+    observer.ask_ahead(runs)
+    assert [observer.holder(run) for run in runs] == [None] * 5
+    assert asked == [{"7", "8", "9", "10", "11"}]
+
+
+def test_looks_at_other_runs_count(elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own: who looks at a thousand runs comes to each one rarely."""
+    clock = 0.0
+    monkeypatch.setattr(scheduler, "is_available", lambda: False)
+    monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
+    other = RunFolder(elsewhere.path.with_name("other"))
+    shutil.copytree(elsewhere.path, other.path)
+    observer = _Claims()
+    for _ in range(2):
+        assert observer.claim(elsewhere) is None
+        for _ in range(299):
+            clock += 1.0
+            os.utime(other.path / ".claim.1", ns=(0, int(clock * 1e9)))
+            assert observer.claim(other) is None
+        clock += 0.5
+    clock += 1.0
+    assert observer.claim(elsewhere) is not None
 
 
 def test_a_node_that_is_cut_off_from_the_scheduler_alone_keeps_its_run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from typing import NamedTuple
 
 from batchscape.launch.result import RunResult
 from batchscape.launch.standing import Standing
@@ -18,9 +19,17 @@ from batchscape.record.status import Status
 
 __all__ = ["ClaimedRuns"]
 
-_LOOK_S, _LOOK_SHARE = 1.0, 0.05
-"""Least time between two looks at the runs that others have, and the share of the time that
-looking may take: a hundred launchers ask one file system for a thousand runs."""
+_LOOK_S, _LONGEST_S = 1.0, 0.05
+"""Time between looks at the runs that others have, and the time that a look takes at most; the next
+one goes on where it ended. A hundred launchers ask one file system for a thousand runs."""
+
+
+class _Elsewhere(NamedTuple):
+    """A run that this launcher would begin."""
+
+    spec: RunSpec
+    holder: str | None
+    """Who had it when it was last looked at; None: somebody who is gone."""
 
 
 class ClaimedRuns:
@@ -40,7 +49,7 @@ class ClaimedRuns:
         self._sweep = sweep
         self._standing = standing
         self._claims: dict[str, RunClaim] = {}
-        self._elsewhere: dict[str, RunSpec] = {}
+        self._elsewhere: dict[str, _Elsewhere] = {}
         self._look_at = 0.0
 
     @property
@@ -49,8 +58,10 @@ class ClaimedRuns:
 
         Those that a launcher has left are waited for in any case: nobody else may take them.
         """
-        left = (CLAIMS.holder(self._sweep.run(name)) is None for name in self._elsewhere)
-        return bool(self._elsewhere) and (self._waits or any(left))
+        if self._waits or any(run.holder is None for run in self._elsewhere.values()):
+            return bool(self._elsewhere)
+        # Before this launcher ends: as they stand now, and not when they were last looked at.
+        return any(self._noted(run.spec).holder is None for run in list(self._elsewhere.values()))
 
     @property
     def elsewhere(self) -> Collection[str]:
@@ -80,7 +91,7 @@ class ClaimedRuns:
         # One that is tried again has kept its claim.
         claim = self._claims.get(spec.run_id) or CLAIMS.claim(self._sweep.run(spec.run_id))
         if claim is None:
-            self._elsewhere[spec.run_id] = spec
+            self._noted(spec)
             return None
         self._claims[spec.run_id] = claim
         result = self._standing.settled_now(spec)
@@ -91,22 +102,33 @@ class ClaimedRuns:
 
     def is_elsewhere(self, spec: RunSpec) -> bool:
         """Whether another launcher has a run, which is noted; `due` returns it later."""
-        if spec.run_id in self._claims or CLAIMS.holder(self._sweep.run(spec.run_id)) is None:
+        if spec.run_id in self._claims:
             return False
-        self._elsewhere[spec.run_id] = spec
-        return True
+        has_holder = self._noted(spec).holder is not None
+        if not has_holder:
+            del self._elsewhere[spec.run_id]
+        return has_holder
 
     def due(self) -> list[RunSpec]:
-        """Return the runs that others had and have no more; looked for once a second at most."""
+        """Return runs that others had and have no more; each is looked at once a second at most."""
         began = time.monotonic()
         if began < self._look_at:
             return []
-        found = list(self._elsewhere.values())
-        self._elsewhere.clear()
-        left = [spec for spec in found if not self.is_elsewhere(spec)]
-        ended = time.monotonic()
-        self._look_at = ended + max(_LOOK_S, (ended - began) / _LOOK_SHARE)
+        left = []
+        for run in list(self._elsewhere.values()):
+            if not self.is_elsewhere(run.spec):
+                left.append(run.spec)
+            if time.monotonic() - began > _LONGEST_S:
+                break
+        self._look_at = time.monotonic() + _LOOK_S
         return left
+
+    def _noted(self, spec: RunSpec) -> _Elsewhere:
+        """Note who has a run, as the last one that was looked at."""
+        self._elsewhere.pop(spec.run_id, None)
+        found = _Elsewhere(spec, CLAIMS.holder(self._sweep.run(spec.run_id)))
+        self._elsewhere[spec.run_id] = found
+        return found
 
     def renew(self, ended: Collection[str]) -> list[str]:
         """Keep what this launcher has claimed; return the runs that others have taken over.
@@ -137,8 +159,7 @@ class ClaimedRuns:
 
     def describe_elsewhere(self) -> str:
         """Say who has the runs that are waited for; nothing where nobody has any more."""
-        found = {name: CLAIMS.holder(self._sweep.run(name)) for name in self._elsewhere}
-        held = {name: holder for name, holder in found.items() if holder is not None}
+        held = {name: run.holder for name, run in self._elsewhere.items() if run.holder is not None}
         if not held:
             return ""
         count = "1 run" if len(held) == 1 else f"{len(held)} runs"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import psutil
 
 from batchscape.record.claims import CLAIMS
-from batchscape.record.disk import is_of_this_machine
+from batchscape.record.disk import is_of_this_machine, read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 
 __all__ = ["remove_dead_writes"]
@@ -48,18 +48,20 @@ def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
                 return
 
 
-def _unfinished(place: SweepFolder | RunFolder) -> Iterator[Path]:
+def _unfinished(place: SweepFolder | RunFolder) -> list[Path]:
     if isinstance(place, RunFolder):
-        runs, folders = [place], []
-    else:
-        runs = [run for run in place.run_folders() if CLAIMS.holder(run) is None]
-        folders = [place.path]
-    for run in runs:
-        folders += [run.path, run.checkpoints]
-    for folder in folders:
-        try:
-            with os.scandir(folder) as entries:
-                names = [entry.name for entry in entries if entry.name.endswith(".tmp")]
-        except OSError:
-            continue
-        yield from (folder / name for name in names)
+        return _unfinished_in(place.path) + _unfinished_in(place.checkpoints)
+
+    def of_run(run: RunFolder) -> list[Path]:
+        return _unfinished(run) if CLAIMS.holder(run) is None else []
+
+    found = read_each(of_run, place.run_folders(), place.path)
+    return _unfinished_in(place.path) + list(chain.from_iterable(found))
+
+
+def _unfinished_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [folder / entry.name for entry in entries if entry.name.endswith(".tmp")]
+    except OSError:
+        return []

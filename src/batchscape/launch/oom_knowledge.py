@@ -26,6 +26,7 @@ from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.plan.room import room_gib
 from batchscape.record.causes import Cause
+from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
@@ -68,8 +69,7 @@ class OomKnowledge:
         queued = {spec.run_id: spec for spec in queue}
         if not any(spec.config.launcher.skip_unfit for spec in queue):
             return
-        for folder in sweep.run_folders():
-            spec = self._witness_in(folder)
+        for spec in read_each(self._witness_in, sweep.run_folders(), sweep.path):
             if spec is not None and spec.run_id in queued:
                 self._reconsidered.add(spec.run_id)
             elif spec is not None:

@@ -1,11 +1,11 @@
 """What the exchange costs within a node and between nodes, apart.
 
 The exchange of a training is one operation over all ranks, of which no clock can tell which part
-went where. So the two parts are measured by themselves once the training is over: the ranks of
-each node add up the bytes of a gradient among themselves, and then those that have the same place
-on their nodes do, all at the same time, as they share the node's way out. A ring or a tree over all
-ranks is no slower than both together, and no faster than the dearer one with a rank's share of the
-bytes; which it is the backend decides.
+went where. So both are measured by themselves once the training is over, as an exchange in two
+levels does them: the ranks of each node add up the bytes of a gradient among themselves; then each
+rank adds up its share of them with those that have the same place on the other nodes, all shares
+at the same time, so that one gradient leaves each node. A backend may be faster than both together,
+where it does them at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NodeExchange(NamedTuple):
     exchange_within_node_s: float | None = None
     """Among the ranks of a node; None where a node has one rank."""
     exchange_between_nodes_s: float | None = None
-    """Among one rank of each node, for all places on a node at the same time."""
+    """Among the nodes, each rank of a node with its share of the bytes."""
 
 
 def groups_of(ranks: int, devices_per_node: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -65,18 +65,26 @@ def node_exchange(size: int, devices_per_node: int, device: torch.device) -> Nod
     Returns
     -------
     NodeExchange
-        Medians of this rank.
+        Medians of this rank; nothing where memory or the backend fails.
     """
-    part = torch.zeros(max(1, min(size, _PART_BYTES) // 4), device=device)
-    parts = size / part.nbytes
-    within, between = (
-        dist.new_subgroups_by_enumeration(groups)[0]
-        for groups in groups_of(dist.get_world_size(), devices_per_node)
-    )
-    return NodeExchange(
-        parts * _median_s(part, within) if devices_per_node > 1 else None,
-        parts * _median_s(part, between),
-    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # connections of NCCL take memory beside torch's
+    try:
+        within, between = (
+            dist.new_subgroups_by_enumeration(groups)[0]
+            for groups in groups_of(dist.get_world_size(), devices_per_node)
+        )
+        return NodeExchange(
+            _time_s(size, within, device) if devices_per_node > 1 else None,
+            _time_s(size / devices_per_node, between, device),
+        )
+    except RuntimeError:  # of torch: a training that is over does not fail by it
+        return NodeExchange()
+
+
+def _time_s(size: float, group: dist.ProcessGroup | None, device: torch.device) -> float:
+    part = torch.zeros(max(1, min(int(size), _PART_BYTES) // 4), device=device)
+    return size / part.nbytes * _median_s(part, group)
 
 
 def _median_s(part: torch.Tensor, group: dist.ProcessGroup | None) -> float:

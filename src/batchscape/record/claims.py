@@ -44,6 +44,7 @@ import platform
 import threading
 import time
 import uuid
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ import psutil
 
 from batchscape import scheduler
 from batchscape.errors import SchedulerError
-from batchscape.record.disk import is_of_this_machine
+from batchscape.record.disk import is_of_this_machine, read_each
 from batchscape.record.files import link_or_copy
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock, has_no_locks, is_held, take
@@ -69,9 +70,10 @@ _SILENT_S = 300.0
 """Silence of a holder that nobody can be asked about: network file systems stand still for minutes
 when a server is replaced."""
 _GAP_S = 30.0
-"""Longest time that counts between two looks."""
-_ASKED_S = 15.0
-"""How old an answer of the scheduler may be."""
+"""Longest time that counts between two looks, whichever runs they were at."""
+_ASKED_S, _NEW_S = 15.0, 1.0
+"""How old an answer of the scheduler may be, and the time between two questions for jobs that it
+was not asked for before."""
 
 
 class RunClaim(Protocol):
@@ -126,6 +128,12 @@ class RunClaims(Protocol):
         """Name who holds a run, or whose processes do; None where nobody does.
 
         At a glance: one whose job is over does not hold it, even where `claim` still waits.
+        """
+
+    def ask_ahead(self, runs: Sequence[RunFolder]) -> None:
+        """Have the scheduler asked once for all jobs that hold some of many runs.
+
+        Otherwise it is asked for each as it is met, once a second; until then it seems to live.
         """
 
 
@@ -217,8 +225,8 @@ class _Claim:
 
 class _Seen(NamedTuple):
     touched_ns: int
-    silent_s: float
-    at: float
+    looked_s: float
+    """For how long this process had looked by then, at any claims."""
 
 
 class _Claims:
@@ -226,7 +234,10 @@ class _Claims:
 
     def __init__(self) -> None:
         self._seen: dict[Path, _Seen] = {}
+        self._looked_s = 0.0
+        self._looked_at = time.monotonic()
         self._jobs = _Jobs()
+        self._lock = threading.Lock()
 
     def claim(self, run: RunFolder) -> RunClaim | None:
         run.path.mkdir(parents=True, exist_ok=True)
@@ -286,53 +297,72 @@ class _Claims:
 
     def _silent_s(self, path: Path) -> float:
         """Return for how long a claim was not touched, as far as this process has looked."""
-        now = time.monotonic()
         try:
             touched_ns = path.stat().st_mtime_ns
         except OSError:
             return 0.0
-        seen = self._seen.get(path)
-        silent_s = 0.0
-        if seen is not None and seen.touched_ns == touched_ns:
-            silent_s = seen.silent_s + min(now - seen.at, _GAP_S)
-        self._seen[path] = _Seen(touched_ns, silent_s, now)
-        return silent_s
+        with self._lock:
+            now = time.monotonic()
+            self._looked_s += min(now - self._looked_at, _GAP_S)
+            self._looked_at = now
+            seen = self._seen.get(path)
+            if seen is None or seen.touched_ns != touched_ns:
+                seen = self._seen[path] = _Seen(touched_ns, self._looked_s)
+            return self._looked_s - seen.looked_s
+
+    def ask_ahead(self, runs: Sequence[RunFolder]) -> None:
+        if runs and scheduler.is_available():
+            last = read_each(_last, runs, runs[0].path)
+            self._jobs.ask_for([found for _, found in last if isinstance(found, _Holder)])
 
 
 class _Jobs:
     """What the scheduler says of the jobs that hold runs, asked for all of them at once."""
 
     def __init__(self) -> None:
+        self._clusters: dict[str, str | None] = {}
+        """Of the jobs that are asked for."""
         self._asked: set[str] = set()
+        """Those that were, the last time."""
         self._found: dict[str, Job] = {}
-        self._ask_at = -math.inf
+        self._asked_at = -math.inf
         self._is_answered = False
         self._lock = threading.Lock()
+
+    def ask_for(self, holders: Iterable[_Holder]) -> None:
+        """Ask for the jobs of holders that were not asked for yet."""
+        with self._lock:
+            jobs = {holder.job: holder.cluster for holder in holders if holder.job is not None}
+            if not jobs.keys() <= self._clusters.keys():
+                self._clusters |= jobs
+                self._ask()
 
     def is_over(self, holder: _Holder) -> bool | None:
         """Whether a holder's job has no processes any more; None where nobody can be asked."""
         if holder.job is None or not scheduler.is_available():
             return None
         with self._lock:  # many runs are looked at at once
-            return self._is_over(holder, holder.job)
-
-    def _is_over(self, holder: _Holder, name: str) -> bool | None:
-        is_due = time.monotonic() >= self._ask_at
-        if is_due or (self._is_answered and name not in self._asked):
-            self._asked.add(name)
-            self._found, self._is_answered = {}, False
-            with suppress(SchedulerError):
-                if holder.cluster in {None, _cluster()}:
-                    self._found = scheduler.jobs(self._asked)
-                self._is_answered = True
-            # A scheduler that does not answer takes a minute for each question.
-            self._ask_at = time.monotonic() + _ASKED_S
-        job = self._found.get(name)
+            self._clusters[holder.job] = holder.cluster
+            is_new = self._is_answered and holder.job not in self._asked
+            if time.monotonic() - self._asked_at >= (_NEW_S if is_new else _ASKED_S):
+                self._ask()
+            job = self._found.get(holder.job)
         if job is None:
             return None
         # One that was put back into the queue has left what it did.
         is_another = job.restarts is not None and job.restarts > holder.restarts
         return job.state.is_over or job.state is JobState.PENDING or is_another
+
+    def _ask(self) -> None:
+        self._asked, self._found, self._is_answered = set(self._clusters), {}, False
+        with suppress(SchedulerError):
+            here = {None, _cluster()}
+            self._found = scheduler.jobs(
+                job for job, cluster in self._clusters.items() if cluster in here
+            )
+            self._is_answered = True
+        # From the answer on: a scheduler that gives none takes a minute for each question.
+        self._asked_at = time.monotonic()
 
 
 @functools.cache

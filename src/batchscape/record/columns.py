@@ -153,7 +153,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "a training over several nodes",
         ),
         "exchange_between_nodes_s": Column(
-            "Float64", "the same among one rank of each node, for all places on a node at a time"
+            "Float64", "the same between nodes, each rank of a node with its share of the bytes"
         ),
         "reported_data_parallel_size": Column(
             "Int64", "ranks that the engine's library exchanges over, asked before the first step"

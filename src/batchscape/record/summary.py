@@ -35,7 +35,7 @@ SUMMARY: dict[str, str] = {
     "exchange_span_s": "median time from the first bucket exchanged until all are back",
     "exchange_within_node_s": "time to add up the bytes of a gradient within a node, maximum over "
     "ranks; several nodes only",
-    "exchange_between_nodes_s": "the same among one rank of each node, all places at a time",
+    "exchange_between_nodes_s": "the same between nodes, each rank of a node with its share",
     "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
     "rate or MFU",
     "tokens_per_s": "tokens over the time in measured optimizer steps, all devices",

@@ -28,6 +28,7 @@ from batchscape.launch.slurm.script import job_name, script
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
+from batchscape.record.disk import read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.instants import now
@@ -263,12 +264,12 @@ class _Follower:
             time.sleep(_LOOK_S)
 
     def _look(self) -> None:
-        for spec in list(self._open.values()):
-            folder = self._sweep.run(spec.run_id)
-            try:
-                status = RunStatus.read(folder.status)
-            except RecordError:
+        specs = list(self._open.values())
+        stood = read_each(self._status, specs, self._sweep.path)
+        for spec, status in zip(specs, stood, strict=True):
+            if status is None:
                 continue
+            folder = self._sweep.run(spec.run_id)
             is_over = status.status.is_sealed or status.status is Status.REJECTED
             # A launcher keeps a run whose next attempt follows.
             is_fault = status.status in FAULTS and CLAIMS.holder(folder) is None
@@ -276,6 +277,12 @@ class _Follower:
                 del self._open[spec.run_id]
                 self.done[spec.run_id] = RunResult.of(folder, status)
                 self._progress.run_followed(spec, status)
+
+    def _status(self, spec: RunSpec) -> RunStatus | None:
+        try:
+            return RunStatus.read(self._sweep.run(spec.run_id).status)
+        except RecordError:
+            return None
 
     def _find_lost(self, live: Mapping[str, Job]) -> bool:
         """Write down how runs ended whose job is gone and has not said so.

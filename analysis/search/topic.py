@@ -127,6 +127,8 @@ def _grid(
 
 def _texts(values: pd.Series) -> list[str]:
     if pd.api.types.is_numeric_dtype(values):
+        if values.dropna().mod(1).eq(0).all():
+            return [MISSING if pd.isna(value) else f"{value:.0f}" for value in values]
         return [MISSING if pd.isna(value) else significant(float(value), 3) for value in values]
     return [str(value) for value in values]
 

@@ -19,9 +19,8 @@ from dataclasses import astuple, dataclass
 from operator import attrgetter
 from statistics import median
 
-from batchscape.errors import RecordError
 from batchscape.record.disk import read_each
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 
@@ -165,8 +164,9 @@ class Durations:
 
     def _read(self) -> None:
         self._is_read = True
-        folders = [self._sweep.run(spec.run_id) for spec in self._specs]
-        stood = read_each(_status_of, folders, self._sweep.path)
+        # Where one cannot be read, its launch will say what the matter is.
+        paths = [self._sweep.run(spec.run_id).status for spec in self._specs]
+        stood = read_each(RunStatus.if_readable, paths, self._sweep.path)
         for spec, status in zip(self._specs, stood, strict=True):
             if status is not None:
                 self.learn(spec, status)
@@ -176,10 +176,3 @@ class Durations:
             stages = [astuple(stage.geometry) for stage in spec.stages]
             self._cell_of[spec.run_id] = f"{stages} {spec.time_key}"
         return self._cell_of[spec.run_id]
-
-
-def _status_of(folder: RunFolder) -> RunStatus | None:
-    try:
-        return RunStatus.read(folder.status)
-    except RecordError:
-        return None  # its launch will say what the matter is

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.prefix import prefix_steps
 from batchscape.record.spec import RunSpec
@@ -91,9 +90,8 @@ class OneCurve:
         trajectory = self._trajectory.get(run_id)
         if trajectory is None or trajectory in self._full:
             return
-        try:
-            status = RunStatus.read(self._sweep.run(run_id).status)
-        except RecordError:
+        status = RunStatus.if_readable(self._sweep.run(run_id).status)
+        if status is None:
             return
         if status.status is Status.COMPLETED and status.stop_reason is not StopReason.PREFIX:
             depends = status.summary.get("not_invariant") is not None

@@ -109,6 +109,14 @@ class RunStatus:
         write_json(path, content, replaces=replaces)
 
     @classmethod
+    def if_readable(cls, path: Path) -> RunStatus | None:
+        """Read a status; None where `read` would raise, which others tell of."""
+        try:
+            return cls.read(path)
+        except RecordError:
+            return None
+
+    @classmethod
     def read(cls, path: Path) -> RunStatus:
         """Read a status.
 

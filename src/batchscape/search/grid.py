@@ -110,7 +110,10 @@ def measure_around(
         if of.name not in grids:
             console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
         for point in best[of.name]:
-            at = ", ".join(f"{key}={value}" for key, value in point.items())
+            at = ", ".join(
+                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                for key, value in point.items()
+            )
             what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
             console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
@@ -126,9 +129,12 @@ def measure_around(
         found = {name: grid.brackets(runs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
         may_grow = not last and space.sampler.grid_points > 1
-        widened = [grids[name].widen(own) for name, own in found.items() if may_grow and own]
-        if not any(widened):
+        grown = [name for name, own in found.items() if may_grow and own and grids[name].widen(own)]
+        if not grown:
             break
+        console.print(
+            f"The best is at the end of its grid, which grows: {', '.join(grown)}", soft_wrap=True
+        )
     for reason in dict.fromkeys(run for run in runs.values() if isinstance(run, str)):
         console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
     _tell(space, found, console)
@@ -153,7 +159,9 @@ def _tell(
 
 def _text(name: str, interval: Interval, found: Bracket, value: float, space: Space) -> str:
     said = f"{name}: {interval.key} = {found.best:g}, {space.sampler.objective[0]} {value:.4g}"
-    said += f" (mean of {space.sampler.grid_seeds} fresh seeds, the least of the grid's)"
+    seeds = space.sampler.grid_seeds
+    mean = "one fresh seed" if seeds == 1 else f"mean of {seeds} fresh seeds"
+    said += f" ({mean}, the least of the grid's)"
     if not math.isfinite(value):
         return f"{name}: no value of {interval.key} that was measured has a result"
     if found.low is not None and found.high is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from batchscape.errors import BatchscapeError, RecordError
+from batchscape.errors import BatchscapeError
 from batchscape.launch.local import run_sweep
 from batchscape.launch.slurm.nodes import open_nodes
 from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
@@ -71,11 +70,10 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
 
 def _attempts_before(run: RunFolder) -> int | None:
     """Return the attempts that were made at a run that is open; None where it is not."""
-    with suppress(RecordError):
-        status = RunStatus.read(run.status)
-        if status.status in {Status.PENDING, Status.INTERRUPTED}:
-            return len(status.attempts)
-    return None
+    status = RunStatus.if_readable(run.status)
+    if status is None or status.status not in {Status.PENDING, Status.INTERRUPTED}:
+        return None
+    return len(status.attempts)
 
 
 def _machine(nodes: int) -> Machine:

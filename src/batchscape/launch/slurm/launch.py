@@ -265,7 +265,8 @@ class _Follower:
 
     def _look(self) -> None:
         specs = list(self._open.values())
-        stood = read_each(self._status, specs, self._sweep.path)
+        paths = [self._sweep.run(spec.run_id).status for spec in specs]
+        stood = read_each(RunStatus.if_readable, paths, self._sweep.path)
         for spec, status in zip(specs, stood, strict=True):
             if status is None:
                 continue
@@ -277,12 +278,6 @@ class _Follower:
                 del self._open[spec.run_id]
                 self.done[spec.run_id] = RunResult.of(folder, status)
                 self._progress.run_followed(spec, status)
-
-    def _status(self, spec: RunSpec) -> RunStatus | None:
-        try:
-            return RunStatus.read(self._sweep.run(spec.run_id).status)
-        except RecordError:
-            return None
 
     def _find_lost(self, live: Mapping[str, Job]) -> bool:
         """Write down how runs ended whose job is gone and has not said so.

@@ -75,8 +75,8 @@ def node_exchange(size: int, devices_per_node: int, device: torch.device) -> Nod
             for groups in groups_of(dist.get_world_size(), devices_per_node)
         )
         return NodeExchange(
-            _time_s(size, within, device) if devices_per_node > 1 else None,
-            _time_s(size / devices_per_node, between, device),
+            exchange_within_node_s=_time_s(size, within, device) if devices_per_node > 1 else None,
+            exchange_between_nodes_s=_time_s(size / devices_per_node, between, device),
         )
     except RuntimeError:  # of torch: a training that is over does not fail by it
         return NodeExchange()

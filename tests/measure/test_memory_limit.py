@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -29,6 +31,15 @@ MIB = 2**20
 Numbers = dict[str, Any]
 
 
+def use_up_the_heap() -> None:
+    """Take what the C library keeps of earlier tests: blocks from there meet no limit."""
+    malloc, here = ctypes.CDLL(None).malloc, psutil.Process()
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    before = here.memory_info().data
+    while here.memory_info().data == before:
+        malloc(16 * MIB)
+
+
 def in_a_child(body: Callable[[], Numbers]) -> Numbers:
     """Fork, so that no limit and no fragment stays; return what the child found."""
     reading, writing = os.pipe()
@@ -37,6 +48,7 @@ def in_a_child(body: Callable[[], Numbers]) -> Numbers:
         try:
             # The threads that torch had started are not in the child, which would wait for them.
             torch.set_num_threads(1)
+            use_up_the_heap()
             os.write(writing, json.dumps(body()).encode())
         finally:
             os._exit(0)
@@ -45,6 +57,18 @@ def in_a_child(body: Callable[[], Numbers]) -> Numbers:
         text = file.read()
     os.waitpid(child, 0)
     return json.loads(text)
+
+
+def private(mib: int) -> mmap.mmap:
+    """Map private memory of the kernel's, which no block that the C library keeps can stand for."""
+    return mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def touched(mib: int) -> mmap.mmap:
+    memory = private(mib)
+    for page in range(0, len(memory), mmap.PAGESIZE):
+        memory[page] = 1
+    return memory
 
 
 def fits(mib: int) -> bool:
@@ -175,15 +199,14 @@ def test_no_limit_does_nothing() -> None:
 
 def test_the_peak_above_the_start_leaves_out_what_was_done_aside() -> None:
     def body() -> Numbers:
-        torch.ones(64 * MIB // 4)  # loads what a first use loads
         peak = PrivatePeak()
-        torch.ones(64 * MIB // 4)
+        touched(64).close()
         first = peak.taken_gib()
         peak.settle()
-        torch.ones(512 * MIB // 4)
+        touched(512).close()
         peak.resume()
         aside = peak.taken_gib()
-        held = torch.ones(128 * MIB // 4)
+        held = touched(128)
         return {"first": first, "aside": aside, "held": peak.taken_gib(), "n": len(held)}
 
     found = in_a_child(body)
@@ -199,7 +222,6 @@ def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
     np.save(path, np.zeros(8 * MIB))
 
     def body() -> Numbers:
-        torch.ones(32 * MIB // 4)
         found = {}
         with memory_limit(CPU, 0.125):
             peak = PrivatePeak()
@@ -210,9 +232,9 @@ def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
             for page in range(0, len(shared), mmap.PAGESIZE):
                 shared[page] = 1
             found["shared"] = peak.taken_gib()
-            held = torch.empty(48 * MIB // 4)
+            held = private(48)
             found["untouched"] = peak.taken_gib()
-            torch.ones(32 * MIB // 4)
+            touched(32).close()
             found["both"] = peak.taken_gib()
         return {**found, "n": len(held) + len(mapped) + len(shared)}
 

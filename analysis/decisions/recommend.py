@@ -96,7 +96,10 @@ class Recommendation:
 
     @property
     def headline(self) -> str:
-        """Which geometry to use, and which of those measured are not told from it."""
+        """Which geometry to use, and which of those measured are not told from it.
+
+        With its learning rate, where each global batch has one of its own.
+        """
         if self.chosen is None or self.geometry is None:
             return f"Which geometry to use is {self.why_not}"
         devices, micro, accumulation = self.geometry
@@ -104,6 +107,9 @@ class Recommendation:
             f"Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
             "(devices x micro-batch x accumulation = global batch)"
         )
+        rate = float(self.chosen["learning_rate"])
+        if self.candidates["learning_rate"].nunique() > 1 and not math.isnan(rate):
+            text += f", learning rate {significant(rate, 3)}"
         doubt = _doubt(self.candidates, self.chosen)
         return f"{text}{doubt}."
 
@@ -424,7 +430,7 @@ def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
     return [
         f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times "
-        f"as long and {worst['times_dearer']:.3g} times the device-hours."
+        f"as long to the target and {worst['times_dearer']:.3g} times the device-hours."
     ]
 
 

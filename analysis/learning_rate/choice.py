@@ -104,9 +104,12 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     AnalysisError
         As `costs_by_rate` does.
     """
-    remedy = (
+    effect = (
         "A learning rate that suits some global batches better than others makes or moves a "
-        "critical batch. To tune each, train every global batch at several of them, as "
+        "critical batch"
+    )
+    remedy = (
+        f"{effect}. To tune each, train every global batch at several of them, as "
         "sweeps=learning_rate does on text and sweeps=learning_rate_digits on images"
     )
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
@@ -132,7 +135,13 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
     said = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
     losses = best["target_loss"].dropna().unique()
     aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
-    return f"NOT TUNED EVERYWHERE{aim}: {'; '.join(said)}. {remedy}" if said else None
+    if not said:
+        return None
+    return (
+        f"NOT TUNED EVERYWHERE{aim}: {'; '.join(said)}. {effect}. Rates further out or more seeds "
+        "settle it, and so does a search for just that, search.objective=[steps_to_target]: the "
+        "rate of the least loss may be another"
+    )
 
 
 def tied_warning(table: pd.DataFrame, value: str) -> str | None:

@@ -129,14 +129,13 @@ def _list(out: Path, names: Iterable[str]) -> None:
 def in_short(sections: Iterable[Section]) -> list[str]:
     """Return the sentences of the first screen: what the topics say in short, in their order.
 
-    The first sentence of a topic says how many warnings weaken it.
+    Each sentence of a topic says how many warnings weaken it.
     """
     said = []
     for section in sections:
         count = len(section.warnings)
         warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
-        own = _short(section)
-        said += [text + (warned if place == 0 else "") for place, text in enumerate(own)]
+        said += [text + warned for text in _short(section)]
     return said[:_SENTENCES]
 
 

@@ -189,6 +189,7 @@ def _claims(material: Material) -> Section | None:
 
 
 TOPICS = (
+    Topic("Search", lambda m: search_section(m.cells)),
     Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),
     Topic("Claims", _claims),
@@ -197,7 +198,6 @@ TOPICS = (
     Topic("Where memory ends", lambda m: frontier_section(m.cells)),
     Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
     Topic("Learning rate", _learning_rate),
-    Topic("Search", lambda m: search_section(m.cells)),
     Topic("Targets", _targets),
     Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),

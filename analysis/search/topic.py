@@ -11,13 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import PAGE_IN, colour_of, plain_ticks
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid, columns_grid
+from batchscape.analysis.numbers import MISSING, significant, with_spread
+from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.search.measured import best_measured
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trials import TRIALS, read_trials
+from batchscape.record.trials import TRIALS, read_measured, read_trials
 
 __all__ = ["search_section"]
 
@@ -29,6 +31,8 @@ _LABELS = {
     "device_hours_to_target": "device-hours to target",
     "peak_allocated_gib": "peak memory (GiB)",
 }
+_MOST_STUDIES = 6
+"""Studies named in a sentence."""
 _WIDE = 5.0
 """Values whose ratio is larger are drawn on a logarithmic axis."""
 
@@ -55,21 +59,23 @@ def search_section(cells: Cells) -> Section | None:
     section = Section(
         "Search",
         [
+            *(one.found for one in searches if one.found),
             *(one.answer for one in searches),
             "A sampler chose the trials for doing well, so no number elsewhere in this report "
             "rests on them: the runs here are the grid that was measured around the best of each "
             "study, with other seeds.",
         ],
-        short=[
-            f"{_listed(one.keys)}: found by {one.done} trials, then measured with other seeds."
-            for one in searches
-        ],
+        short=[one.found or one.answer for one in searches],
     )
     tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
         # Values of different objectives, or of different settings, share no table.
         ending = f"_{number}" if len(searches) > 1 else ""
         of = f" of {one.folder.path}" if len(searches) > 1 else ""
+        if len(one.measured):
+            title = f"The best that was measured in each study{of}"
+            grid = _measured_grid(one.measured, one.keys, one.objectives)
+            tables.append(TableView(f"search_measured{ending}", title, one.measured, grid))
         best = one.trials[one.trials["is_best"].astype(bool)]
         grid = _grid(one.trials, best, one.keys, one.objectives)
         tables.append(
@@ -86,13 +92,19 @@ def search_section(cells: Cells) -> Section | None:
 
 
 class _Search:
-    """The trials of one folder."""
+    """The trials of one folder, and the best of what was measured around them."""
 
     def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
         self.folder, self.trials = folder, trials
         self.objectives = [name for name in _LABELS if name in trials]
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
         self.done = int(trials["outcome"].notna().sum())
+        measured = read_measured(folder)
+        self.measured = (
+            pd.DataFrame()
+            if measured is None
+            else best_measured(measured, self.keys, self.objectives)
+        )
 
     @property
     def answer(self) -> str:
@@ -103,6 +115,78 @@ class _Search:
             f"least {_listed([_LABELS[name] for name in self.objectives])}: {self.done} trials in "
             f"{studies} {'study' if studies == 1 else 'studies'}."
         )
+
+    @property
+    def found(self) -> str | None:
+        """The answer in a sentence; None: nothing was measured, or there is no one best."""
+        if self.measured.empty or len(self.objectives) > 1:
+            return None
+        names = [setting_label(key) for key in self.keys]
+        values = [_texts(self.measured[key]) for key in self.keys]
+        at = []
+        for study, *own in zip(self.measured["study"], *values, strict=True):
+            pairs = ", ".join(f"{name} {value}" for name, value in zip(names, own, strict=True))
+            # Of one setting the name is said once.
+            said = own[0] if at and len(names) == 1 else pairs
+            at.append(f"{said} {_at(study)}".strip())
+        if len(at) > _MOST_STUDIES:
+            at[2:-1] = [f"{len(at) - 3} more in the table"]
+        apart = ", " if len(names) == 1 else "; "
+        seeds = int(self.measured["n"].max())
+        return (
+            f"The least {_LABELS[self.objectives[0]]} is at {apart.join(at)} (means over {seeds} new "
+            f"seed{'s' if seeds > 1 else ''}, around the best of {self.done} trials)"
+            f"{_brackets(self.measured)}."
+        )
+
+
+def _brackets(measured: pd.DataFrame) -> str:
+    """Say whether the best stand between others."""
+    beside = measured[[name for name in map(str, measured) if name.endswith(("_below", "_above"))]]
+    if beside.empty:
+        return ""
+    open_ = measured.loc[beside.isna().any(axis=1), "study"]
+    if open_.empty:
+        return ", and higher at the values next to it on both sides"
+    where = "" if len(open_) == len(measured) else f" {', '.join(map(_at, open_))}"
+    return f"; the best is the last of its grid on a side, so no optimum{where}"
+
+
+def _at(study: str) -> str:
+    """Name a study in a sentence: nothing where it is the only one."""
+    if "=" not in study:
+        return ""
+    parts = (part.partition("=") for part in study.split(", "))
+    return "at " + ", ".join(
+        f"{'B' if key == 'batch.global_batch_size' else setting_label(key)} = {value}"
+        for key, _, value in parts
+    )
+
+
+def _measured_grid(
+    measured: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]
+) -> Grid:
+    columns: list[Column] = []
+    for key in keys:
+        columns.append((key, _texts(measured[key])))
+    for name in objectives:
+        pairs = zip(measured[name], measured[f"{name}_ci95"], strict=True)
+        columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
+    columns.append(("n", measured["n"].astype(str)))
+    for key in keys:
+        for side in ("below", "above"):
+            if f"{key}_{side}" in measured:
+                values = _texts(measured[f"{key}_{side}"])
+                means = measured[f"{key}_{side}_mean"]
+                name = f"next {side}" if len(keys) == 1 else f"{setting_label(key)} next {side}"
+                columns.append((name, [
+                    value if value == MISSING else f"{value} ({significant(float(mean), 4)})"
+                    for value, mean in zip(values, means, strict=True)
+                ]))
+    notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had"]
+    if any("next" in name for name, _ in columns):
+        notes.append("Next below and above: the neighbours in the grid, in brackets their means")
+    return columns_grid([("study", measured["study"])], columns, notes=[f"{n}." for n in notes])
 
 
 def _listed(words: Sequence[str]) -> str:

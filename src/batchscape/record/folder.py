@@ -208,6 +208,11 @@ class SweepFolder:
         return self.path / "trials.csv"
 
     @property
+    def measured(self) -> Path:
+        """Of a search: what the runs of the grid around its best trials came to."""
+        return self.path / "measured.csv"
+
+    @property
     def space(self) -> Path:
         """Of a search: what is searched, which may not change."""
         return self.path / "search.json"

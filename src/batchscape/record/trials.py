@@ -1,4 +1,4 @@
-"""The trials of a search, as a table beside their runs."""
+"""The trials of a search and the grid around their best, as tables beside the trials' runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from batchscape.outgoing import outgoing_cell
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["TRIALS", "read_trials", "refuse_trials", "write_trials"]
+__all__ = [
+    "MEASURED",
+    "TRIALS",
+    "read_measured",
+    "read_trials",
+    "refuse_trials",
+    "write_measured",
+    "write_trials",
+]
 
 TRIALS = {
     "study": "values of the axes that have a study of their own",
@@ -28,17 +36,35 @@ TRIALS = {
 """Columns of `trials.csv`, and what they hold. Between `trial` and `outcome` stand the searched
 values by key, then the objectives."""
 
+MEASURED = {
+    "study": "as in `trials.csv`",
+    "seed": "of the run; no trial had it",
+    "outcome": "completed, or the status of the run",
+    "run": "its name in `runs/` of the sweep; empty: it was rejected",
+}
+"""Columns of `measured.csv`, a row a run of the grid. Between `seed` and `outcome` stand the
+searched values by key, then the objectives: empty where there is none, infinite where the run
+diverged, ran out of memory or was rejected."""
+
 
 def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `trials.csv` of a search."""
-    told = list(rows)
+    _write(sweep.trials, list(rows))
+
+
+def write_measured(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `measured.csv` of a search."""
+    _write(sweep.measured, list(rows))
+
+
+def _write(path: Path, told: list[Mapping[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(told[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
         {k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in told
     )
-    write_atomically(sweep.trials, text.getvalue().encode())
+    write_atomically(path, text.getvalue().encode())
 
 
 def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
@@ -67,7 +93,15 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
     sweep : SweepFolder
         Of the grid; the search is in its `search/`.
     """
-    path = sweep.search.trials
+    return _read(sweep.search.trials)
+
+
+def read_measured(sweep: SweepFolder) -> pd.DataFrame | None:
+    """Read what was measured around the best trials, likewise."""
+    return _read(sweep.search.measured)
+
+
+def _read(path: Path) -> pd.DataFrame | None:
     if not path.is_file():
         return None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from batchscape.plan.expand import Cell, Interval
 from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.trials import write_measured
 from batchscape.search.around import Bracket, around, beyond, bracket
 from batchscape.search.launching import Launching, key_of
 from batchscape.search.objective import outcome_of
@@ -43,6 +44,25 @@ class _Around:
         first = self._space.first_seed + self._space.sampler.seeds
         seeds = range(first, first + self._space.sampler.grid_seeds)
         return [[c for seed in seeds for c in self._of.at(p, seed)] for p in self.points]
+
+    def rows(
+        self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
+    ) -> Iterator[dict[str, Any]]:
+        """Say what each run came to."""
+        sampler = self._space.sampler
+        for point, cells in zip(self.points, self.cells(), strict=True):
+            for cell in cells:
+                run = runs[key_of(cell)]
+                outcome = outcome_of([run], sweep, sampler.objective)
+                values = outcome.values or (None,) * len(sampler.objective)
+                yield {
+                    "study": self._of.name,
+                    "seed": cell.swept["seed"],
+                    **{key: point[key] for key in self._space.keys},
+                    **dict(zip(sampler.objective, values, strict=True)),
+                    "outcome": outcome.state,
+                    "run": "" if isinstance(run, str) else run.run_id,
+                }
 
     def brackets(
         self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
@@ -106,16 +126,7 @@ def measure_around(
     """
     console = launching.console
     grids = {of.name: _Around(space, of, best[of.name]) for of in space.studies if best[of.name]}
-    for of in space.studies:
-        if of.name not in grids:
-            console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
-        for point in best[of.name]:
-            at = ", ".join(
-                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                for key, value in point.items()
-            )
-            what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
-            console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
+    _tell_trials(space, best, console)
     if not any(grid.points for grid in grids.values()):
         return None
     for last in (False,) * _MOST_WIDENED + (True,):
@@ -124,7 +135,12 @@ def measure_around(
         if plan is not None:
             write_plan(plan)
         result = launching.launch(() if plan is None else plan.specs, sweep)
-        if result.interrupted or result.stopped is not None or len(space.sampler.objective) > 1:
+        if result.interrupted or result.stopped is not None:
+            return result
+        write_measured(
+            sweep.search, (row for grid in grids.values() for row in grid.rows(runs, sweep))
+        )
+        if len(space.sampler.objective) > 1:
             return result
         found = {name: grid.brackets(runs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
@@ -139,6 +155,22 @@ def measure_around(
         console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
     _tell(space, found, console)
     return result
+
+
+def _tell_trials(
+    space: Space, best: Mapping[str, Sequence[Mapping[str, Any]]], console: Console
+) -> None:
+    """Say what the trials found."""
+    for of in space.studies:
+        if not best[of.name]:
+            console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
+        for point in best[of.name]:
+            at = ", ".join(
+                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+                for key, value in point.items()
+            )
+            what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
+            console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
 
 
 def _tell(

@@ -293,7 +293,7 @@ def test_the_slowest_is_of_all_measured_and_has_an_interval_from_three_units_on(
         found = recommend(evidence(table=own), Needs())
         row = found.candidates.set_index(list(FACTORS)).loc[cut]
         said = f"The slowest measured, 2 x 32 x 2, takes {significant(row['times_slower'], 3)} "
-        assert found.costliest[0].startswith(f"{said}(n = {n}) times as long and ")
+        assert found.costliest[0].startswith(f"{said}(n = {n}) times as long to the target and ")
         assert found.costliest[0] in found.regret
     never = {**STEPS, 128: [math.nan, math.nan, math.inf]}
     found = recommend(evidence(steps=never), Needs())

@@ -162,7 +162,7 @@ def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
         Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
         Section("Three", answer=["No."]),
     ]
-    said = ["Use it. (2 warnings)", "It is fast.", "Yes. (1 warning)", "No."]
+    said = ["Use it. (2 warnings)", "It is fast. (2 warnings)", "Yes. (1 warning)", "No."]
     assert in_short(sections) == said
 
 

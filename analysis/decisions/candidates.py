@@ -20,6 +20,7 @@ from batchscape.analysis.decisions.to_target import (
     time_to_target,
 )
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.numbers import significant
 
 __all__ = [
     "DERIVED",
@@ -29,6 +30,7 @@ __all__ = [
     "failures_that_count",
     "largest_micro_batch",
     "memory_of_device",
+    "own_learning_rate",
 ]
 
 DERIVED = "derived: with the optimizer steps of other cuts of the same trajectories"
@@ -51,6 +53,14 @@ def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) ->
         return memory_gib
     own = evidence.device_memory_gib
     return evidence.host_memory_gib / devices if math.isnan(own) else own
+
+
+def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> str:
+    """Say the learning rate of one geometry; empty where all have the same, or it is not known."""
+    rate = float(chosen["learning_rate"])
+    if candidates["learning_rate"].nunique() < 2 or math.isnan(rate):
+        return ""
+    return f"learning rate {significant(rate, 3)}"
 
 
 def failures_that_count(

@@ -16,6 +16,7 @@ from batchscape.analysis.decisions.candidates import (
     compare_with,
     failures_that_count,
     memory_of_device,
+    own_learning_rate,
 )
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis
@@ -107,9 +108,8 @@ class Recommendation:
             f"Use {devices} x {micro} x {accumulation} = {devices * micro * accumulation} "
             "(devices x micro-batch x accumulation = global batch)"
         )
-        rate = float(self.chosen["learning_rate"])
-        if self.candidates["learning_rate"].nunique() > 1 and not math.isnan(rate):
-            text += f", learning rate {significant(rate, 3)}"
+        if rate := own_learning_rate(self.candidates, self.chosen.to_dict()):
+            text += f", {rate}"
         doubt = _doubt(self.candidates, self.chosen)
         return f"{text}{doubt}."
 

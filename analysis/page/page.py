@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY, counted
 from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.decisions.candidates import own_learning_rate
 from batchscape.analysis.decisions.show import is_to_target
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import MISSING, TIMES, significant
@@ -252,6 +253,7 @@ def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
                     "label": view.title.partition(": ")[2],
                     "cut": TIMES.join(map(str, cut[:3])),
                     "batch": str(cut[3]),
+                    "rate": own_learning_rate(view.table, row),
                     "time": time and time + of,
                 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,8 +33,8 @@ def best_measured(
         `study` and `keys`; by objective its mean over seeds, and the half-width of its interval as
         `<objective>_ci95`; `n`, the number of seeds, and `runs`, apart by blanks. For each key of
         which several values were measured, `<key>_below` and `<key>_above`, the values next to the
-        best with all else as there (NaN: there is none), and `<key>_below_mean`, `<key>_above_mean`.
-        A study of which no point has a result, or not all of its runs, is left out.
+        best with all else as there (NaN: there is none), and their means, `<key>_below_mean` and
+        `<key>_above_mean`. A study without a result, or not all of its runs, is left out.
     """
     groups = measured.groupby(["study", *keys], sort=False)
     points = pd.DataFrame({name: groups[name].agg(_mean) for name in objectives})
@@ -43,7 +44,7 @@ def best_measured(
     points["runs"] = groups["run"].agg(lambda own: " ".join(own.dropna()))
     points = points.reset_index()
     if len(objectives) > 1:
-        return points.loc[np.isfinite(points[list(objectives)]).all(axis=1)]
+        return points[points[list(objectives)].map(math.isfinite).all(axis=1)]
     (objective,) = objectives
     several = [key for key in keys if measured.groupby("study")[key].nunique().max() > 1]
     rows = []

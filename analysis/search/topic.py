@@ -123,7 +123,7 @@ class _Search:
             return None
         names = [setting_label(key) for key in self.keys]
         values = [_texts(self.measured[key]) for key in self.keys]
-        at = []
+        at = list[str]()
         for study, *own in zip(self.measured["study"], *values, strict=True):
             pairs = ", ".join(f"{name} {value}" for name, value in zip(names, own, strict=True))
             # Of one setting the name is said once.
@@ -134,8 +134,8 @@ class _Search:
         apart = ", " if len(names) == 1 else "; "
         seeds = int(self.measured["n"].max())
         return (
-            f"The least {_LABELS[self.objectives[0]]} is at {apart.join(at)} (means over {seeds} new "
-            f"seed{'s' if seeds > 1 else ''}, around the best of {self.done} trials)"
+            f"The least {_LABELS[self.objectives[0]]} is at {apart.join(at)} (means over {seeds} "
+            f"new seed{'s' if seeds > 1 else ''}, around the best of {self.done} trials)"
             f"{_brackets(self.measured)}."
         )
 
@@ -163,12 +163,8 @@ def _at(study: str) -> str:
     )
 
 
-def _measured_grid(
-    measured: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]
-) -> Grid:
-    columns: list[Column] = []
-    for key in keys:
-        columns.append((key, _texts(measured[key])))
+def _measured_grid(measured: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]) -> Grid:
+    columns: list[Column] = [(key, _texts(measured[key])) for key in keys]
     for name in objectives:
         pairs = zip(measured[name], measured[f"{name}_ci95"], strict=True)
         columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
@@ -179,10 +175,17 @@ def _measured_grid(
                 values = _texts(measured[f"{key}_{side}"])
                 means = measured[f"{key}_{side}_mean"]
                 name = f"next {side}" if len(keys) == 1 else f"{setting_label(key)} next {side}"
-                columns.append((name, [
-                    value if value == MISSING else f"{value} ({significant(float(mean), 4)})"
-                    for value, mean in zip(values, means, strict=True)
-                ]))
+                columns.append(
+                    (
+                        name,
+                        [
+                            value
+                            if value == MISSING
+                            else f"{value} ({significant(float(mean), 4)})"
+                            for value, mean in zip(values, means, strict=True)
+                        ],
+                    )
+                )
     notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had"]
     if any("next" in name for name, _ in columns):
         notes.append("Next below and above: the neighbours in the grid, in brackets their means")

@@ -126,6 +126,11 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert main(["recommend", str(tmp_path / "s" / "search")]) == 2
     best = pd.read_csv(report.out / "tables" / "search.csv")
     assert list(best["loss"]) == list(trials.groupby("study", sort=False)["loss"].min())
+    measured = pd.read_csv(report.out / "tables" / "search_measured.csv")
+    means = runs.groupby(["batch.global_batch_size", "optimizer.learning_rate"])["final_eval_loss"]
+    least = means.mean().groupby(level=0).min()
+    assert measured["loss"].tolist() == pytest.approx(least.tolist(), rel=1e-9)
+    assert report.sections[0].short[0].startswith("The least held-out loss is at learning rate ")
     # The same command does nothing more.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
     assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0

@@ -6,6 +6,8 @@ import gc
 import os
 import random
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from batchscape.config import Fsdp
+from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import GIB, MemoryReport
 from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
@@ -102,12 +106,8 @@ def bytes_of(report):
 
 
 def measured(trainer, spec, folder):
-    """Bytes on the rank that held most, by the CPU's allocator.
-
-    Without AMX, whose convolutions take scratch space that no prediction has (docs/planning.md).
-    """
-    run = trainer.train(spec, folder, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16")
-    ranks = read_table(run, "ranks")
+    """Bytes on the rank that held most, by the CPU's allocator."""
+    ranks = read_table(trainer.train(spec, folder), "ranks")
     assert set(ranks["memory_method"]) == {"cpu allocator events"}
     return {name: round(ranks[name].max() * GIB) for name in FIGURES}
 
@@ -154,6 +154,43 @@ def padded_bytes_of_gpt(ranks):
     return 4 * (2 * block + tables + 2 * -(-width // ranks) + ranks)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("samples", [1, 2, 5, 40])
+@pytest.mark.parametrize(
+    ("layer", "channels_last"),
+    [
+        (nn.Conv2d(3, 12, 3, padding=1), False),
+        (nn.Conv2d(16, 32, 3, stride=2, bias=False), True),
+        (nn.Conv2d(32, 64, 1), False),
+        (nn.Conv2d(8, 8, 3, groups=8), False),
+        (nn.ConvTranspose2d(8, 8, 2, stride=2), False),
+    ],
+)
+def test_a_convolution_takes_what_one_of_few_samples_tells(layer, channels_last, samples, dtype):
+    """Copies and scratch space of this processor's kernels, by its allocator, in one thread."""
+    layer = layer.to(dtype)
+    images = torch.ones(samples, layer.in_channels, 16, 16, dtype=dtype)
+    if channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    settings = layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding
+    settings = (*map(list, settings[:3]), settings[3], list(settings[4]), layer.groups)
+    bias = layer.bias if layer.bias is None else layer.bias.detach()
+    forward = torch.ops.aten.convolution.default
+    backward = torch.ops.aten.convolution_backward.default
+    given = (images, layer.weight.detach(), bias, *settings)
+    result = forward(*given)
+    biases = None if bias is None else list(bias.shape)
+    of_result = (torch.ones_like(result), *given[:2], biases, *settings, [True, True, bool(biases)])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for operator, args in ((forward, given), (backward, of_result)):
+            told = memory_trace._held_within(operator, args)
+            assert told == list(accumulate(allocations_of(partial(operator, *args))))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
     spec = run_of((2, 8, 2), engine=BFLOAT16)
     predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
@@ -179,6 +216,7 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
         ((1, 16, 1), CONVOLUTIONS),
         ((2, 16, 2), {**CONVOLUTIONS, "engine": BFLOAT16}),
         ((1, 1, 2), {**CONVOLUTIONS, "optimizer": SGD}),
+        ((1, 2, 1), {**CONVOLUTIONS, "engine": BFLOAT16}),
         ((2, 8, 1), {"engine": FSDP}),
         ((2, 8, 2), {"engine": {**FSDP, "precision": "float32"}, "model": LLAMA}),
         ((2, 8, 2), {"engine": {**FSDP, "exchange_every_micro_step": True}}),

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import profile as profile_of_thread
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -29,7 +30,7 @@ from batchscape.measure.memory_report import (
     check_phase,
 )
 
-__all__ = ["CpuProbe"]
+__all__ = ["CpuProbe", "allocations_of"]
 
 _METHOD = "cpu allocator events"
 _MARK = "batchscape memory phase: "
@@ -133,6 +134,21 @@ class CpuProbe:
         """Note what is alive at least after the optimizer's step: what it works on."""
         held = _bytes_held(optimizer)
         self._trained_bytes = max(self._trained_bytes, held)
+
+
+def allocations_of(call: Callable[[], object]) -> list[int]:
+    """Return what a call takes of the CPU's allocator and gives back, in its thread and its order.
+
+    Returns
+    -------
+    list of int
+        Bytes, negative where they are given back. What the call returns stays taken.
+    """
+    # Without kineto, whose first start takes a second.
+    with _quiet_profiler(), profile_of_thread(profile_memory=True) as profiler:
+        _result = call()
+    events = profiler.kineto_results.events()
+    return [event.nbytes() for event in events if event.name() == "[memory]"]
 
 
 def _bytes_held(optimizer: Optimizer) -> int:

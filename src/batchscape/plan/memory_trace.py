@@ -11,20 +11,24 @@ https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html.
 from __future__ import annotations
 
 import gc
-import math
 import random
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,6 +38,7 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
+from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
 from batchscape.plan.one_rank import one_rank
@@ -216,62 +221,81 @@ class _Alive:
     """Of its birth, or of the last change of its size."""
 
 
-class _Scratch(NamedTuple):
-    """Bytes that a kernel takes for itself, which no operator of torch shows."""
-
-    before: int = 0
-    """Taken and freed before the result."""
-    beside: int = 0
-    """Freed once there is a result."""
-    after: int = 0
-    """Taken and freed once there is a result."""
-
-
-_NO_SCRATCH = _Scratch()
 _DEVICE = torch.ops.prim.device.default
 _NUMBER = torch.ops.aten._local_scalar_dense.default
-_FORWARD = torch.ops.aten.convolution.default
-_BACKWARD = torch.ops.aten.convolution_backward.default
-_KERNELS: Any = torch._C._ConvBackend  # type: ignore[attr-defined]  # no public name
+_OF_SAMPLES = {
+    torch.ops.aten.convolution.default: 1,
+    torch.ops.aten.convolution_backward.default: 2,
+}
+"""Convolutions, and how many of their first arguments hold samples."""
+_MANY_SAMPLES = 16
+"""From here on a convolution of 1 x 1 takes another kernel, as a single sample may: `use_mkldnn` in
+aten/src/ATen/native/Convolution.cpp."""
 _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _LINGERS = 100
 """Operators, about a millisecond of them, for which a thread of gloo may hold what it was given."""
-_FEW_CHANNELS = 4
-"""Of images that oneDNN takes as they are."""
 
 
-def _scratch(func: Any, args: tuple[Any, ...], result: Any) -> _Scratch:  # noqa: ANN401  (of an operator)
-    """Return what a convolution on a CPU takes, the one kernel here that takes much.
+class _Layout(NamedTuple):
+    """All of a tensor but its numbers."""
 
-    oneDNN computes in blocks of channels: it copies what it is given, and what it returns. Where
-    torch unfolds the images instead, as in bfloat16 without AVX-512, their windows are written out.
-    Source: mkldnn/Conv.cpp and ConvolutionMM2d.cpp in aten/src/ATen/native; the copies as the
-    profiler shows them on x86, torch 2.13.
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401  (of an operator)
+    """Return the bytes that a convolution on a CPU holds, after each change of them.
+
+    No operator shows the copies and the scratch space of its kernel, which are up to the processor
+    and grow by a line with the samples: it is run, of many samples on two and three of them, or on
+    16 and 17 where those take another kernel.
     """
-    if func is _FORWARD:
-        inputs, weight, bias, *settings = args
-        output = result
-    elif func is _BACKWARD:
-        output, inputs, weight, _, *settings, mask = args
-        bias = None
-    else:
-        return _NO_SCRATCH
-    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-    kernel = torch._C._select_conv_backend(
-        inputs, weight, bias, **dict(zip(names, settings, strict=True)), bias_sizes=None
+    layouts = tuple(
+        _Layout(tuple(arg.shape), arg.stride(), arg.dtype)
+        if isinstance(arg, Tensor)
+        else tuple(arg)
+        if isinstance(arg, list)
+        else arg
+        for arg in args
     )
-    if kernel == _KERNELS.Mkldnn:
-        reordered = inputs.nbytes if inputs.shape[1] > _FEW_CHANNELS else 0
-        passing = reordered + weight.nbytes + output.nbytes
-        if func is _FORWARD:
-            return _Scratch(before=passing, beside=output.nbytes)
-        return _Scratch(before=3 * inputs.nbytes if mask[0] else 0, after=passing)
-    if kernel == _KERNELS.Slow2d:
-        samples, _, *size = output.shape
-        windows = math.prod((samples, *size, *weight.shape[1:])) * inputs.itemsize
-        return _Scratch(beside=windows) if func is _FORWARD else _Scratch(after=windows)
-    return _NO_SCRATCH
+    samples, weight = len(args[0]), args[_OF_SAMPLES[func]]
+    has_windows = max(weight.shape[2:][-2:]) > 1
+    few = 2 if has_windows or samples < _MANY_SAMPLES else _MANY_SAMPLES
+    if samples <= few + 1:
+        return _measured(func, layouts, samples)
+    at_few, at_next = (_measured(func, layouts, number) for number in (few, few + 1))
+    if len(at_few) != len(at_next):
+        return _measured(func, layouts, samples)
+    return [
+        held + (samples - few) * (more - held) for held, more in zip(at_few, at_next, strict=True)
+    ]
+
+
+@cache
+def _measured(func: Any, layouts: tuple[Any, ...], samples: int) -> list[int]:  # noqa: ANN401  (of an operator)
+    """Run a convolution on zeros, with one thread as a rank has."""
+
+    def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
+        shape = (samples, *layout.shape[1:]) if has_samples else layout.shape
+        last = sum((size - 1) * stride for size, stride in zip(shape, layout.strides, strict=True))
+        return torch.zeros(last + 1, dtype=layout.dtype).as_strided(shape, layout.strides)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with unset_fake_temporarily():
+            args = [
+                zeros(each, has_samples=place < _OF_SAMPLES[func])
+                if isinstance(each, _Layout)
+                else each
+                for place, each in enumerate(layouts)
+            ]
+            changes = allocations_of(lambda: func(*args))
+    finally:
+        torch.set_num_threads(threads)
+    return list(accumulate(changes))
 
 
 class _Counter(TorchDispatchMode):
@@ -338,17 +362,20 @@ class _Counter(TorchDispatchMode):
         if func is torch.ops.aten._safe_softmax.default:
             self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
         result = func(*args, **(kwargs or {}))
-        scratch = _scratch(func, args, result) if self._on_cpu else _NO_SCRATCH
-        self._free(self._take(scratch.before))
-        if self._on_cpu and func.namespace == "c10d":
-            self._exchange(func, args)
-        beside = self._take(scratch.beside)
+        if self._on_cpu:
+            self._pass(func, args)
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
                 self._see(tensor)
-        self._free(beside)
-        self._free(self._take(scratch.after))
         return result
+
+    def _pass(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+        """Take and free what a kernel takes for itself."""
+        if func.namespace == "c10d":
+            self._exchange(func, args)
+        elif func in _OF_SAMPLES:
+            for size in _held_within(func, args):
+                self._free(self._take(size))
 
     def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
         """Take what gloo takes, and note what its thread may hold; the last one has let go.

@@ -196,14 +196,14 @@ def _next(found: Overview) -> str:
     }
     steps = found.next_steps
     parts = [text.format(steps[step]) for step, text in said.items() if step in steps]
-    if (trials := found.trials) is not None and trials.left:
-        are = "trial is" if trials.left == 1 else "trials are"
-        parts.append(f"goes on with the search, of which {trials.left} {are} left")
-    if trials is not None and trials.grid_is_left:
-        parts.append("measures the grid around the best")
     if not parts:
         return "The same command would do nothing."
     text = f"The same command now {', '.join(parts)}."
+    if (trials := found.trials) is not None and (trials.left or trials.grid_is_left):
+        counts = "1 trial is" if trials.left == 1 else f"{trials.left} trials are"
+        of = [f"{counts} left"] if trials.left else []
+        of += ["the grid around the best is to be measured"] if trials.grid_is_left else []
+        text += f" It goes on with the search: {', and '.join(of)}."
     left = {run.status for run in found.with_status(*FAULTS) if run.next is Next.LEAVE}
     if left:
         text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."

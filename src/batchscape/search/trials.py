@@ -91,13 +91,10 @@ class _Trials:
     def more(self, over: Collection[str]) -> list[RunSpec]:
         """Tell what is over, and return the runs of the trials that are asked for next."""
         while True:
-            told = [key for key, trial in self._open.items() if self._tell(trial, over)]
-            for key in told:
-                del self._open[key]
+            self.tell(over)
             asked = list(self._ask())
             if asked:
                 self._plan(asked)
-            if told or asked:
                 write_trials(self._sweep, self._rows())
             specs = [spec for trial in asked for spec in trial.specs]
             new = {s.run_id: s for s in specs if s.run_id not in self._returned}
@@ -105,6 +102,14 @@ class _Trials:
             # A trial whose cells are rejected, or whose point was asked before, is over already.
             if new or not asked:
                 return list(new.values())
+
+    def tell(self, over: Collection[str]) -> None:
+        """Tell the trials whose runs are over."""
+        told = [key for key, trial in self._open.items() if self._tell(trial, over)]
+        for key in told:
+            del self._open[key]
+        if told:
+            write_trials(self._sweep, self._rows())
 
     def cut(self, spec: RunSpec) -> str | None:
         """Return why a run goes on no longer; None: it does."""
@@ -211,8 +216,12 @@ def run_trials(
     specs = trials.more(frozenset())
     while specs:
         result = launching.launch(specs, sweep, trials)
+        is_stopped = result.interrupted or result.stopped is not None
+        if is_stopped:
+            # Runs that ended meanwhile.
+            trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
         launching.console.print(trials.progress)
-        if result.interrupted or result.stopped is not None:
+        if is_stopped:
             break
         specs = trials.more({run.run_id for run in result.runs})
     return result

@@ -24,7 +24,7 @@ __all__ = ["STATES", "Overview", "advice_of", "by_reason", "overview"]
 
 STATES = {
     "running": "a launcher is at work",
-    "interrupted": "no launcher is at work, and the same command would do runs or trials that are left",
+    "interrupted": "no launcher is at work, and the same command would do what is left",
     "finished": "no run is left that the same command would do; some may have failed",
 }
 """States of a sweep, and what they mean."""

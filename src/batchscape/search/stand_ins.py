@@ -54,9 +54,10 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
         for cell in study.at(point, seed)
     ]
     each = len(cells) // (asked + measured)
+    after = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
     text = (
         f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {each * asked} of trials, "
-        f"whose values are chosen on the way, and {each * measured} of the grid around the best. "
+        f"whose values are chosen on the way, and {each * measured} of {after}. "
         f"Planned as if each had {point_text(point)}."
     )
     if corner.elsewhere is not None:

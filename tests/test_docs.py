@@ -370,7 +370,7 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
                 settings = re.sub(r" --(picture|out) \S+", "", shlex.join(shown.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
                 if grid and grid.intervals:
-                    _, grid = stand_ins(grid, declared_or_box(grid), prepare)
+                    grid = stand_ins(grid, declared_or_box(grid), prepare).cells
                 planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
                 assert grid or "--cfg" in command
     capsys.readouterr()

@@ -37,7 +37,7 @@ def plan_of(name: str, cores: int = 2) -> Plan:
     grid = compose([f"sweeps={name}"], "batchscape sweep")
     assert grid is not None
     if grid.intervals:
-        _, grid = stand_ins(grid, Machine(cores, "cores"), prepare)
+        grid = stand_ins(grid, Machine(cores, "cores"), prepare).cells
     return make_plan(grid, Machine(cores, "cores"), prepare)
 
 

@@ -227,8 +227,8 @@ def _plan(arguments: list[str]) -> int:
         from batchscape.data.corpus import prepare
         from batchscape.search.stand_ins import stand_ins
 
-        told, grid = stand_ins(grid, machine, prepare)
-    plan = _make_plan(grid, machine)
+        told = stand_ins(grid, machine, prepare)
+    plan = _make_plan(grid if told is None else told.cells, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
     if parsed.picture is not None:
@@ -239,10 +239,13 @@ def _plan(arguments: list[str]) -> int:
         save_plan(pd.DataFrame(plan_fields(plan, predicted)), parsed.picture)
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
-    else:
-        if told is not None:
-            _console().print(told)
+    elif told is None:
         _console().print(plan_table(plan, predicted, begin))
+    else:
+        _console().print(told.text)
+        _console().print(
+            plan_table(plan, predicted, begin, searched=told.searched, trials=told.trials)
+        )
     return 0
 
 

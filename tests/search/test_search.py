@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def _check_brackets(folder: Path) -> None:
 def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
     told = capsys.readouterr().out
-    assert "optimizer.learning_rate = " in told
+    _check_what_is_said(told, tmp_path / "s")
     report = write_report([tmp_path / "s"], figures=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
     assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
@@ -146,13 +147,94 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert "another search" in refusal
 
 
+def _check_what_is_said(told: str, folder: Path) -> None:
+    """Hold the lines of a search of the learning rate against its run folders."""
+    head = "Search of optimizer.learning_rate (0.001 to 1, logarithmic): 6 trials for each of 2 "
+    assert told.startswith(f"{head}values of batch.global_batch_size, by gp, for the least loss; ")
+    for sweep in (SweepFolder(folder), SweepFolder(folder).search):
+        for run in sweep.run_folders():
+            rate = json.loads(run.config.read_text())["config"]["optimizer"]["learning_rate"]
+            named = f"{run.path.name} (learning_rate={rate:.4g})"
+            assert f"] {named} started" in told
+            assert f"] {named} completed: " in told or f"] {named} diverged: " in told
+    rows = []
+    for run in SweepFolder(folder).run_folders():
+        config = json.loads(run.config.read_text())["config"]
+        loss = RunStatus.read(run.status).summary["final_eval_loss"]
+        batch = config["batch"]["global_batch_size"]
+        rows.append((batch, config["optimizer"]["learning_rate"], loss))
+    grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
+    for batch, own in grid.groupby("batch"):
+        means = own.groupby("rate")["loss"].mean().sort_index()
+        best = means.index.get_loc(means.idxmin())
+        assert (
+            f"batch.global_batch_size={batch}: best optimizer.learning_rate by loss: "
+            f"{means.idxmin():g}, bracketed (not better at {means.index[best - 1]:g} and "
+            f"{means.index[best + 1]:g}); loss {means.min():.4g} (mean of 2 fresh seeds), the "
+            f"least of {len(means)} values\n"
+        ) in told
+
+
+@pytest.mark.slow
+def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
+    tmp_path: Path, capsys
+) -> None:
+    lines = ("search=grid", "search.trials=3", "search.grid_seeds=2")
+    rates = ("optimizer.learning_rate=0.001,0.1,0.3", "search.over=[optimizer.learning_rate]")
+    assert swept(tmp_path / "s", *lines, *rates) == 0
+    trials = trials_of(tmp_path / "s")
+    assert set(trials["optimizer.learning_rate"]) == {0.001, 0.1, 0.3}
+    best = trials.loc[trials["loss"].idxmin(), "optimizer.learning_rate"]
+    grid = statuses(SweepFolder(tmp_path / "s")).values()
+    mean = sum(status.summary["final_eval_loss"] for status in grid) / 2
+    said = f"all: best by loss: optimizer.learning_rate={best:.4g}, which the trials chose; "
+    assert f"{said}loss {mean:.4g} (mean of 2 fresh seeds)\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, capsys) -> None:
+    lines = (*SMALL, *SEARCH, "search=tpe", "batch.global_batch_size=16,32")
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={folder}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None and len(list(folder.glob("search/runs/*/steps.parquet"))) < 3:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait() == 130
+    trials = trials_of(folder)
+    done = {study: int(own["outcome"].notna().sum()) for study, own in trials.groupby("study")}
+    sealed = [s for s in statuses(SweepFolder(folder).search).values() if s.status.is_sealed]
+    assert 3 <= sum(done.values()) == len(sealed) < 12
+    assert main(["status", "--json", str(folder)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "interrupted"
+    assert found["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
+    assert main(["status", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert f"Trials: {sum(done.values())} of 12 done" in told
+    assert all(f"  {study}: {count} of 6\n" in told for study, count in done.items())
+    assert f"It goes on with the search: {12 - sum(done.values())} trials are left, and" in told
+    assert swept(folder, *SEARCH, "search=tpe", "batch.global_batch_size=16,32") == 0
+    again = capsys.readouterr().out
+    assert f"\nTrials: {sum(done.values())} of 12\n" in again
+    assert f"/{12 - sum(done.values())}] " in again
+    assert main(["status", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert f"{folder}: finished" in told.replace("\n", "")
+    assert "Trials: 12 of 12 done\n" in told
+    assert "goes on with the search" not in told
+
+
 @pytest.mark.slow
 def test_status_shows_the_trials_until_there_is_a_grid(tmp_path: Path, capsys) -> None:
     lines = (SEARCH[0], "search=random", "search.trials=2", "search.grid_seeds=1")
     assert swept(tmp_path / "s", *lines, "search.grid_points=0") == 0
     capsys.readouterr()
     assert main(["status", "--json", str(tmp_path / "s")]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 2}
+    told = json.loads(capsys.readouterr().out)
+    assert told["counts"] == {"completed": 2}
+    assert told["state"] == "finished"
+    assert told["trials"] == {"asked": 2, "done": {"all": 2}, "grid_is_left": False}
     assert swept(tmp_path / "s", *lines, "search.grid_points=1") == 0
     capsys.readouterr()
     assert main(["status", "--json", str(tmp_path / "s")]) == 0
@@ -203,7 +285,7 @@ def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
     found = statuses(SweepFolder(tmp_path / "s"))
     assert [status.status for status in found.values()] == [Status.COMPLETED]
     assert f"all: the best trial has model.d_model={best}" in told
-    assert f"model.d_model = {best}" in told
+    assert f"all: best model.d_model by loss: {best}, bracketed " in told
 
 
 def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, capsys) -> None:
@@ -223,7 +305,7 @@ def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, cap
     [
         (("search=grid", "search.trials=12", "optimizer.momentum=interval(0.1,0.9)"), 9, 27),
         (("search=grid", "search.trials=12"), 12, 15),
-        (("search=gp", "optimizer=sgd,adamw", "search.over=[optimizer]"), 12, 15),
+        (("search=gp", "optimizer=sgd,adamw", "search.over=[optimizer]"), 8, 15),
         (("search=tpe", "search.trials=3", "search.grid_points=0"), 3, 0),
     ],
 )
@@ -235,17 +317,38 @@ def test_a_plan_counts_the_trials_that_there_will_be(
     assert len(json.loads(capsys.readouterr().out)["runs"]) == trials + grid
     command.remove("--json")
     assert main(command) == 0
-    assert f"1 study of {trials} trials x 1 run" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f": {trials} trials, by " in told
+    assert f"In all {trials + grid} runs: {trials} of trials, " in told
+    assert f" and {grid} of the grid around the best." in told
+
+
+def test_a_plan_of_a_search_has_one_line_a_cell_whose_numbers_make_its_total(
+    tmp_path: Path, capsys
+) -> None:
+    lines = ("search=tpe", "search.trials=6", "search.grid_points=3", "search.grid_seeds=2")
+    batches = "batch.global_batch_size=8,16,32"
+    command = ["plan", *SMALL, SEARCH[0], *lines, batches, f"sweep_dir={tmp_path / 's'}"]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    rows = [line.split()[-4:] for line in told.splitlines() if re.search(r"\d+ = \d+ ", line)]
+    # 6 trials of one run, and 3 x 2 runs of the grid.
+    assert rows == [[str(1280 // batch), "1280", "6", "12"] for batch in (8, 16, 32)]
+    assert "In all 36 runs: 18 of trials, whose values are chosen on the way, and 18 of" in told
+    assert "-s0-" not in told
+    assert "Runs: 36. " in told
 
 
 def test_a_plan_of_few_points_has_no_more_trials(tmp_path: Path, capsys) -> None:
     lines = ("search=tpe", "optimizer=sgd,adamw", "search.over=[optimizer]")
     assert main(["plan", *SMALL, *lines, f"sweep_dir={tmp_path / 's'}"]) == 0
-    assert "1 study of 2 trials x 1 run, then a grid of 1 value" in capsys.readouterr().out
+    assert (
+        "2 trials, by tpe, for the least loss; then 3 runs of each best" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
-def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path) -> None:
+def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path, capsys) -> None:
     lines = (
         *(SEARCH[0], "search=tpe", "search.trials=6", "search.grid_seeds=2"),
         *("batch.micro_batch_size=1,4,16,3", "batch.gradient_accumulation_steps=null"),
@@ -274,8 +377,34 @@ def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path)
     assert trials["is_best"].sum() == told["is_best"].sum() >= 1
     grid = statuses(SweepFolder(tmp_path / "s"))
     assert len(grid) == 2 * int(trials["is_best"].sum())
+    said = capsys.readouterr().out
+    _check_front(said, "by the trials", told[["loss", "peak_allocated_gib"]])
+    rows = []
+    for run in SweepFolder(tmp_path / "s").run_folders():
+        config = json.loads(run.config.read_text())["config"]
+        figures = RunStatus.read(run.status).summary
+        point = config["batch"]["micro_batch_size"], config["optimizer"]["learning_rate"]
+        rows.append((*point, figures["final_eval_loss"], figures["peak_allocated_gib"]))
+    measured = pd.DataFrame(rows, columns=["micro", "rate", "loss", "peak_allocated_gib"])
+    _check_front(said, "mean of 2 fresh seeds", measured.groupby(["micro", "rate"]).mean())
     report = write_report([tmp_path / "s"])
     assert (report.out / "figures" / "search.png").exists()
+
+
+def _check_front(said: str, how: str, points: pd.DataFrame) -> None:
+    """Find the front anew, by going through the points from the least loss on."""
+    front, least = [], float("inf")
+    for loss, gib in points.sort_values(["loss", "peak_allocated_gib"]).to_numpy():
+        if gib < least:
+            front.append(f"loss {loss:.4g}, peak_allocated_gib {gib:.4g} at ")
+            least = gib
+    (line,) = (
+        line
+        for line in said.splitlines()
+        if f"front of loss and peak_allocated_gib ({how})" in line
+    )
+    assert f": {len(front)} point{'s' if len(front) > 1 else ''}, {front[0]}" in line
+    assert line.count(front[-1]) == 1
 
 
 @pytest.mark.slow

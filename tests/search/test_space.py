@@ -141,6 +141,18 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
         ),
         (("search=tpe", "optimizer.beta1=interval(1,2)"), "beta1"),
         (
+            (
+                RATE,
+                "search=grid",
+                "search.trials=5",
+                "optimizer=adamw,sgd,muon",
+                "model=gpt_nano,gpt_micro",
+                "search.over=[optimizer,model]",
+            ),
+            "every combination of optimizer, model, 6 in all, and search.trials=5 are fewer: use "
+            "search.trials=6",
+        ),
+        (
             ("search=tpe", "batch.global_batch_size=interval(6,50)"),
             "as batch.global_batch_size=6,12,24,48 with search.over=[batch.global_batch_size]",
         ),

@@ -42,7 +42,7 @@ class Sampler:
         Field(default_factory=_loss)
     )
     """What is to be small: one, or two at once, of which the front is found."""
-    trials: Annotated[Count, Affects.NOTHING] = 12
+    trials: Annotated[Count, Affects.NOTHING] = 8
     """Trials of each study."""
     seeds: Annotated[Count, Affects.NOTHING] = 1
     """Runs of a trial with seeds of their own, from `seed` upwards; their mean counts."""

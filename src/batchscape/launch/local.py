@@ -57,6 +57,7 @@ def run_sweep(
     console: Console | None = None,
     command: str | None = None,
     steering: Steering | None = None,
+    values: Mapping[str, str] | None = None,
     opens: OpenProcesses | None = None,
     is_part: bool = False,
 ) -> SweepResult:
@@ -88,6 +89,8 @@ def run_sweep(
     steering : Steering, optional
         Adds runs on the way, with the launcher and the type of device of the others, and cuts
         some, which makes them `pruned`.
+    values : mapping of str to str, optional
+        What is shown beside the name of a run; runs may be added to it on the way.
     opens : callable, optional
         Opens another way of starting ranks: given what they call, a callable that says whether to
         stop, and a module to import ahead, as `open_processes` takes them.
@@ -120,7 +123,7 @@ def run_sweep(
         live = may_mirror_live(standing.missing, machine.cpu_cores)
         tracker = NoTracker("none") if is_part else specs[0].config.tracker
         mirror = Mirror(tracker, sweep, live=live)
-        progress = Progress(console, len(specs) if steering is None else steering.runs)
+        progress = Progress(console, len(specs) if steering is None else steering.runs, values)
         progress.stand_still(list(standing.settled.values()))
         for renewed in standing.notes:
             progress.note(renewed, "yellow")

@@ -49,10 +49,15 @@ class Progress:
         Where to write; a terminal shows more than a file.
     total : int
         Runs of the sweep.
+    values : mapping of str to str, optional
+        What is shown beside the name of a run.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(
+        self, console: Console, total: int, values: Mapping[str, str] | None = None
+    ) -> None:
         self._console = console
+        self._values = {} if values is None else values
         self._total = total
         self._done = 0
         self._failed = 0
@@ -117,7 +122,8 @@ class Progress:
         attempt = len(run.status.attempts)
         again = f", attempt {attempt}" if attempt > 1 else ""
         ranks = f"{run.lease.ranks} rank{'s' if run.lease.ranks > 1 else ''}"
-        self.note(f"[{self._done + 1}/{self._total}] {run.spec.run_id} started ({ranks}{again})")
+        named = self._named(run.spec.run_id)
+        self.note(f"[{self._done + 1}/{self._total}] {named} started ({ranks}{again})")
 
     def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
         """Tell how a run ended."""
@@ -149,7 +155,7 @@ class Progress:
         # One that is interrupted is still to be done.
         self._done += status is not Status.INTERRUPTED
         self._failed += status in FAULTS
-        line = f"[{self._done}/{self._total}] {run_id} {status}: {description}"
+        line = f"[{self._done}/{self._total}] {self._named(run_id)} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
         # What is drawn still shows the run.
         self._drawn = 0.0
@@ -170,11 +176,18 @@ class Progress:
         width = self._console.width
         rows = [run.last_row for run in active]
         lines = [self._overview(len(active), left_s())]
-        lines += [_running_text(run, row) for run, row in zip(active, rows, strict=True)]
+        lines += [
+            f"  {self._named(run.spec.run_id)}  {_running_text(run, row)}"
+            for run, row in zip(active, rows, strict=True)
+        ]
         # Cut here: the layout of one plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
         with _even_if_nobody_reads():
             self._live.update(Text(text, no_wrap=True), refresh=True)
+
+    def _named(self, run_id: str) -> str:
+        values = self._values.get(run_id)
+        return run_id if values is None else f"{run_id} ({values})"
 
     def _overview(self, active: int, left_s: float) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
@@ -187,7 +200,7 @@ class Progress:
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
         self.note(f"{_runs_text(len(result.runs))}: {counts}")
         for run in result.failed:
-            self.note(f"{run.run_id} {run.status}: {run.reason}", "red")
+            self.note(f"{self._named(run.run_id)} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
         if result.stopped is not None:
             self.note(f"{result.stopped}: no more were started; the same command goes on")
@@ -204,8 +217,8 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
     steps = run.optimizer_steps
     done = row.get("optimizer_step")
     if done is None:
-        return f"  {run.spec.run_id}  starting"
-    line = f"  {run.spec.run_id}  optimizer step {done}/{steps}"
+        return "starting"
+    line = f"optimizer step {done}/{steps}"
     # A program that is not ours may log neither.
     if row.get("loss") is not None:
         line += f"  loss {row['loss']:.4f}"

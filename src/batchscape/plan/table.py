@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -83,7 +83,14 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
     return [_row(cell) for cell in plan.cells]
 
 
-def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> RenderableType:
+def plan_table(
+    plan: Plan,
+    predicted: SweepForecast,
+    begin: datetime,
+    *,
+    searched: Collection[str] = (),
+    trials: int = 0,
+) -> RenderableType:
     """Return what a person wants to know before a launch.
 
     Parameters
@@ -93,18 +100,35 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
         Of its runs.
     begin : datetime
         When it would begin.
+    searched : collection of str
+        Keys whose values a search chooses on the way.
+    trials : int
+        Of each study of a search, for whose runs those of the plan stand; 0: there is none.
 
     Returns
     -------
     RenderableType
         The runs, the rejected cells, what runs and sweep will take, counts.
     """
-    specs = plan.specs
     sweep = SweepFolder(plan.sweep_dir)
-    shown = {*_GEOMETRY, "ramp", "seed"}
-    extra = [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
+    parts: list[RenderableType] = []
+    parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
+    if rejected := [_row(cell) for cell in plan.rejections]:
+        parts.append(_rejected_table(rejected))
+    if untold := _not_told(plan):
+        parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
+    named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
+    parts += forecast_text(predicted, named, begin)
+    parts.append(Text(describe_disk_use(disk_use(plan.specs, sweep))))
+    parts.append(Text(plan_summary(plan)))
+    return Group(*parts)
+
+
+def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
+    """One line a run."""
+    extra = _other_axes(plan)
     columns = (*extra, "seed", "optimizer_steps", "samples")
-    titles = (*(key.replace(".", ".\n") for key in extra), "seed", "optimizer\nsteps", "samples")
+    titles = (*map(_title, extra), "seed", "optimizer\nsteps", "samples")
     runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
     first, last = _ends([(cell, cell.spec) for cell in plan.cells if cell.spec is not None])
     for cell, spec in [*first, *last]:
@@ -113,20 +137,34 @@ def plan_table(plan: Plan, predicted: SweepForecast, begin: datetime) -> Rendera
         row = _row(cell)
         values = (_show(row[column]) for column in columns)
         runs.add_row(spec.run_id, _cuts(spec), *values, _status(sweep.run(spec.run_id)))
-    parts: list[RenderableType] = [runs]
-    if last:
-        left_out = len(specs) - len(first) - len(last)
-        text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
-        parts.append(Text(text))
-    if rejected := [_row(cell) for cell in plan.rejections]:
-        parts.append(_rejected_table(rejected))
-    if untold := _not_told(plan):
-        parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
-    named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
-    parts += forecast_text(predicted, named, begin)
-    parts.append(Text(describe_disk_use(disk_use(specs, sweep))))
-    parts.append(Text(plan_summary(plan)))
-    return Group(*parts)
+    if not last:
+        return [runs]
+    left_out = len(plan.specs) - len(first) - len(last)
+    text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
+    return [runs, Text(text)]
+
+
+def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table:
+    """One line a cell of what is not searched, however many runs stand for those of its search."""
+    extra = [key for key in _other_axes(plan) if key not in searched]
+    columns = (*extra, "optimizer_steps", "samples")
+    titles = (*map(_title, extra), "optimizer\nsteps", "samples", "trials", "runs in\nall")
+    rows = [(cell.spec, _row(cell)) for cell in plan.cells if cell.spec is not None]
+    counts = Counter((_cuts(s), *(_show(row[column]) for column in columns)) for s, row in rows)
+    table = _table(_GEOMETRY_TITLE, *titles)
+    for values, count in counts.items():
+        table.add_row(*values, str(trials), str(count))
+    return table
+
+
+def _other_axes(plan: Plan) -> list[str]:
+    """Return what is swept, but what has a place of its own in a table."""
+    shown = {*_GEOMETRY, "ramp", "seed"}
+    return [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
+
+
+def _title(key: str) -> str:
+    return key.replace(".", ".\n")
 
 
 def plan_fields(plan: Plan, predicted: SweepForecast) -> list[dict[str, Any]]:

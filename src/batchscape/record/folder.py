@@ -214,7 +214,7 @@ class SweepFolder:
 
     @property
     def space(self) -> Path:
-        """Of a search: what is searched, which may not change."""
+        """Of a search: what is searched, which may not change, and how many trials are asked."""
         return self.path / "search.json"
 
     def run(self, run_id: str) -> RunFolder:

@@ -18,12 +18,13 @@ from batchscape.record.locks import is_held
 from batchscape.record.next_step import Next
 from batchscape.record.progress import RunProgress, sweep_progress
 from batchscape.record.status import Status
+from batchscape.record.trial_counts import TrialCounts, count_trials
 
 __all__ = ["STATES", "Overview", "advice_of", "by_reason", "overview"]
 
 STATES = {
     "running": "a launcher is at work",
-    "interrupted": "no launcher is at work, and runs are left that the same command would do",
+    "interrupted": "no launcher is at work, and the same command would do what is left",
     "finished": "no run is left that the same command would do; some may have failed",
 }
 """States of a sweep, and what they mean."""
@@ -44,6 +45,8 @@ class Overview:
     """Damaged folders of earlier attempts, in `damaged/`."""
     copies: dict[str, str]
     """Run folders that are copies of another one, or links to it, which alone counts."""
+    trials: TrialCounts | None = None
+    """Of a search, whether the runs are its trials' or its grid's."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -72,6 +75,7 @@ class Overview:
             "next": self.next_steps,
             "set_aside": list(self.set_aside),
             "copies": self.copies,
+            "trials": None if self.trials is None else asdict(self.trials),
             "runs": [{**asdict(run), "advice": advice_of(run)} for run in self.runs],
         }
         return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
@@ -94,7 +98,9 @@ def overview(sweep: SweepFolder) -> Overview:
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in known]
     at_work = is_held(sweep.lock) or any(run.status == Status.RUNNING for run in runs)
     aside = sweep.damaged.iterdir() if sweep.damaged.is_dir() else ()
-    left = any(run.next.is_work for run in runs)
+    trials = count_trials(sweep)
+    is_searching = trials is not None and (trials.left or trials.grid_is_left)
+    left = is_searching or any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
         state="running" if at_work else "interrupted" if left else "finished",
@@ -102,6 +108,7 @@ def overview(sweep: SweepFolder) -> Overview:
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
         set_aside=tuple(sorted(path.name for path in aside)),
         copies=copies,
+        trials=trials,
     )
 
 

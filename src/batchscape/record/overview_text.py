@@ -20,6 +20,7 @@ from batchscape.record.overview import Overview, advice_of, by_reason
 from batchscape.record.progress import RunProgress
 from batchscape.record.status import FAULTS, Status, StopReason
 from batchscape.record.timing import untimed_text
+from batchscape.record.trial_counts import TrialCounts
 
 __all__ = ["overview_text"]
 
@@ -30,6 +31,8 @@ _MOST_LISTED = 20
 def overview_text(found: Overview) -> RenderableType:
     """Return what a person wants to know of a sweep, the most urgent first."""
     parts: list[RenderableType] = [_headline(found), Text(_counts(found))]
+    if found.trials is not None:
+        parts += map(Text, _trials(found.trials))
     if untimed := Counter(run.untimed for run in found.runs if run.untimed is not None):
         parts.append(Text(_without_times(found, untimed)))
     if running := found.with_status(Status.RUNNING):
@@ -81,6 +84,14 @@ def _counts(found: Overview) -> str:
     text = f"{runs}: {', '.join(f'{n} {status}' for status, n in counts.items()) or 'none'}"
     cells = "1 cell" if rejected == 1 else f"{rejected} cells"
     return f"{text}; {cells} rejected" if rejected else text
+
+
+def _trials(found: TrialCounts) -> Iterator[str]:
+    total = sum(found.done.values())
+    yield f"Trials: {total} of {total + found.left} done"
+    if found.left:
+        for study, done in found.done.items():
+            yield f"  {study}: {done} of {max(found.asked, done)}"
 
 
 def _without_times(found: Overview, untimed: Counter[str]) -> str:
@@ -188,6 +199,11 @@ def _next(found: Overview) -> str:
     if not parts:
         return "The same command would do nothing."
     text = f"The same command now {', '.join(parts)}."
+    if (trials := found.trials) is not None and (trials.left or trials.grid_is_left):
+        counts = "1 trial is" if trials.left == 1 else f"{trials.left} trials are"
+        of = [f"{counts} left"] if trials.left else []
+        of += ["the grid around the best is to be measured"] if trials.grid_is_left else []
+        text += f" It goes on with the search: {', and '.join(of)}."
     left = {run.status for run in found.with_status(*FAULTS) if run.next is Next.LEAVE}
     if left:
         text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
+from typing import Any, NamedTuple
 
 from batchscape.launch.result import SweepResult
 from batchscape.plan.expand import Cell, Interval
@@ -16,28 +15,47 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.trials import write_measured
 from batchscape.search.around import Bracket, around, beyond, bracket
 from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import outcome_of
+from batchscape.search.objective import outcome_of, unbeaten
 from batchscape.search.space import Space, StudyCells
+from batchscape.search.words import count_text, point_text
 
-__all__ = ["measure_around"]
+__all__ = ["Found", "measure_around"]
 
 _MOST_WIDENED = 4
 """Times that a grid grows on the side where its best is the last."""
 
 
+class Found(NamedTuple):
+    """A point that has a value."""
+
+    point: dict[str, Any]
+    """Its searched values, by key."""
+    values: tuple[float, ...]
+    """Of each objective."""
+
+
+class _Best(NamedTuple):
+    """The best of the values of one interval that were measured, the rest held."""
+
+    interval: Interval
+    bracket: Bracket
+    value: float
+    """Of the objective there."""
+    measured: int
+    """Values that were measured."""
+
+
 class _Around:
     """The grid of one study."""
 
-    def __init__(self, space: Space, of: StudyCells, best: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, space: Space, of: StudyCells, best: Sequence[Found]) -> None:
         sampler = space.sampler
         count = sampler.grid_points if len(sampler.objective) == 1 else min(1, sampler.grid_points)
         self._space, self._of = space, of
-        self.points = [
-            point
-            for one in best
-            for point in around(space.intervals, one, count, sampler.grid_ratio)
-            if count
-        ]
+        self.points: list[dict[str, Any]] = []
+        for one in best if count else ():
+            near = around(space.intervals, one.point, count, sampler.grid_ratio)
+            self.points += [point for point in near if point not in self.points]
 
     def cells(self) -> list[list[Cell]]:
         """Return the cells of each point."""
@@ -64,57 +82,52 @@ class _Around:
                     "run": "" if isinstance(run, str) else run.run_id,
                 }
 
-    def brackets(
-        self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
-    ) -> list[tuple[Interval, Bracket, float]] | None:
-        """Return where the best of each interval lies, and its mean; None: not all is measured."""
-        values = [self._mean(cells, runs, sweep) for cells in self.cells()]
-        if None in values:
-            return None
-        centre, found = self.points[0], []
+    def measured(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> list[Found] | None:
+        """Return each point with its means, infinite where a seed has none; None: not all is so."""
+        found = []
+        for point, cells in zip(self.points, self.cells(), strict=True):
+            of = [runs[key_of(cell)] for cell in cells]
+            values = outcome_of(of, sweep, self._space.sampler.objective).values
+            if values is None:
+                return None
+            found.append(Found(point, values))
+        return found
+
+    def brackets(self, found: Sequence[Found]) -> list[_Best]:
+        """Return where the best of each interval lies."""
+        centre, best = self.points[0], []
         for interval in self._space.intervals:
             line = {
                 point[interval.key]: value
-                for point, value in zip(self.points, values, strict=True)
-                if value is not None and {**point, interval.key: centre[interval.key]} == centre
+                for point, (value, *_) in found
+                if {**point, interval.key: centre[interval.key]} == centre
             }
-            best = bracket(line)
-            found.append((interval, best, line[best.best]))
-        return found
+            of = bracket(line)
+            best.append(_Best(interval, of, line[of.best], len(line)))
+        return best
 
-    def widen(self, brackets: Sequence[tuple[Interval, Bracket, float]]) -> bool:
+    def widen(self, found: Sequence[Found]) -> bool:
         """Add points where a bracket is open; whether there are any."""
         before, ratio = len(self.points), self._space.sampler.grid_ratio
-        for interval, found, mean in brackets:
+        for interval, of, value, _ in self.brackets(found):
             # Where nothing has a value there is no side to go to.
-            for value in beyond(interval, found, ratio) if math.isfinite(mean) else ():
-                point = {**self.points[0], interval.key: value}
+            for further in beyond(interval, of, ratio) if math.isfinite(value) else ():
+                point = {**self.points[0], interval.key: further}
                 if point not in self.points:
                     self.points.append(point)
         return len(self.points) > before
 
-    def _mean(
-        self, cells: Sequence[Cell], runs: Mapping[str, RunSpec | str], sweep: SweepFolder
-    ) -> float | None:
-        """Return the mean over the seeds, infinite where one has no value; None: not measured."""
-        found = [runs[key_of(cell)] for cell in cells]
-        outcome = outcome_of(found, sweep, self._space.sampler.objective)
-        return None if outcome.values is None else outcome.values[0]
-
 
 def measure_around(
-    space: Space,
-    best: Mapping[str, Sequence[Mapping[str, Any]]],
-    sweep: SweepFolder,
-    launching: Launching,
+    space: Space, best: Mapping[str, Sequence[Found]], sweep: SweepFolder, launching: Launching
 ) -> SweepResult | None:
     """Measure around the best trials, until the best of each grid has neighbours on both sides.
 
     Parameters
     ----------
     space : Space
-    best : mapping of str to sequence of mapping
-        Searched values of the best trial of each study, or of its front.
+    best : mapping of str to sequence of Found
+        The best trial of each study, or those of its front.
     sweep : SweepFolder
         Where the grid is measured.
     launching : Launching
@@ -124,9 +137,10 @@ def measure_around(
     SweepResult or None
         None where there is nothing to measure around.
     """
-    console = launching.console
+    console, is_front = launching.console, len(space.sampler.objective) > 1
     grids = {of.name: _Around(space, of, best[of.name]) for of in space.studies if best[of.name]}
-    _tell_trials(space, best, console)
+    for name, trials in best.items():
+        console.print(_trials_text(name, space, trials), soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
         return None
     for last in (False,) * _MOST_WIDENED + (True,):
@@ -137,14 +151,11 @@ def measure_around(
         result = launching.launch(() if plan is None else plan.specs, sweep)
         if result.interrupted or result.stopped is not None:
             return result
-        write_measured(
-            sweep.search, (row for grid in grids.values() for row in grid.rows(runs, sweep))
-        )
-        if len(space.sampler.objective) > 1:
-            return result
-        found = {name: grid.brackets(runs, sweep) for name, grid in grids.items()}
+        rows = (row for grid in grids.values() for row in grid.rows(runs, sweep))
+        write_measured(sweep.search, rows)
+        found = {name: grid.measured(runs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
-        may_grow = not last and space.sampler.grid_points > 1
+        may_grow = not (last or is_front) and space.sampler.grid_points > 1
         grown = [name for name, own in found.items() if may_grow and own and grids[name].widen(own)]
         if not grown:
             break
@@ -153,53 +164,86 @@ def measure_around(
         )
     for reason in dict.fromkeys(run for run in runs.values() if isinstance(run, str)):
         console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
-    _tell(space, found, console)
+    for name, own in found.items():
+        for line in _result_lines(name, space, grids[name], own):
+            console.print(line, soft_wrap=True)
     return result
 
 
-def _tell_trials(
-    space: Space, best: Mapping[str, Sequence[Mapping[str, Any]]], console: Console
-) -> None:
-    """Say what the trials found."""
-    for of in space.studies:
-        if not best[of.name]:
-            console.print(f"{of.name}: no trial has a value, so nothing is measured around it")
-        for point in best[of.name]:
-            at = ", ".join(
-                f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-                for key, value in point.items()
-            )
-            what = "the best trial" if len(space.sampler.objective) == 1 else "a trial of the front"
-            console.print(f"{of.name}: {what} has {at}", soft_wrap=True)
+def _trials_text(name: str, space: Space, best: Sequence[Found]) -> str:
+    """Say what the trials of a study came to."""
+    if not best:
+        return f"{name}: no trial has a value, so nothing is measured around it"
+    if len(space.sampler.objective) > 1:
+        return _front_text(name, space, best, "by the trials")
+    return f"{name}: the best trial has {point_text(best[0].point)}, {_values_text(space, best[0])}"
 
 
-def _tell(
-    space: Space,
-    found: Mapping[str, Sequence[tuple[Interval, Bracket, float]] | None],
-    console: Console,
-) -> None:
-    """Say where the best of each study lies."""
-    for name, brackets in found.items():
-        if brackets is None:
-            console.print(
-                f"{name}: the grid around the best is not whole, since runs of it ended by a "
-                "fault; the same command with --retry failed,timeout goes on"
-            )
-        for interval, around_best, value in brackets or ():
-            console.print(_text(name, interval, around_best, value, space), soft_wrap=True)
+def _result_lines(
+    name: str, space: Space, grid: _Around, found: Sequence[Found] | None
+) -> Iterator[str]:
+    """Say what a study came to."""
+    sampler = space.sampler
+    if found is None:
+        yield (
+            f"{name}: the grid around the best is not whole, since runs of it ended by a "
+            "fault; the same command with --retry failed,timeout goes on"
+        )
+    elif len(sampler.objective) > 1:
+        yield _front_text(name, space, found, _fresh_text(space))
+    elif not space.intervals:
+        (only,) = found
+        has_value = math.isfinite(only.values[0])
+        came_to = f"{_values_text(space, only)} ({_fresh_text(space)})"
+        yield (
+            f"{name}: best by {sampler.objective[0]}: {point_text(only.point)}, which the trials "
+            f"chose; {came_to if has_value else 'with fresh seeds it has no result'}"
+        )
+    else:
+        for best in grid.brackets(found):
+            yield f"{name}: {_best_text(best, space, grid.points[0])}"
 
 
-def _text(name: str, interval: Interval, found: Bracket, value: float, space: Space) -> str:
-    said = f"{name}: {interval.key} = {found.best:g}, {space.sampler.objective[0]} {value:.4g}"
-    seeds = space.sampler.grid_seeds
-    mean = "one fresh seed" if seeds == 1 else f"mean of {seeds} fresh seeds"
-    said += f" ({mean}, the least of the grid's)"
-    if not math.isfinite(value):
-        return f"{name}: no value of {interval.key} that was measured has a result"
-    if found.low is not None and found.high is not None:
-        return f"{said}; not better at {found.low:g} and {found.high:g}"
-    side = "below" if found.low is None else "above"
-    end = interval.low if found.low is None else interval.high
-    if found.best == end:
-        return f"{said}; not bracketed: it is the end of the interval, so widen the interval"
-    return f"{said}; not bracketed: nothing {side} it was measured"
+def _best_text(best: _Best, space: Space, centre: Mapping[str, Any]) -> str:
+    key, objective = best.interval.key, space.sampler.objective[0]
+    if not math.isfinite(best.value):
+        return f"no value of {key} that was measured has a result"
+    held = point_text({other: value for other, value in centre.items() if other != key})
+    told = f"best {key} by {objective}{f' with {held}' if held else ''}: {best.bracket.best:g}"
+    least = f", the least of {best.measured} values" if best.measured > 1 else ""
+    of = f"{objective} {best.value:.4g} ({_fresh_text(space)})"
+    return f"{told}, {_bracket_text(best)}; {of}{least}"
+
+
+def _bracket_text(best: _Best) -> str:
+    low, value, high = best.bracket
+    if low is not None and high is not None:
+        return f"bracketed (not better at {low:g} and {high:g})"
+    if value == (best.interval.low if low is None else best.interval.high):
+        return "not bracketed (it is the end of the interval, so widen the interval)"
+    side = "beside" if low is None and high is None else "below" if low is None else "above"
+    return f"not bracketed (nothing {side} it was measured)"
+
+
+def _front_text(name: str, space: Space, found: Sequence[Found], how: str) -> str:
+    """Say how many points a front has, and its ends."""
+    valid = [one for one in found if all(map(math.isfinite, one.values))]
+    kept = itertools.compress(valid, unbeaten([one.values for one in valid]))
+    front = sorted(kept, key=lambda one: one.values)
+    told = f"{name}: front of {' and '.join(space.sampler.objective)} ({how})"
+    if not front:
+        return f"{told}: no point has a result"
+    ends = dict.fromkeys(
+        f"{_values_text(space, one)} at {point_text(one.point)}" for one in (front[0], front[-1])
+    )
+    return f"{told}: {count_text(len(front), 'point')}, {' to '.join(ends)}"
+
+
+def _fresh_text(space: Space) -> str:
+    fresh = count_text(space.sampler.grid_seeds, "fresh seed")
+    return fresh if space.sampler.grid_seeds == 1 else f"mean of {fresh}"
+
+
+def _values_text(space: Space, found: Found) -> str:
+    named = zip(space.sampler.objective, found.values, strict=True)
+    return ", ".join(f"{name} {value:.4g}" for name, value in named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rich.console import Console
@@ -19,6 +19,7 @@ from batchscape.plan.machine import Machine
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.search.points import corners_of
+from batchscape.search.words import point_text
 
 __all__ = ["REJECTS", "Corner", "Launching", "key_of", "plan_at_corner"]
 
@@ -36,6 +37,10 @@ class Launching:
     console: Console
     command: str
     concurrent_runs: int
+    searched: tuple[str, ...]
+    """Keys whose values are shown beside each run."""
+    values: dict[str, str] = field(default_factory=dict)
+    """Those of each run that was planned, by name."""
 
     def plan(
         self, cells: Sequence[Cell], sweep: SweepFolder
@@ -72,6 +77,8 @@ class Launching:
         found = {cell.run_id: cell for cell in plan.cells}
         for cell, run in zip(sound, plan.run_ids, strict=True):
             runs[key_of(cell)] = found[run].spec or str(found[run].reason)
+            point = {key.rpartition(".")[2]: cell.swept[key] for key in self.searched}
+            self.values[run] = point_text(point)
         return plan, runs
 
     def _planned(self, cells: Sequence[Cell], sweep: SweepFolder) -> Plan:
@@ -90,6 +97,7 @@ class Launching:
             console=self.console,
             command=self.command,
             steering=steering,
+            values=self.values,
         )
 
 

@@ -13,7 +13,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["NOT_MEASURED", "Outcome", "outcome_of"]
+__all__ = ["NOT_MEASURED", "Outcome", "outcome_of", "unbeaten"]
 
 _CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
 """What would happen again, and is no fault of the machine: infinitely bad."""
@@ -81,3 +81,19 @@ def outcome_of(
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return Outcome(state, means, max(memory, default=None), why)
+
+
+def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:
+    """Return of each row whether it is on the front: no other is as small in all, and unlike it.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of float
+        Values of each objective.
+    """
+    return [
+        not any(
+            other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows
+        )
+        for row in rows
+    ]

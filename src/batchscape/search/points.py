@@ -12,7 +12,14 @@ from batchscape.plan.expand import Interval
 if TYPE_CHECKING:
     from batchscape.search.space import Space
 
-__all__ = ["FIRST_TRIALS", "corners_of", "grid_of", "spread_of", "trials_of"]
+__all__ = [
+    "FIRST_TRIALS",
+    "corners_of",
+    "grid_of",
+    "grid_values_of",
+    "spread_of",
+    "trials_of",
+]
 
 FIRST_TRIALS = 4
 """Trials before a sampler has something to learn from."""
@@ -27,6 +34,14 @@ def trials_of(space: Space) -> int:
         is_whole = isinstance(interval.low, int)
         points *= int(interval.high - interval.low) + 1 if is_whole else space.sampler.trials
     return min(space.sampler.trials, points)
+
+
+def grid_values_of(space: Space) -> int:
+    """Return how many points are measured around each best, unless the grid grows."""
+    points = space.sampler.grid_points
+    if len(space.sampler.objective) > 1:
+        return min(1, points)
+    return len(space.intervals) * (points - 1) + 1 if points else 0
 
 
 def corners_of(intervals: Sequence[Interval]) -> list[dict[str, float]]:

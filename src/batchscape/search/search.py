@@ -18,11 +18,13 @@ from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
-from batchscape.search.grid import measure_around
+from batchscape.search.grid import Found, measure_around
 from batchscape.search.launching import REJECTS, Launching, plan_at_corner
+from batchscape.search.points import trials_of
 from batchscape.search.space import Space, space_of
 from batchscape.search.study import Study, storage_of
 from batchscape.search.trials import run_trials
+from batchscape.search.words import search_text
 
 __all__ = ["Searched", "search"]
 
@@ -66,11 +68,12 @@ def search(
     space = space_of(grid)
     # Nothing is written before it is known that runs can be launched.
     corner = plan_at_corner(grid, machine, prepare)
+    console.print(search_text(space), soft_wrap=True)
     if corner.elsewhere is not None:
         console.print(f"{REJECTS} {corner.elsewhere}", soft_wrap=True)
     sweep_dir = corner.plan.sweep_dir
     concurrent_runs = corner.plan.cells[0].config.launcher.concurrent_runs
-    launching = Launching(grid, machine, prepare, console, command, concurrent_runs)
+    launching = Launching(grid, machine, prepare, console, command, concurrent_runs, space.keys)
     sweep = SweepFolder(sweep_dir)
     with _alone(sweep.search):
         _check_space(space, sweep.search)
@@ -81,7 +84,10 @@ def search(
         result = run_trials(space, studies, sweep.search, launching)
         is_whole = all(study.trials and not study.untold() for study in studies.values())
         if not result.interrupted and result.stopped is None:
-            best = {name: [trial.params for trial in of.best()] for name, of in studies.items()}
+            best = {
+                name: [Found(trial.params, tuple(trial.values)) for trial in of.best()]
+                for name, of in studies.items()
+            }
             grid_result = measure_around(space, best, sweep, launching)
             if grid_result is not None:
                 return Searched(sweep_dir, grid_result, is_whole=is_whole)
@@ -109,11 +115,15 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
 def _check_space(space: Space, sweep: SweepFolder) -> None:
     """Refuse to mix the trials of two searches."""
     asked = json.loads(json.dumps(space.as_json()))
-    if not sweep.space.exists():
-        write_json(sweep.space, {"format_version": FORMAT_VERSION, **asked})
-        return
-    known = read_json(sweep.space)
-    before, now = _lines(known), _lines(asked)
+    if sweep.space.exists():
+        _refuse_another(sweep, asked)
+    # What may change beside what may not: a status says how much of it is left.
+    changing = {"trials": trials_of(space), "grid_points": space.sampler.grid_points}
+    write_json(sweep.space, {"format_version": FORMAT_VERSION, **asked, **changing})
+
+
+def _refuse_another(sweep: SweepFolder, asked: Mapping[str, Any]) -> None:
+    before, now = _lines(read_json(sweep.space)), _lines(asked)
     other = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if other:
         told = "".join(

@@ -125,6 +125,13 @@ def space_of(grid: SweepCells) -> Space:
         name = ", ".join(f"{key}={_text(plain[key])}" for key in per) or "all"
         groups.setdefault(name, []).append(Cell(cell.settings, plain))
     points = math.prod(len(values) for values in choices.values())
+    if sampler.name == "grid" and sampler.trials < points:
+        msg = (
+            f"search=grid tries every combination of {', '.join(choices)}, {points} in all, and "
+            f"search.trials={sampler.trials} are fewer: use search.trials={points}, or another "
+            "sampler, such as search=gp, which chooses among them"
+        )
+        raise ConfigError(msg)
     most = max(len(cells) for cells in groups.values()) // points
     check_fair(sampler, configs, most * sampler.seeds)
     return Space(

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from batchscape.plan.build import Prepare
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.search.launching import REJECTS, plan_at_corner
-from batchscape.search.points import trials_of
+from batchscape.search.points import grid_values_of, trials_of
 from batchscape.search.space import space_of
+from batchscape.search.words import count_text, point_text, search_text
 
-__all__ = ["stand_ins"]
+__all__ = ["StandIns", "stand_ins"]
 
 
-def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> tuple[str, SweepCells]:
+class StandIns(NamedTuple):
+    """Cells that cost what a search will, and what they stand for."""
+
+    text: str
+    """What the search will do."""
+    cells: SweepCells
+    """As many as there will be runs, each in the middle of every interval, unless a grid grows."""
+    searched: tuple[str, ...]
+    """Keys whose values are chosen on the way."""
+    trials: int
+    """Of each study."""
+
+
+def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
     """Return cells that cost what a search will, and what they stand for.
 
     Parameters
@@ -24,41 +39,27 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> tuple[str
     machine : Machine
     prepare : callable
         As `plan.build.make_plan` takes them.
-
-    Returns
-    -------
-    text : str
-        What the search will do.
-    cells : SweepCells
-        As many as there will be runs, each in the middle of every interval, unless a grid grows.
     """
     space = space_of(grid)
     sampler = space.sampler
     trials = trials_of(space)
-    values = max(1, len(space.intervals) * (sampler.grid_points - 1) + 1)
-    points = 0 if not sampler.grid_points else 1 if len(sampler.objective) > 1 else values
+    asked, measured = trials * sampler.seeds, grid_values_of(space) * sampler.grid_seeds
     corner = plan_at_corner(grid, machine, prepare)
-    chosen = {key: values[0] for key, values in space.choices.items()}
+    point = corner.point | {key: values[0] for key, values in space.choices.items()}
     first = space.first_seed
     cells = [
         cell
         for study in space.studies
-        for seed in range(first, first + trials * sampler.seeds + points * sampler.grid_seeds)
-        for cell in study.at(corner.point | chosen, seed)
+        for seed in range(first, first + asked + measured)
+        for cell in study.at(point, seed)
     ]
-    around = (
-        f", then a grid of {_count(points, 'value')} x {_count(sampler.grid_seeds, 'run')} around "
-        "each best, more where it lies at the end of them"
-    )
+    each = len(cells) // (asked + measured)
+    after = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
     text = (
-        f"Search of {', '.join(space.keys)}: {_count(len(space.studies), 'study')} of "
-        f"{_count(trials, 'trial')} x {_count(sampler.seeds, 'run')}{around if points else ''}. "
-        "The runs below stand for these: the values are chosen on the way."
+        f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {each * asked} of trials, "
+        f"whose values are chosen on the way, and {each * measured} of {after}. "
+        f"Planned as if each had {point_text(point)}."
     )
     if corner.elsewhere is not None:
         text += f"\n{REJECTS} {corner.elsewhere}"
-    return text, replace(grid, cells=cells, intervals=())
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what if number == 1 else 'studies' if what == 'study' else f'{what}s'}"
+    return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, trials)

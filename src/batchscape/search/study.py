@@ -28,9 +28,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from batchscape.config import Sampler
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Interval
-from batchscape.search.objective import Outcome
+from batchscape.search.objective import Outcome, unbeaten
 from batchscape.search.points import FIRST_TRIALS, grid_of, spread_of, trials_of
 from batchscape.search.space import Space
+from batchscape.search.words import point_text
 
 __all__ = ["Asked", "Study", "storage_of"]
 
@@ -146,8 +147,13 @@ class Study:
 
     @property
     def wanted(self) -> int:
-        """Trials that it is to have."""
-        return trials_of(self._space)
+        """Trials that it is to have; no fewer than there are."""
+        return max(trials_of(self._space), len(self.trials))
+
+    @property
+    def told(self) -> int:
+        """Trials that are over."""
+        return len(self.trials) - len(self.untold())
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -226,14 +232,8 @@ class Study:
         if len(self._space.sampler.objective) == 1:
             return sorted(done, key=lambda trial: trial.values)[:1]
 
-        def is_beaten(trial: FrozenTrial) -> bool:
-            return any(
-                other.values != trial.values
-                and all(a <= b for a, b in zip(other.values, trial.values, strict=True))
-                for other in done
-            )
-
-        return sorted((t for t in done if not is_beaten(t)), key=lambda trial: trial.values)
+        kept = itertools.compress(done, unbeaten([trial.values for trial in done]))
+        return sorted(kept, key=lambda trial: trial.values)
 
     def _next(self) -> dict[str, Any]:
         """Choose the point of the next trial.
@@ -274,14 +274,11 @@ class Study:
             for count in range(trials + 1, _FINER * trials)
             if all(point in grid_of(self._space, count) for point in known)
         )
-        at = ", ".join(
-            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in others[0].items()
-        )
         msg = (
             f"{self._name}: search=grid lays the points of all its trials at once, and of the "
             f"{len(known)} trials there {len(others)} lie beside those of search.trials={trials}, "
-            f"such as {at}; {next(finer, '')}search=gp or tpe goes on from any trials"
+            f"such as {point_text(others[0])}; {next(finer, '')}search=gp or tpe goes on from any "
+            "trials"
         )
         raise ConfigError(msg)
 

@@ -18,7 +18,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
 from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import NOT_MEASURED, outcome_of
+from batchscape.search.objective import NOT_MEASURED, Outcome, outcome_of
 from batchscape.search.pruning import MedianRule, curve_of
 from batchscape.search.space import Space
 from batchscape.search.study import Asked, Study
@@ -70,31 +70,31 @@ class _Trials:
         share = len(studies) * space.sampler.seeds
         self._at_a_time = math.ceil(launching.concurrent_runs / share)
         self._open: dict[tuple[str, int], _Trial] = {}
-        self._faults: set[tuple[str, int]] = set()
+        self._faults: dict[tuple[str, int], Outcome] = {}
         self._planned: dict[str, PlannedCell] = {}
         self._returned: set[str] = set()
         self._rule = MedianRule(sweep) if space.sampler.pruner == "median" else None
 
     @property
     def runs(self) -> int:
-        """Runs of all trials, unless some cannot be built."""
+        """Runs of all trials that are not told yet, unless some cannot be built."""
         seeds, choices = self._space.sampler.seeds, self._space.choices.values()
         combinations = math.prod(map(len, choices))
         return sum(
-            self._studies[of.name].wanted * seeds * len(of.cells) // combinations
+            (self._studies[of.name].wanted - self._studies[of.name].told)
+            * seeds
+            * len(of.cells)
+            // combinations
             for of in self._space.studies
         )
 
     def more(self, over: Collection[str]) -> list[RunSpec]:
         """Tell what is over, and return the runs of the trials that are asked for next."""
         while True:
-            told = [key for key, trial in self._open.items() if self._tell(trial, over)]
-            for key in told:
-                del self._open[key]
+            self.tell(over)
             asked = list(self._ask())
             if asked:
                 self._plan(asked)
-            if told or asked:
                 write_trials(self._sweep, self._rows())
             specs = [spec for trial in asked for spec in trial.specs]
             new = {s.run_id: s for s in specs if s.run_id not in self._returned}
@@ -102,6 +102,14 @@ class _Trials:
             # A trial whose cells are rejected, or whose point was asked before, is over already.
             if new or not asked:
                 return list(new.values())
+
+    def tell(self, over: Collection[str]) -> None:
+        """Tell the trials whose runs are over."""
+        told = [key for key, trial in self._open.items() if self._tell(trial, over)]
+        for key in told:
+            del self._open[key]
+        if told:
+            write_trials(self._sweep, self._rows())
 
     def cut(self, spec: RunSpec) -> str | None:
         """Return why a run goes on no longer; None: it does."""
@@ -117,8 +125,8 @@ class _Trials:
     @property
     def progress(self) -> str:
         """How many trials are told."""
-        told = sum(len(s.trials) - len(s.untold()) for s in self._studies.values())
-        return f"Trials: {told} of {sum(study.wanted for study in self._studies.values())}"
+        studies = self._studies.values()
+        return f"Trials: {sum(s.told for s in studies)} of {sum(s.wanted for s in studies)}"
 
     def _ask(self) -> Iterator[_Trial]:
         """Yield the trials that come next, those of a killed command first."""
@@ -151,7 +159,7 @@ class _Trials:
         outcome = outcome_of(trial.runs, self._sweep, self._space.sampler.objective)
         number = trial.asked.number
         if not outcome.is_over:
-            self._faults.add((trial.study, number))
+            self._faults[trial.study, number] = outcome
             self._launching.console.print(
                 f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}; the same "
                 "command with --retry failed,timeout runs it again"
@@ -174,15 +182,16 @@ class _Trials:
             for trial in study.trials:
                 told = trial.state is TrialState.COMPLETE
                 values = trial.values if told else [None] * len(self._space.sampler.objective)
+                fault = self._faults.get((name, trial.number))
                 yield {
                     "study": name,
                     "trial": trial.number,
                     **{key: trial.params.get(key) for key in self._space.keys},
                     **dict(zip(self._space.sampler.objective, values, strict=True)),
-                    "outcome": trial.user_attrs.get("outcome", ""),
+                    "outcome": trial.user_attrs.get("outcome", fault.state if fault else ""),
                     "is_best": trial.number in best,
                     "runs": " ".join(trial.user_attrs.get("runs", [])),
-                    "reason": trial.user_attrs.get("reason", ""),
+                    "reason": trial.user_attrs.get("reason", fault.reason if fault else ""),
                 }
 
 
@@ -201,12 +210,18 @@ def run_trials(
     launching : Launching
     """
     trials = _Trials(space, studies, sweep, launching)
+    if any(study.told for study in studies.values()):
+        launching.console.print(trials.progress)
     result = SweepResult((), interrupted=False)
     specs = trials.more(frozenset())
     while specs:
         result = launching.launch(specs, sweep, trials)
+        is_stopped = result.interrupted or result.stopped is not None
+        if is_stopped:
+            # Runs that ended meanwhile.
+            trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
         launching.console.print(trials.progress)
-        if result.interrupted or result.stopped is not None:
+        if is_stopped:
             break
         specs = trials.more({run.run_id for run in result.runs})
     return result

@@ -1,0 +1,57 @@
+"""What a search asks, and the points that it names, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchscape.search.points import grid_values_of, trials_of
+from batchscape.search.space import Space
+
+__all__ = ["count_text", "point_text", "search_text"]
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """Write searched values."""
+    return ", ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in point.items()
+    )
+
+
+def count_text(number: int, what: str) -> str:
+    """Write how many there are."""
+    return f"{number} {what if number == 1 else f'{what}s'}"
+
+
+def search_text(space: Space) -> str:
+    """Say what is searched, by whom, for what, and what is measured afterwards."""
+    sampler = space.sampler
+    searched = [
+        *(
+            f"{one.key} ({one.low:g} to {one.high:g}{', logarithmic' if one.is_log else ''})"
+            for one in space.intervals
+        ),
+        *(f"{key} ({', '.join(map(str, values))})" for key, values in space.choices.items()),
+    ]
+    trials = count_text(trials_of(space), "trial")
+    if sampler.seeds > 1:
+        trials += f" of {sampler.seeds} runs"
+    if axes := list(space.studies[0].values):
+        what = "value" if len(axes) == 1 else "combination"
+        trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
+    return (
+        f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
+        f"{' and '.join(sampler.objective)}{_afterwards(space)}"
+    )
+
+
+def _afterwards(space: Space) -> str:
+    values, runs = grid_values_of(space), count_text(space.sampler.grid_seeds, "run")
+    if not values:
+        return ""
+    if values > 1:
+        grid = f"a grid of {values} values x {runs} around each best"
+        return f"; then {grid}, more where it lies at the end of them"
+    best = "best" if len(space.sampler.objective) == 1 else "trial of the front"
+    return f"; then {runs} of each {best}, with fresh seeds"

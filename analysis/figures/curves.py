@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
 from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
+from batchscape.analysis.numbers import significant
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
 
@@ -42,25 +44,61 @@ class LossCurves:
     """`cell` (a reference), `optimizer_step`, `sd`: spread of the loss between seeds."""
 
 
-def with_room(cells: Cells, panels: int, *, timed: bool) -> Cells:
-    """Leave out the runs of settings beyond those that a figure has room for.
+def with_room(
+    cells: Cells, panels: int, at_best: Sequence[int], *, timed: bool
+) -> tuple[Cells, str]:
+    """Choose the cells that a figure has room for.
+
+    Where there are more settings than panels, or no setting has two global batches to set side by
+    side, as after a search, each global batch is shown at its best learning rate; these share a
+    panel. Of what is then still too much the first settings in table order are shown.
 
     Parameters
     ----------
     panels : int
-        Settings to keep, the first in table order with a run that has a curve.
+        Settings to keep.
+    at_best : sequence of int
+        As `cells_at_best` returns it.
     timed : bool
         Count only runs whose times are valid.
 
     Returns
     -------
     Cells
-        With fewer runs, and the same table.
+        With fewer runs and contexts, and the same table.
+    str
+        What a caption says of the choice; empty where all is shown.
     """
-    context = cells.runs["cell"].map(cells.context_of())
     runs = pd.concat([_chosen(cells, status, timed=timed) for status in ("completed", "diverged")])
-    first = np.sort(context[runs.index].unique())[:panels]
-    return replace(cells, runs=cells.runs[context.isin(first)])
+    drawn = np.sort(runs["cell"].unique())
+    shown, said = cells, ""
+    batch, context = cells.table["global_batch_size"].loc[drawn], cells.context_of().loc[drawn]
+    settings = batch.groupby(context).nunique()
+    alone = len(settings) > 1 and settings.le(1).all() and batch.nunique() > 1
+    best = [cell for cell in at_best if cell in drawn]
+    if best and (len(settings) > panels or alone):
+        shown = cells.only(best)
+        said = (
+            "Each global batch is at its best learning rate (fewest optimizer steps to the target, "
+            f"or else lowest final held-out loss){_rates(shown, best)}"
+        )
+    context = shown.context_of()
+    first = np.sort(context.loc[best if said else drawn].unique())[:panels]
+    kept = context.index[context.isin(first)].intersection(best if said else drawn)
+    if len(kept) < len(drawn):
+        said = f"{said or f'The first {panels} settings are shown'}; "
+        said += f"{len(drawn) - len(kept)} of {len(drawn)} cells are left out."
+    return replace(shown, runs=shown.runs[shown.runs["cell"].isin(kept)]), said
+
+
+def _rates(cells: Cells, best: Sequence[int]) -> str:
+    """List the learning rate of each global batch, where each has one."""
+    if cells.contexts:
+        return ""
+    runs = cells.runs.drop_duplicates("cell").set_index("cell").loc[list(best)]
+    each = runs.drop_duplicates("global_batch_size").sort_values("global_batch_size")
+    pairs = zip(each["learning_rate"], each["global_batch_size"], strict=True)
+    return ": " + ", ".join(f"{significant(rate, 3)} at B = {batch}" for rate, batch in pairs)
 
 
 def loss_curves(

@@ -18,10 +18,13 @@ from batchscape.analysis.figures.curves import LossCurves
 from batchscape.analysis.figures.panels import context_title, lay_out
 from batchscape.analysis.figures.style import COLUMN_IN, Look, in_nats
 
-__all__ = ["MAX_PANELS", "draw_loss"]
+__all__ = ["MAX_MARKERS", "MAX_PANELS", "draw_loss"]
 
 MAX_PANELS = 6
 """Panels of a figure, which fit on a page; further settings are left to the tables."""
+
+MAX_MARKERS = 12
+"""Evaluations that are marked on a curve: more would hide it."""
 
 _AXES = {
     "optimizer_step": "optimizer steps",
@@ -90,7 +93,7 @@ def draw_loss(
             last = bottom
         last.set_xlabel(_AXES[against])
     panels[0][0].set_ylabel(in_nats("loss"))
-    names = list(dict.fromkeys(labels[sorted(drawn)]))
+    names = [name for name in look if name in set(labels[drawn])]
     _draw_legend(figure, names, look, curves, deep=deep, beyond=beyond)
     return figure
 
@@ -141,6 +144,7 @@ def _draw_curves(
             held_out["mean"],
             linestyle="none",
             marker=look.marker,
+            markevery=[*range(len(held_out) - 1, -1, -(-(-len(held_out) // MAX_MARKERS)))],
             markersize=3 + look.width,
             markerfacecolor="none",
             markeredgecolor=look.colour,

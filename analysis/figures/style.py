@@ -40,6 +40,8 @@ for lines (https://jfly.uni-koeln.de/color/)."""
 
 _LETTERS_AN_INCH = 15
 """Of a title, in the size of `name_group`."""
+_PALER = 0.6
+"""How much of the colour of its global batch the last of several cuts lacks."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _MARKERS = "osD^vPX<>h"
 
@@ -70,14 +72,17 @@ def looks(cells: Cells) -> Mapping[str, Look]:
     batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
     shades = {batch: shade_of(index, len(members)) for index, batch in enumerate(members)}
-    return {
-        geometry: Look(
-            colour=shades[batch] if len(members) > 1 else colour_of(index, len(batches)),
+    look = {}
+    for index, (geometry, batch) in enumerate(batches.items()):
+        place, total = members[batch].index(geometry), len(members[batch])
+        look[geometry] = Look(
+            colour=mpl.colors.to_hex(tint(shades[batch], 1 - _PALER * place / max(total - 1, 1)))
+            if len(members) > 1
+            else colour_of(index, len(batches)),
             marker=_MARKERS[index % len(_MARKERS)],
-            **_line(members[batch].index(geometry), len(members[batch])),
+            **_line(place, total),
         )
-        for index, (geometry, batch) in enumerate(batches.items())
-    }
+    return look
 
 
 def name_group(figure: Figure, label: str) -> None:

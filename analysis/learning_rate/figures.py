@@ -119,7 +119,7 @@ def _draw_optima(
     floor, ceiling = min(everything) / 4, max(everything) * 4
     for _, row in inside.iterrows():
         rate, colour = float(row["learning_rate"]), colours[row["global_batch_size"]]
-        ends = np.nan_to_num([row["low"], row["high"]], nan=rate).clip(floor, ceiling)
+        ends = np.nan_to_num([row["low"], row["high"]], nan=rate).clip(floor / 2, ceiling * 2)
         axes.errorbar(
             row["global_batch_size"],
             rate,

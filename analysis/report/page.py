@@ -10,7 +10,7 @@ from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
-from batchscape.analysis.figures.loss import MAX_PANELS
+from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import file_name, in_short, section_lines, table_links
@@ -21,7 +21,7 @@ __all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
 FIGURES: dict[str, str] = {
     "loss_vs_optimizer_steps": (
         "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
-        "held-out loss as markers. Lines of decompositions that train alike lie on top "
+        f"held-out loss as markers, {MAX_MARKERS} of a curve at most, evenly spaced. Lines of decompositions that train alike lie on top "
         "of each other; a lower panel shows how far each is from the first one (largest "
         "difference over seeds, log scale), beside the spread between seeds."
     ),

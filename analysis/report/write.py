@@ -163,8 +163,8 @@ def _written(
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
-    grid = comparison_grid(comparison, cells)
     material = Material(cells, tables, targets)
+    grid = comparison_grid(comparison, cells, material.at_best)
     pictures = [] if drawing is None else _pictures(material)
     whole = Section(
         title="Comparison",
@@ -225,7 +225,7 @@ def _written(
         notes=tuple(notes),
         files=tuple(files),
         grid=grid,
-        curves=tuple(curve_lines(cells, tables.evals)),
+        curves=tuple(curve_lines(cells, tables.evals, material.at_best)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,19 +45,20 @@ class LossCurves:
 
 
 def with_room(
-    cells: Cells, panels: int, at_best: Sequence[int], *, timed: bool
+    cells: Cells, panels: int, at_best: Mapping[int, float], *, timed: bool
 ) -> tuple[Cells, str]:
     """Choose the cells that a figure has room for.
 
-    Where there are more settings than panels, or no setting has two global batches to set side by
-    side, as after a search, each global batch is shown at its best learning rate; these share a
-    panel. Of what is then still too much the first settings in table order are shown.
+    Where there are more settings than panels, or none in which two global batches could be set
+    side by side, as after a search, each global batch is shown at its best learning rate, in one
+    panel. Of what is then still too much, settings with a best rate come first, then those first in
+    table order.
 
     Parameters
     ----------
     panels : int
         Settings to keep.
-    at_best : sequence of int
+    at_best : mapping of int to float
         As `cells_at_best` returns it.
     timed : bool
         Count only runs whose times are valid.
@@ -70,35 +71,29 @@ def with_room(
         What a caption says of the choice; empty where all is shown.
     """
     runs = pd.concat([_chosen(cells, status, timed=timed) for status in ("completed", "diverged")])
-    drawn = np.sort(runs["cell"].unique())
-    shown, said = cells, ""
-    batch, context = cells.table["global_batch_size"].loc[drawn], cells.context_of().loc[drawn]
-    settings = batch.groupby(context).nunique()
-    alone = len(settings) > 1 and settings.le(1).all() and batch.nunique() > 1
+    drawn = sorted(runs["cell"].unique())
+    batch, context = cells.table["global_batch_size"].loc[drawn], cells.context_of()
+    batches = batch.groupby(context.loc[drawn]).nunique()
+    too_many = len(batches) > panels
     best = [cell for cell in at_best if cell in drawn]
-    if best and (len(settings) > panels or alone):
-        shown = cells.only(best)
+    shown, members, said = cells, drawn, f"{panels} of {len(batches)} settings are shown"
+    if best and batch.nunique() > 1 and (too_many or batches.max() == 1):
+        shown, members = cells.only(best), best
         said = (
             "Each global batch is at its best learning rate (fewest optimizer steps to the target, "
-            f"or else lowest final held-out loss){_rates(shown, best)}"
+            "or else lowest final held-out loss)"
         )
+        if not shown.contexts:
+            rates = {batch[cell]: significant(at_best[cell], 3) for cell in best}
+            said += ": " + ", ".join(f"{rates[size]} at B = {size}" for size in sorted(rates))
+    elif best and too_many:
+        said += ", with that of the best learning rate"
     context = shown.context_of()
-    first = np.sort(context.loc[best if said else drawn].unique())[:panels]
-    kept = context.index[context.isin(first)].intersection(best if said else drawn)
-    if len(kept) < len(drawn):
-        said = f"{said or f'The first {panels} settings are shown'}; "
-        said += f"{len(drawn) - len(kept)} of {len(drawn)} cells are left out."
-    return replace(shown, runs=shown.runs[shown.runs["cell"].isin(kept)]), said
-
-
-def _rates(cells: Cells, best: Sequence[int]) -> str:
-    """List the learning rate of each global batch, where each has one."""
-    if cells.contexts:
-        return ""
-    runs = cells.runs.drop_duplicates("cell").set_index("cell").loc[list(best)]
-    each = runs.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-    pairs = zip(each["learning_rate"], each["global_batch_size"], strict=True)
-    return ": " + ", ".join(f"{significant(rate, 3)} at B = {batch}" for rate, batch in pairs)
+    first = context.loc[[*best, *members]].unique()[:panels]
+    kept = [cell for cell in members if context[cell] in first]
+    left = len(drawn) - len(kept)
+    caption = f"{said}; {left} of {len(drawn)} cells are left out." if left else ""
+    return replace(shown, runs=shown.runs[shown.runs["cell"].isin(kept)]), caption
 
 
 def loss_curves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -144,7 +145,7 @@ def _draw_curves(
             held_out["mean"],
             linestyle="none",
             marker=look.marker,
-            markevery=[*range(len(held_out) - 1, -1, -(-(-len(held_out) // MAX_MARKERS)))],
+            markevery=_marked(len(held_out)),
             markersize=3 + look.width,
             markerfacecolor="none",
             markeredgecolor=look.colour,
@@ -160,6 +161,11 @@ def _draw_curves(
         for cell, look in members.items()
     ]
     return any(left)
+
+
+def _marked(points: int) -> list[int]:
+    """Choose the points of a curve that are marked, the last among them."""
+    return list(range(points))[:: -max(math.ceil(points / MAX_MARKERS), 1)]
 
 
 def _by_cell(table: pd.DataFrame, cells: Iterable[int]) -> dict[int, pd.DataFrame]:

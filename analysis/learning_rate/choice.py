@@ -70,7 +70,7 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> list[int]:
+def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, float]:
     """Find the cells that stand for their global batch where there is no room for all.
 
     Parameters
@@ -80,10 +80,10 @@ def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> list[int]:
 
     Returns
     -------
-    list of int
-        Cells at the rate with the fewest optimizer steps to the target; where no rate of a global
-        batch reached it, at that with the lowest final held-out loss. Empty where no global batch
-        was trained at two rates.
+    dict of int to float
+        Cells at the rate with the fewest optimizer steps to the target (where no rate of a global
+        batch reached it, at that with the lowest final held-out loss), and that rate. Empty where
+        no global batch was trained at two rates.
 
     Raises
     ------
@@ -93,12 +93,13 @@ def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> list[int]:
     found = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
     best = [optima.best for optima in found if optima is not None]
     if not best:
-        return []
+        return {}
     keys = ["group", "global_batch_size"]
     chosen = pd.concat(best).dropna(subset="grid_learning_rate").drop_duplicates(keys)
     rates = chosen[[*keys, "grid_learning_rate"]].set_axis([*keys, "learning_rate"], axis=1)
     tried = pd.concat([table[[*rates, "cell"]].astype(float) for table in (reaches, finals)])
-    return sorted(set(tried.merge(rates.astype(float))["cell"].astype(int)))
+    met = tried.merge(rates.astype(float)).astype({"cell": int}).sort_values("cell")
+    return dict(zip(met["cell"], met["learning_rate"], strict=True))
 
 
 def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:

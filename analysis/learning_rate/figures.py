@@ -33,7 +33,10 @@ _STAR: dict[str, Any] = {
     "markeredgewidth": 0.5,
     "zorder": 3,
 }
-_LABELS = {"steps_to_target": "optimizer steps to target", "final_eval_loss": in_nats("final held-out loss")}
+_LABELS = {
+    "steps_to_target": "optimizer steps to target",
+    "final_eval_loss": in_nats("final held-out loss"),
+}
 
 
 def draw_learning_rates(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ _CAPTION = (
 
 
 def noise_scale_section(
-    cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame, at_best: Sequence[int] = ()
+    cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame, at_best: Mapping[int, float]
 ) -> Section | None:
     """Say how large the gradient noise scale is, by global batch.
 
@@ -45,7 +45,7 @@ def noise_scale_section(
         As `load` returns them.
     estimates : DataFrame
         As `cell_noise_scales` returns it.
-    at_best : sequence of int
+    at_best : mapping of int to float
         Cells that the figure shows where it has no room for all, as `cells_at_best` returns them.
 
     Returns

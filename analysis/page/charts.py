@@ -623,7 +623,9 @@ def learning_rate_charts(
             traces,
             {
                 "xaxis": log_axis("learning rate"),
-                "yaxis": of_steps if counts_steps else {"title": {"text": in_nats("final held-out loss")}},
+                "yaxis": of_steps
+                if counts_steps
+                else {"title": {"text": in_nats("final held-out loss")}},
             },
             [Choice("group", "Runs", groups)] if len(groups) > 1 else [],
             ["tables/learning_rate_costs.csv"],

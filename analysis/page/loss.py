@@ -202,9 +202,7 @@ def _drawn(
     return chosen.index[:_MOST_RUNS].sort_values()
 
 
-def _looks(
-    cells: Cells, runs: pd.DataFrame, at_best: Collection[int]
-) -> dict[int, dict[str, Any]]:
+def _looks(cells: Cells, runs: pd.DataFrame, at_best: Collection[int]) -> dict[int, dict[str, Any]]:
     """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
     launched: list[int] = sorted(runs.loc[was_started(runs), "cell"].unique())
     labels = geometry_label(cells.table).loc[launched]

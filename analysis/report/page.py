@@ -21,9 +21,9 @@ __all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
 FIGURES: dict[str, str] = {
     "loss_vs_optimizer_steps": (
         "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
-        f"held-out loss as markers, {MAX_MARKERS} of a curve at most, evenly spaced. Lines of decompositions that train alike lie on top "
-        "of each other; a lower panel shows how far each is from the first one (largest "
-        "difference over seeds, log scale), beside the spread between seeds."
+        f"held-out loss as markers, {MAX_MARKERS} of a curve at most. Lines of decompositions that "
+        "train alike lie on top of each other; a lower panel shows how far each is from the first "
+        "one (largest difference over seeds, log scale), beside the spread between seeds."
     ),
     "loss_vs_samples": "Loss against training samples, drawn in the same way.",
     "loss_vs_time": (

@@ -21,9 +21,7 @@ _RATE = "optimizer.learning_rate"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def curve_lines(
-    cells: Cells, evals: pd.DataFrame, at_best: Collection[int] = ()
-) -> Iterator[str]:
+def curve_lines(cells: Cells, evals: pd.DataFrame, at_best: Collection[int] = ()) -> Iterator[str]:
     """Write the held-out loss of each cell over its samples; all on the same axes.
 
     Parameters
@@ -38,10 +36,11 @@ def curve_lines(
     str
         A heading, and a line a cell: the curve over 24 places of samples, straight between
         evaluations, its first and last evaluation as means over seeds, and the cell. Of several
-        cuts and learning rates of one global batch that with the lowest last loss stands for all,
-        among those at its best learning rate where there are such, and those of which every run that was started completed; where there is none, among the
-        others, and the line says how many completed. Of more than 12 lines the first are shown.
-        Global batches without a curve are named last. Nothing where no completed run was evaluated.
+        cuts and learning rates of one global batch that with the lowest last loss stands for all:
+        of those at its best learning rate where it is known, and among those of which every run
+        that was started completed; where there is none, among the others, and the line says how
+        many completed. Of more than 12 lines the first are shown. Global batches without a curve
+        are named last. Nothing where no completed run was evaluated.
     """
     runs = cells.runs[cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)]
     rows = rows_of(runs, evals, ["samples", "eval_loss"])

@@ -55,9 +55,7 @@ _OF_DISTURBED = (
 )
 
 
-def comparison_grid(
-    comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()
-) -> Grid:
+def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()) -> Grid:
     """Choose what of the comparison goes on a page.
 
     Parameters
@@ -116,9 +114,7 @@ def comparison_grid(
     )
 
 
-def _at_best_update(
-    comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]
-) -> list[int]:
+def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]) -> list[int]:
     """Return the rows that share the settings of the update with the lowest loss of their batch.
 
     Of each global batch, and of what else differs, and first among cells at the best learning

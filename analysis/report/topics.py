@@ -95,11 +95,11 @@ class Material:
         return final_losses(runs).assign(group=runs["cell"].map(group_of), cell=runs["cell"])
 
     @cached_property
-    def at_best(self) -> list[int]:
+    def at_best(self) -> dict[int, float]:
         """Cells that stand for their global batch, as `cells_at_best` returns them."""
         with suppress(AnalysisError):
-            return [] if self.reaches is None else cells_at_best(self.reaches, self.finals)
-        return []
+            return {} if self.reaches is None else cells_at_best(self.reaches, self.finals)
+        return {}
 
     @cached_property
     def groups(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.bars import (

@@ -554,6 +554,9 @@ def noise_charts(
     drawn = curve[curve["estimate"].notna() & curve["high"].map(np.isfinite)]
     series = [(int(str(cell)), own) for cell, own in drawn.groupby("cell") if len(own) > 1]
     if series:
+        size_of = cells.table["global_batch_size"]
+        series.sort(key=lambda one: size_of[one[0]])
+        sizes = sorted({size_of[cell] for cell, _ in series})
         traces = [
             scatter(
                 names.loc[cell],
@@ -562,7 +565,12 @@ def noise_charts(
                 "%{x} samples: %{y:.4g}",
                 "lines+markers",
                 error_y=error_bars(own["low"], own["estimate"], own["high"]),
-                line={"color": colour(index, len(series)), "width": 1.5},
+                line={
+                    "color": shade(sizes.index(size_of[cell]), len(sizes))
+                    if len(sizes) > 1
+                    else colour(index, len(series)),
+                    "width": 1.5,
+                },
                 meta=of_cell[cell],
             )
             for index, (cell, own) in enumerate(series)

@@ -51,7 +51,10 @@ _CUT = (
 _BEST = "best"
 _SOARED = 1.5
 """How much higher than the range of these losses one must be for that."""
-_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "stop_reason", "task", "timing_valid"]
+_OF_RUNS = [
+    *("sweep_dir", "run_id", "cell", "global_batch_size", "status", "stop_reason", "task"),
+    "timing_valid",
+]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 
@@ -240,7 +243,8 @@ def _curves(
     looks: Mapping[int, Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     parts = {int(str(number)): own for number, own in rows.groupby("run")}
-    for position in sorted(parts, key=lambda number: (runs["cell"].iloc[number], number)):
+    sizes = runs["global_batch_size"]
+    for position in sorted(parts, key=lambda n: (sizes.iloc[n], runs["cell"].iloc[n], n)):
         own, run = parts[position], runs.iloc[position]
         look = looks[int(run["cell"])]
         diverged = run["status"] == "diverged"

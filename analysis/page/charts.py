@@ -13,6 +13,7 @@ from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.decisions.show import geometry_text, is_to_target
 from batchscape.analysis.figures.style import in_nats
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
@@ -556,7 +557,7 @@ def noise_charts(
     if series:
         size_of = cells.table["global_batch_size"]
         series.sort(key=lambda one: size_of[one[0]])
-        sizes = sorted({size_of[cell] for cell, _ in series})
+        sizes = sorted(cells.runs.loc[was_started(cells.runs), "global_batch_size"].unique())
         traces = [
             scatter(
                 names.loc[cell],

@@ -285,6 +285,5 @@ def _caption(value: str) -> str:
         f"batch, with their {LEVEL:.0%} intervals as bars between caps (without a cap the bar goes "
         "on beyond the panel, to the end in the table; no bar: fewer than three seeds), and lines "
         "of the laws that describe them best. Hollow triangles: the optimum is at the edge of the "
-        "grid or beyond, "
-        "on the side to which they point. Colours are global batches."
+        "grid or beyond, on the side to which they point. Colours are global batches."
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,19 @@ class Cells:
             values = where_they_differ(self.table[name].fillna(MISSING))
             labels = labels + ", " + setting_label(name) + " " + values
         return labels
+
+    def only(self, kept: Collection[int]) -> Cells:
+        """Keep the runs of some cells, and of `contexts` what still tells these apart.
+
+        The learning rate is asked last: it may follow from what else was chosen with it.
+        """
+        table = self.table.loc[sorted(kept)]
+        contexts: list[str] = []
+        for name in sorted(self.contexts, key=lambda name: name == _RATE):
+            if not _follows(table, ["global_batch_size", *contexts], name):
+                contexts.append(name)
+        runs = self.runs[self.runs["cell"].isin(kept)]
+        return replace(self, runs=runs, contexts=contexts)
 
     def incomplete(self) -> pd.Series[bool]:
         """Tell the cells of which a run was started that did not complete; indexed by `cell`.

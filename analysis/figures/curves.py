@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
 from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
+from batchscape.analysis.numbers import significant
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
 
@@ -42,25 +44,56 @@ class LossCurves:
     """`cell` (a reference), `optimizer_step`, `sd`: spread of the loss between seeds."""
 
 
-def with_room(cells: Cells, panels: int, *, timed: bool) -> Cells:
-    """Leave out the runs of settings beyond those that a figure has room for.
+def with_room(
+    cells: Cells, panels: int, at_best: Mapping[int, float], *, timed: bool
+) -> tuple[Cells, str]:
+    """Choose the cells that a figure has room for.
+
+    Where there are more settings than panels, or none in which two global batches could be set
+    side by side, as after a search, each global batch is shown at its best learning rate, in one
+    panel. Of what is then still too much, settings with a best rate come first, then those first in
+    table order.
 
     Parameters
     ----------
     panels : int
-        Settings to keep, the first in table order with a run that has a curve.
+        Settings to keep.
+    at_best : mapping of int to float
+        As `cells_at_best` returns it.
     timed : bool
         Count only runs whose times are valid.
 
     Returns
     -------
     Cells
-        With fewer runs, and the same table.
+        With fewer runs and contexts, and the same table.
+    str
+        What a caption says of the choice; empty where all is shown.
     """
-    context = cells.runs["cell"].map(cells.context_of())
     runs = pd.concat([_chosen(cells, status, timed=timed) for status in ("completed", "diverged")])
-    first = np.sort(context[runs.index].unique())[:panels]
-    return replace(cells, runs=cells.runs[context.isin(first)])
+    drawn = sorted(runs["cell"].unique())
+    batch, context = cells.table["global_batch_size"].loc[drawn], cells.context_of()
+    batches = batch.groupby(context.loc[drawn]).nunique()
+    too_many = len(batches) > panels
+    best = [cell for cell in at_best if cell in drawn]
+    shown, members, said = cells, drawn, f"{panels} of {len(batches)} settings are shown"
+    if best and batch.nunique() > 1 and (too_many or batches.max() == 1):
+        shown, members = cells.only(best), best
+        said = (
+            "Each global batch is at its best learning rate (fewest optimizer steps to the target, "
+            "or else lowest final held-out loss)"
+        )
+        if not shown.contexts:
+            rates = {batch[cell]: significant(at_best[cell], 3) for cell in best}
+            said += ": " + ", ".join(f"{rates[size]} at B = {size}" for size in sorted(rates))
+    elif best and too_many:
+        said += ", with that of the best learning rate"
+    context = shown.context_of()
+    first = context.loc[[*best, *members]].unique()[:panels]
+    kept = [cell for cell in members if context[cell] in first]
+    left = len(drawn) - len(kept)
+    caption = f"{said}; {left} of {len(drawn)} cells are left out." if left else ""
+    return replace(shown, runs=shown.runs[shown.runs["cell"].isin(kept)]), caption
 
 
 def loss_curves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,12 +17,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.figures.curves import LossCurves
 from batchscape.analysis.figures.panels import context_title, lay_out
-from batchscape.analysis.figures.style import COLUMN_IN, Look
+from batchscape.analysis.figures.style import COLUMN_IN, Look, in_nats
 
-__all__ = ["MAX_PANELS", "draw_loss"]
+__all__ = ["MAX_MARKERS", "MAX_PANELS", "draw_loss"]
 
 MAX_PANELS = 6
 """Panels of a figure, which fit on a page; further settings are left to the tables."""
+
+MAX_MARKERS = 12
+"""Evaluations that are marked on a curve: more would hide it."""
 
 _AXES = {
     "optimizer_step": "optimizer steps",
@@ -89,8 +93,8 @@ def draw_loss(
             _draw_differences(bottom, curves, drawing, labels)
             last = bottom
         last.set_xlabel(_AXES[against])
-    panels[0][0].set_ylabel("loss")
-    names = list(dict.fromkeys(labels[sorted(drawn)]))
+    panels[0][0].set_ylabel(in_nats("loss"))
+    names = [name for name in look if name in set(labels[drawn])]
     _draw_legend(figure, names, look, curves, deep=deep, beyond=beyond)
     return figure
 
@@ -141,6 +145,7 @@ def _draw_curves(
             held_out["mean"],
             linestyle="none",
             marker=look.marker,
+            markevery=_marked(len(held_out)),
             markersize=3 + look.width,
             markerfacecolor="none",
             markeredgecolor=look.colour,
@@ -156,6 +161,11 @@ def _draw_curves(
         for cell, look in members.items()
     ]
     return any(left)
+
+
+def _marked(points: int) -> list[int]:
+    """Choose the points of a curve that are marked, the last among them."""
+    return list(range(points))[:: -max(math.ceil(points / MAX_MARKERS), 1)]
 
 
 def _by_cell(table: pd.DataFrame, cells: Iterable[int]) -> dict[int, pd.DataFrame]:

@@ -22,9 +22,11 @@ __all__ = [
     "PALETTE",
     "Look",
     "colour_of",
+    "in_nats",
     "looks",
     "name_group",
     "plain_ticks",
+    "shade_of",
     "tint",
 ]
 
@@ -38,6 +40,8 @@ for lines (https://jfly.uni-koeln.de/color/)."""
 
 _LETTERS_AN_INCH = 15
 """Of a title, in the size of `name_group`."""
+_PALER = 0.6
+"""How much of the colour of its global batch the last of several cuts lacks."""
 _DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 _MARKERS = "osD^vPX<>h"
 
@@ -64,16 +68,21 @@ def looks(cells: Cells) -> Mapping[str, Look]:
     """
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
     table = cells.table.loc[sorted(launched)]
+    table = table.sort_values("global_batch_size", kind="stable")
     batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
-    return {
-        geometry: Look(
-            colour=colour_of(index, len(batches)),
+    shades = {batch: shade_of(index, len(members)) for index, batch in enumerate(members)}
+    look = {}
+    for index, (geometry, batch) in enumerate(batches.items()):
+        place, total = members[batch].index(geometry), len(members[batch])
+        look[geometry] = Look(
+            colour=mpl.colors.to_hex(tint(shades[batch], 1 - _PALER * place / max(total - 1, 1)))
+            if len(members) > 1
+            else colour_of(index, len(batches)),
             marker=_MARKERS[index % len(_MARKERS)],
-            **_line(members[batch].index(geometry), len(members[batch])),
+            **_line(place, total),
         )
-        for index, (geometry, batch) in enumerate(batches.items())
-    }
+    return look
 
 
 def name_group(figure: Figure, label: str) -> None:
@@ -113,6 +122,11 @@ def _plain(value: float) -> str:
     return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
 
 
+def in_nats(loss: str) -> str:
+    """Name the axis of a loss with its unit."""
+    return f"{loss} (nats)"
+
+
 def tint(colour: str, strength: float) -> tuple[float, float, float]:
     """Mix a colour with white; strength 1 leaves it as it is."""
     red, green, blue = mpl.colors.to_rgb(colour)
@@ -125,10 +139,16 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
 
 def colour_of(index: int, total: int) -> str:
     """Choose the colour of one of several things that a figure tells apart."""
-    if total <= len(PALETTE):
-        return PALETTE[index]
-    # Many geometries are ordered, and an ordered map that is even in lightness serves better.
-    return mpl.colors.to_hex(mpl.colormaps["viridis"](0.92 * index / (total - 1)))
+    # Many geometries are ordered, and an ordered map serves better.
+    return PALETTE[index] if total <= len(PALETTE) else shade_of(index, total)
+
+
+def shade_of(index: int, total: int) -> str:
+    """Choose the colour of one of several global batches, in their order.
+
+    The map is even in lightness, which every kind of colour vision tells apart.
+    """
+    return mpl.colors.to_hex(mpl.colormaps["viridis"](0.88 * index / max(total - 1, 1)))
 
 
 def _line(index: int, total: int) -> dict[str, Any]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
 from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, told
 from batchscape.analysis.numbers import significant
 
-__all__ = ["at_best_learning_rate", "tied_warning", "tuning_warning", "with_cuts_of_programs"]
+__all__ = [
+    "at_best_learning_rate",
+    "cells_at_best",
+    "tied_warning",
+    "tuning_warning",
+    "with_cuts_of_programs",
+]
 
 
 def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
@@ -61,6 +68,38 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
         edge=edge,
         n_learning_rates=kept["n_learning_rates"].to_numpy(),
     )
+
+
+def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, float]:
+    """Find the cells that stand for their global batch where there is no room for all.
+
+    Parameters
+    ----------
+    reaches, finals : DataFrame
+        As for `find_optima`, with `group` and `cell`.
+
+    Returns
+    -------
+    dict of int to float
+        Cells at the rate with the fewest optimizer steps to the target (where no rate of a global
+        batch reached it, at that with the lowest final held-out loss), and that rate. Empty where
+        no global batch was trained at two rates.
+
+    Raises
+    ------
+    AnalysisError
+        As `costs_by_rate` does.
+    """
+    found = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
+    best = [optima.best for optima in found if optima is not None]
+    if not best:
+        return {}
+    keys = ["group", "global_batch_size"]
+    chosen = pd.concat(best).dropna(subset="grid_learning_rate").drop_duplicates(keys)
+    rates = chosen[[*keys, "grid_learning_rate"]].set_axis([*keys, "learning_rate"], axis=1)
+    tried = pd.concat([table[[*rates, "cell"]].astype(float) for table in (reaches, finals)])
+    met = tried.merge(rates.astype(float)).astype({"cell": int}).sort_values("cell")
+    return dict(zip(met["cell"], met["learning_rate"], strict=True))
 
 
 def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:

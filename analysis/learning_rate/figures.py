@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from batchscape.analysis.figures.style import PAGE_IN
+from batchscape.analysis.figures.style import PAGE_IN, in_nats, plain_ticks, shade_of
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
 
 __all__ = ["draw_learning_rates"]
@@ -24,7 +26,17 @@ _LAW_COLOURS = {
     "surge": "#E69F00",
 }
 _MOST_LAWS = 3
-_LABELS = {"steps_to_target": "optimizer steps to target", "final_eval_loss": "final held-out loss"}
+_STAR: dict[str, Any] = {
+    "marker": "*",
+    "markersize": 8,
+    "markeredgecolor": "black",
+    "markeredgewidth": 0.5,
+    "zorder": 3,
+}
+_LABELS = {
+    "steps_to_target": "optimizer steps to target",
+    "final_eval_loss": in_nats("final held-out loss"),
+}
 
 
 def draw_learning_rates(
@@ -41,22 +53,37 @@ def draw_learning_rates(
     value : str
         What is minimised.
     """
-    figure = Figure(figsize=(PAGE_IN, 2.9), layout="constrained")
+    figure = Figure(figsize=(PAGE_IN, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _draw_costs(left, costs, best, value)
-    _draw_optima(right, best, laws)
+    batches = sorted(costs["global_batch_size"].unique())
+    colours = {batch: shade_of(index, len(batches)) for index, batch in enumerate(batches)}
+    _draw_costs(left, costs, best, value, colours)
+    _draw_optima(right, best, laws, colours)
+    figure.legend(
+        handles=[
+            Line2D([], [], color=colour, marker="o", markersize=3, label=f"{batch:g}")
+            for batch, colour in colours.items()
+        ],
+        title="global batch (samples)",
+        title_fontsize=7,
+        loc="outside lower center",
+        ncols=8,
+    )
     return figure
 
 
-def _draw_costs(axes: Axes, costs: pd.DataFrame, best: pd.DataFrame, value: str) -> None:
+def _draw_costs(
+    axes: Axes,
+    costs: pd.DataFrame,
+    best: pd.DataFrame,
+    value: str,
+    colours: Mapping[float, str],
+) -> None:
     axes.set_xscale("log")
     logarithmic = value == "steps_to_target"
     if logarithmic:
         axes.set_yscale("log")
-    batches = sorted(costs["global_batch_size"].unique())
-    handles = []
-    for index, batch in enumerate(batches):
-        colour = colormaps["viridis"](0.9 * index / max(len(batches) - 1, 1))
+    for index, (batch, colour) in enumerate(colours.items()):
         own = costs[costs["global_batch_size"] == batch]
         mean = own.groupby("learning_rate")["cost"].mean()
         shown = mean.where(np.isfinite(mean))
@@ -73,24 +100,18 @@ def _draw_costs(axes: Axes, costs: pd.DataFrame, best: pd.DataFrame, value: str)
             drawn = np.log(heights.dropna())
             rates = np.log(drawn.index.to_numpy(dtype=float))
             height = float(np.exp(np.interp(np.log(rate), rates, drawn.to_numpy(dtype=float))))
-            axes.plot(
-                rate,
-                height,
-                "*",
-                color=colour,
-                markersize=8,
-                markeredgecolor="black",
-                markeredgewidth=0.5,
-                zorder=3,
-            )
-        handles.append(Line2D([], [], color=colour, marker="o", markersize=3, label=f"{batch:g}"))
-    axes.legend(handles=handles, title="global batch", title_fontsize=7, ncols=2, loc="lower left")
+            axes.plot(rate, height, color=colour, **_STAR)
     axes.margins(y=0.2)
+    plain_ticks(axes.xaxis)
+    if logarithmic:
+        plain_ticks(axes.yaxis)
     axes.set_xlabel("learning rate")
     axes.set_ylabel(_LABELS.get(value, value.replace("_", " ")))
 
 
-def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:
+def _draw_optima(
+    axes: Axes, best: pd.DataFrame, laws: LearningRateLaws, colours: Mapping[float, str]
+) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     inside = best[best["learning_rate"].notna()]
@@ -99,35 +120,31 @@ def _draw_optima(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None
     if not everything:
         return
     floor, ceiling = min(everything) / 4, max(everything) * 4
-    if len(inside):
-        rates = inside["learning_rate"]
-        below = rates - inside["low"].fillna(rates).clip(lower=floor)
-        above = inside["high"].fillna(rates).clip(upper=ceiling) - rates
-        errors = np.array([below.clip(lower=0), above.clip(lower=0)])
+    for _, row in inside.iterrows():
+        rate, colour = float(row["learning_rate"]), colours[row["global_batch_size"]]
+        ends = np.nan_to_num([row["low"], row["high"]], nan=rate).clip(floor / 2, ceiling * 2)
         axes.errorbar(
-            inside["global_batch_size"],
-            rates,
-            yerr=errors,
-            fmt="*",
-            color="black",
-            markersize=6,
+            row["global_batch_size"],
+            rate,
+            yerr=np.abs(ends - rate)[:, None],
+            color=colour,
             elinewidth=0.8,
             capsize=2,
-            zorder=3,
+            **_STAR,
         )
     for side, marker in (("lowest", "v"), ("highest", "^")):
         own = edges[edges["edge"] == side]
-        axes.plot(
+        axes.scatter(
             own["global_batch_size"],
             own["grid_learning_rate"],
-            marker,
-            color="black",
-            markerfacecolor="white",
-            markersize=6,
-            linestyle="none",
+            s=36,
+            marker=marker,
+            facecolors="white",
+            edgecolors=[colours[batch] for batch in own["global_batch_size"]],
         )
     _draw_laws(axes, best, laws)
     axes.set_ylim(floor, ceiling)
+    plain_ticks(axes.yaxis)
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

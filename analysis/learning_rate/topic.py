@@ -279,8 +279,11 @@ _SCALES: tuple[Literal["log", "linear"], ...] = ("log", "linear")
 def _caption(value: str) -> str:
     what = "Steps to the target" if value == STEPS else "Final held-out loss"
     return (
-        f"{what} against learning rate, mean over seeds, with the optimum of each global batch "
-        f"(left); optima with {LEVEL:.0%} intervals against the global batch, and the laws fitted "
-        "to them (right). Crosses at the top: rates at which a run diverged or missed the target. "
-        "Hollow: the optimum is at the edge of the grid."
+        f"{what} against learning rate (left): dots are means over seeds at a rate that was tried; "
+        "crosses at the top, rates at which a run diverged or missed the target; stars, the "
+        "optimum of each global batch, as in the table. Right: the optima against the global "
+        f"batch, with their {LEVEL:.0%} intervals as bars between caps (without a cap the bar goes "
+        "on beyond the panel, to the end in the table; no bar: fewer than three seeds), and lines "
+        "of the laws that describe them best. Hollow triangles: the optimum is at the edge of the "
+        "grid or beyond, on the side to which they point. Colours are global batches."
     )

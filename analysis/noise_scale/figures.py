@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.figures.panels import context_title, lay_out
-from batchscape.analysis.figures.style import Look
+from batchscape.analysis.figures.style import Look, plain_ticks
 
 __all__ = ["draw_noise_scale"]
 
@@ -47,6 +47,7 @@ def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look
     for (axes,), rows in zip(panels, parts, strict=True):
         axes.set_yscale("log")
         axes.set_ylim(low, high)
+        plain_ticks(axes.yaxis)
         for cell, own in rows.groupby("cell"):
             _draw_curve(axes, own, look[labels[cell]])
         if len(parts) > 1:

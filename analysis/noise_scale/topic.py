@@ -35,7 +35,7 @@ _CAPTION = (
 
 
 def noise_scale_section(
-    cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame
+    cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame, at_best: Mapping[int, float]
 ) -> Section | None:
     """Say how large the gradient noise scale is, by global batch.
 
@@ -45,6 +45,8 @@ def noise_scale_section(
         As `load` returns them.
     estimates : DataFrame
         As `cell_noise_scales` returns it.
+    at_best : mapping of int to float
+        Cells that the figure shows where it has no room for all, as `cells_at_best` returns them.
 
     Returns
     -------
@@ -56,13 +58,15 @@ def noise_scale_section(
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
     headlines = {} if cells.contexts else _headlines(table)
     view = TableView("noise_scale", "Gradient noise scale", table, noise_scale_grid(table, cells))
-    curves = noise_scale_curves(with_room(cells, MAX_PANELS, timed=False), steps)
-    figure = draw_noise_scale(cells, curves, looks(cells))
+    shown, said = with_room(cells, MAX_PANELS, at_best, timed=False)
+    curves = noise_scale_curves(shown, steps)
+    figure = draw_noise_scale(shown, curves, looks(cells))
+    caption = f"{_CAPTION} {said}".rstrip()
     return Section(
         "Gradient noise scale",
         [_answer(table)],
         [view],
-        [] if figure is None else [Picture("noise_scale", _CAPTION, figure)],
+        [] if figure is None else [Picture("noise_scale", caption, figure)],
         headlines=headlines,
         curves={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )

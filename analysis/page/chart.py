@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.figures.style import PALETTE
+from batchscape.analysis.figures.style import PALETTE, shade_of
 from batchscape.outgoing import outgoing
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "numbers",
     "packed",
     "scatter",
+    "shade",
     "size_axis",
 ]
 
@@ -104,10 +105,13 @@ def colour(index: int, total: int) -> dict[str, Any]:
     if total <= len(PALETTE):
         light = PALETTE[index]
         return by("theme", {"light": light, "dark": _DARK_BLACK if light == "#000000" else light})
-    shades = mpl.colormaps["viridis"]
-    share = index / (total - 1)
-    light, dark = (mpl.colors.to_hex(shades(place)) for place in (0.88 * share, 0.3 + 0.7 * share))
-    return by("theme", {"light": light, "dark": dark})
+    return shade(index, total)
+
+
+def shade(index: int, total: int) -> dict[str, Any]:
+    """Choose the colour of one of several global batches, in their order; as the figures do."""
+    dark = mpl.colormaps["viridis"](0.3 + 0.7 * index / max(total - 1, 1))
+    return by("theme", {"light": shade_of(index, total), "dark": mpl.colors.to_hex(dark)})
 
 
 def error_bars(low: Iterable[Any], value: Iterable[Any], high: Iterable[Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.decisions.show import geometry_text, is_to_target
+from batchscape.analysis.figures.style import in_nats
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
@@ -23,6 +25,7 @@ from batchscape.analysis.page.chart import (
     log_axis,
     numbers,
     scatter,
+    shade,
     size_axis,
 )
 from batchscape.analysis.page.settings import setting_names
@@ -552,6 +555,9 @@ def noise_charts(
     drawn = curve[curve["estimate"].notna() & curve["high"].map(np.isfinite)]
     series = [(int(str(cell)), own) for cell, own in drawn.groupby("cell") if len(own) > 1]
     if series:
+        size_of = cells.table["global_batch_size"]
+        series.sort(key=lambda one: size_of[one[0]])
+        sizes = sorted(cells.runs.loc[was_started(cells.runs), "global_batch_size"].unique())
         traces = [
             scatter(
                 names.loc[cell],
@@ -560,7 +566,12 @@ def noise_charts(
                 "%{x} samples: %{y:.4g}",
                 "lines+markers",
                 error_y=error_bars(own["low"], own["estimate"], own["high"]),
-                line={"color": colour(index, len(series)), "width": 1.5},
+                line={
+                    "color": shade(sizes.index(size_of[cell]), len(sizes))
+                    if len(sizes) > 1
+                    else colour(index, len(series)),
+                    "width": 1.5,
+                },
                 meta=of_cell[cell],
             )
             for index, (cell, own) in enumerate(series)
@@ -571,7 +582,7 @@ def noise_charts(
                 "Noise scale over the training",
                 "Ratio of two debiased exponential moving averages, whose half-life is the "
                 "distance of the points; bars: 95 % intervals. Points at which it is not "
-                "identified are left out.",
+                "identified are left out. Of cells that figures/noise_scale.png shows.",
                 traces,
                 {"xaxis": {"title": {"text": "samples seen"}}, "yaxis": scale},
                 tables=["tables/noise_scale_curve.csv"],
@@ -607,7 +618,7 @@ def learning_rate_charts(
             f"B = {batch:g}, rate %{{x:.3g}}: %{{y:.5g}}",
             customdata=_each(own, found),
             legendgroup=f"{batch:g}",
-            marker={"color": colour(batches.index(batch), len(batches)), "size": 7},
+            marker={"color": shade(batches.index(batch), len(batches)), "size": 7},
             when={"group": [f"{group}"]},
         )
         for (group, batch), own in reached.groupby(["group", "global_batch_size"])
@@ -621,7 +632,9 @@ def learning_rate_charts(
             traces,
             {
                 "xaxis": log_axis("learning rate"),
-                "yaxis": of_steps if counts_steps else {"title": {"text": "final held-out loss"}},
+                "yaxis": of_steps
+                if counts_steps
+                else {"title": {"text": in_nats("final held-out loss")}},
             },
             [Choice("group", "Runs", groups)] if len(groups) > 1 else [],
             ["tables/learning_rate_costs.csv"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -22,6 +22,7 @@ from batchscape.analysis.page.chart import (
     numbers,
     packed,
     scatter,
+    shade,
 )
 from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.targets.crossings import TO_TARGET
@@ -47,9 +48,13 @@ _CUT = (
     "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
     "peaks, and crosses, may lie outside; double click to see all. "
 )
+_BEST = "best"
 _SOARED = 1.5
 """How much higher than the range of these losses one must be for that."""
-_OF_RUNS = ["sweep_dir", "run_id", "cell", "status", "stop_reason", "task", "timing_valid"]
+_OF_RUNS = [
+    *("sweep_dir", "run_id", "cell", "global_batch_size", "status", "stop_reason", "task"),
+    "timing_valid",
+]
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star")
 
@@ -86,13 +91,17 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     return remaining
 
 
-def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Chart | None:
+def loss_chart(
+    cells: Cells, tables: Tables, reaches: pd.DataFrame | None, at_best: Collection[int] = ()
+) -> Chart | None:
     """Draw the held-out and the training loss of every run.
 
     Parameters
     ----------
     reaches : DataFrame, optional
         As `steps_to_target` returns it: where each run met a target.
+    at_best : collection of int
+        Cells that are drawn and shown first, as `cells_at_best` returns them.
 
     Returns
     -------
@@ -102,7 +111,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
     launched = runs[was_started(runs) & ~is_prefix(runs)]
-    drawn = _drawn(launched, geometry_label(cells.table))
+    drawn = _drawn(launched, geometry_label(cells.table), at_best)
     found = {
         value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
@@ -121,7 +130,7 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
         for name, text in PROGRESS.items()
         if any(rows[name].notna().any() for rows in found.values())
     }
-    looks = _looks(cells, runs)
+    looks = _looks(cells, runs, at_best)
     traces: list[Mapping[str, Any]] = []
     for value, rows in found.items():
         traces += _curves(value, rows, runs, axes, looks)
@@ -143,11 +152,13 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
-        every = {"": "all", **named}
+        best = {_BEST: "each global batch at its best learning rate"} if at_best else {}
+        every = {"": "all", **best, **named}
         if len(named) > len(_DASHES):
-            # More than can be told apart: that of the most geometries comes first.
-            shown = Counter(look["setting"] for look in looks.values())
-            every = {key: every[key] for key in [max(named, key=lambda key: shown[key]), *every]}
+            # More than can be told apart: the best, or that of the most geometries, comes first.
+            shown = Counter(key for look in looks.values() for key in look["settings"])
+            first = _BEST if best else max(named, key=lambda key: shown[key])
+            every = {key: every[key] for key in [first, *every]}
         choices.append(Choice("setting", "Settings", every))
     choices.append(Choice("scale", "Scale of the loss", {"linear": "linear", "log": "logarithmic"}))
     return Chart(
@@ -172,8 +183,12 @@ def loss_chart(cells: Cells, tables: Tables, reaches: pd.DataFrame | None) -> Ch
     )
 
 
-def _drawn(launched: pd.DataFrame, geometries: pd.Series[str]) -> pd.Index[int]:
+def _drawn(
+    launched: pd.DataFrame, geometries: pd.Series[str], at_best: Collection[int] = ()
+) -> pd.Index[int]:
     """Choose runs: of many, one of each cell, then another of each; completed ones first.
+
+    Each time those at the best learning rate of their global batch come first.
 
     Where cells are more than there is room for, geometries take turns, each with its cells in the
     order of their reversed bits, which spreads any first few of them over all.
@@ -185,16 +200,18 @@ def _drawn(launched: pd.DataFrame, geometries: pd.Series[str]) -> pd.Index[int]:
     spread = place.map(lambda number: int(f"{number:0{bits}b}"[::-1], 2))
     keys = pd.DataFrame({"turn": order.groupby("cell").cumcount()})
     keys["of_geometry"] = order["cell"].map(spread.groupby(cells).rank())
-    chosen = keys.sort_values(["turn", "of_geometry"], kind="stable")
+    keys["other"] = ~order["cell"].isin(list(at_best))
+    chosen = keys.sort_values(["turn", "other", "of_geometry"], kind="stable")
     return chosen.index[:_MOST_RUNS].sort_values()
 
 
-def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
+def _looks(cells: Cells, runs: pd.DataFrame, at_best: Collection[int]) -> dict[int, dict[str, Any]]:
     """Give each cell of a run that was launched the colour, dash and symbol of its geometry."""
     launched: list[int] = sorted(runs.loc[was_started(runs), "cell"].unique())
     labels = geometry_label(cells.table).loc[launched]
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]
+    sizes = sorted(batches.unique())
     # Cuts that train alike lie on top of each other: earlier ones are wider, so that they show.
     contexts = cells.context_of()
     grouped = batches.groupby([batches, contexts.loc[launched]])
@@ -206,11 +223,13 @@ def _looks(cells: Cells, runs: pd.DataFrame) -> dict[int, dict[str, Any]]:
     return {
         cell: {
             "name": label,
-            "colour": colour(names.index(label), len(names)),
+            "colour": shade(sizes.index(batches.loc[cell]), len(sizes))
+            if len(sizes) > 1
+            else colour(names.index(label), len(names)),
             "dash": dashes[contexts.loc[cell]],
             "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
             "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
-            "setting": f"s{contexts.loc[cell]}",
+            "settings": ["", f"s{contexts.loc[cell]}", *([_BEST] if cell in at_best else [])],
         }
         for cell, label in zip(launched, labels, strict=True)
     }
@@ -224,7 +243,8 @@ def _curves(
     looks: Mapping[int, Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     parts = {int(str(number)): own for number, own in rows.groupby("run")}
-    for position in sorted(parts, key=lambda number: (runs["cell"].iloc[number], number)):
+    sizes = runs["global_batch_size"]
+    for position in sorted(parts, key=lambda n: (sizes.iloc[n], runs["cell"].iloc[n], n)):
         own, run = parts[position], runs.iloc[position]
         look = looks[int(run["cell"])]
         diverged = run["status"] == "diverged"
@@ -245,7 +265,7 @@ def _curves(
             line={"color": look["colour"], "dash": look["dash"], "width": look["width"]},
             marker={"size": size, "symbol": "x" if diverged else look["symbol"]},
             meta=[position],
-            when={"curve": [value], "setting": ["", look["setting"]]},
+            when={"curve": [value], "setting": look["settings"]},
         )
 
 
@@ -287,7 +307,7 @@ def _targets(
                     when={
                         "curve": ["eval_loss"],
                         "target": [key],
-                        "setting": ["", look["setting"]],
+                        "setting": look["settings"],
                     },
                 )
             )

@@ -122,7 +122,7 @@ def html_page(
         PageSection(
             "loss",
             "Loss curves",
-            charts=_there(loss_chart(cells, material.tables, material.reaches)),
+            charts=_there(loss_chart(cells, material.tables, material.reaches, material.at_best)),
         ),
         *_of_topics(sections, material, index),
         PageSection("failures", "What did not complete", tables=_failures(cells.runs)),

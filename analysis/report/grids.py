@@ -14,6 +14,7 @@ from rich.segment import Segments
 from rich.table import Table
 from rich.text import Text
 
+from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.outgoing import outgoing
 
@@ -34,6 +35,8 @@ __all__ = [
 
 GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
+
+_N = re.compile(r" \((n ?= ?\d+)\)$")
 
 _SHORT = {
     GEOMETRY_HEADER: "geometry",
@@ -99,6 +102,8 @@ def columns_grid(
 ) -> Grid:
     """Put columns side by side, without those on the right that hold nothing in any row.
 
+    An n behind every number of a column, and always the same, is said in its header instead.
+
     Parameters
     ----------
     left, right : sequence of Column
@@ -108,7 +113,8 @@ def columns_grid(
     footnoted : tuple
         As `lettered` returns it.
     """
-    columns = [(header, list(texts)) for header, texts in (*left, *right)]
+    columns = [(header, list(texts)) for header, texts in left]
+    columns += [_with_one_n(header, list(texts)) for header, texts in right]
     kept = [i for i, (_, texts) in enumerate(columns) if i < len(left) or set(texts) != {MISSING}]
     headers = [columns[i][0] for i in kept]
     rows = zip(*(columns[i][1] for i in kept), strict=True)
@@ -123,6 +129,18 @@ def columns_grid(
         bold=frozenset((row, kept.index(column)) for row, column in bold),
         lead=lead,
     )
+
+
+def _with_one_n(header: str, texts: list[str]) -> tuple[str, list[str]]:
+    """Move the n of a column's numbers to its header, where several have the same and none another.
+
+    What is missing or not identified has no n.
+    """
+    found = [_N.search(text) for text in texts if not text.startswith((MISSING, NOT_IDENTIFIED))]
+    counts = {match and match[1] for match in found}
+    if len(found) < 2 or len(counts) > 1 or None in counts:
+        return header, texts
+    return f"{header}, {counts.pop()}", [_N.sub("", text) for text in texts]
 
 
 def group_column(labels: Iterable[str]) -> list[Column]:

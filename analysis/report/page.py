@@ -10,20 +10,20 @@ from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
-from batchscape.analysis.figures.loss import MAX_PANELS
+from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import file_name, in_short, section_lines, table_links
-from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.topic import Picture, Section
 
 __all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
 
 FIGURES: dict[str, str] = {
     "loss_vs_optimizer_steps": (
         "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
-        "held-out loss as markers. Lines of decompositions that train alike lie on top "
-        "of each other; a lower panel shows how far each is from the first one (largest "
-        "difference over seeds, log scale), beside the spread between seeds."
+        f"held-out loss as markers, {MAX_MARKERS} of a curve at most. Lines of decompositions that "
+        "train alike lie on top of each other; a lower panel shows how far each is from the first "
+        "one (largest difference over seeds, log scale), beside the spread between seeds."
     ),
     "loss_vs_samples": "Loss against training samples, drawn in the same way.",
     "loss_vs_time": (
@@ -108,7 +108,7 @@ def details(
     comparison: Grid,
     sections: Sequence[Section],
     notes: Sequence[str],
-    figures: Sequence[str],
+    pictures: Sequence[Picture],
     drawn: bool,
     provenance: Mapping[str, Grid],
 ) -> dict[str, str]:
@@ -120,8 +120,8 @@ def details(
         Where figures of allocated memory come from, as the ranks recorded it.
     comparison, sections, notes
         As for `page`.
-    figures : sequence of str
-        Names of the figures of the comparison that were drawn, keys of `FIGURES`.
+    pictures : sequence of Picture
+        Those of the comparison.
     drawn : bool
         Whether the pictures of the sections were drawn too.
     provenance : mapping of str to Grid
@@ -137,8 +137,8 @@ def details(
     lines.append(f"Files: {links}. Run by run: [runs.csv](../tables/runs.csv).")
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")
-    if figures:
-        lines += [f"![{name}](../figures/{name}.png)\n\n{FIGURES[name]}" for name in figures]
+    if pictures:
+        lines += [f"![{p.name}](../figures/{p.name}.png)\n\n{p.caption}" for p in pictures]
         lines.append(
             f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
             "Bars take cells that differ only in what decides neither memory nor time, such as the "

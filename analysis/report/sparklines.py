@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pandas as pd
@@ -21,23 +21,26 @@ _RATE = "optimizer.learning_rate"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
+def curve_lines(cells: Cells, evals: pd.DataFrame, at_best: Collection[int] = ()) -> Iterator[str]:
     """Write the held-out loss of each cell over its samples; all on the same axes.
 
     Parameters
     ----------
     evals : DataFrame
         Rows of evaluations, as loaded.
+    at_best : collection of int
+        Cells that stand for their global batch, as `cells_at_best` returns them.
 
     Yields
     ------
     str
         A heading, and a line a cell: the curve over 24 places of samples, straight between
         evaluations, its first and last evaluation as means over seeds, and the cell. Of several
-        cuts and learning rates of one global batch that with the lowest last loss stands for all,
-        among those of which every run that was started completed; where there is none, among the
-        others, and the line says how many completed. Of more than 12 lines the first are shown.
-        Global batches without a curve are named last. Nothing where no completed run was evaluated.
+        cuts and learning rates of one global batch that with the lowest last loss stands for all:
+        of those at its best learning rate where it is known, and among those of which every run
+        that was started completed; where there is none, among the others, and the line says how
+        many completed. Of more than 12 lines the first are shown. Global batches without a curve
+        are named last. Nothing where no completed run was evaluated.
     """
     runs = cells.runs[cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)]
     rows = rows_of(runs, evals, ["samples", "eval_loss"])
@@ -59,11 +62,13 @@ def curve_lines(cells: Cells, evals: pd.DataFrame) -> Iterator[str]:
     # Settings of the update are what each global batch wants of its own.
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]
-    order = ends.assign(survivors=survivors).sort_values(["survivors", "last"], kind="stable")
+    order = ends.assign(survivors=survivors, other=~ends.index.isin(list(at_best)))
+    order = order.sort_values(["other", "survivors", "last"], kind="stable")
     firsts = order.groupby([key.loc[order.index] for key in keys], dropna=False)
     batch = table["global_batch_size"].loc[firsts.head(1).index].sort_index()
     chosen = batch.sort_values(kind="stable").index.tolist()
-    which = ", of each global batch the lowest at the end" if len(chosen) < len(ends) else ""
+    one = "that at its best learning rate" if at_best else "the lowest at the end"
+    which = f", of each global batch {one}" if len(chosen) < len(ends) else ""
     if which and survivors.any():
         which += " (first among cells whose runs all completed)"
     yield f"Held-out loss over samples, mean over seeds{which}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ _OF_DISTURBED = (
 )
 
 
-def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
+def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()) -> Grid:
     """Choose what of the comparison goes on a page.
 
     Parameters
@@ -64,6 +64,8 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         As `compare` returns it.
     cells : Cells
         What it was computed from.
+    at_best : collection of int
+        Cells to show first where there is no room for all, as `cells_at_best` returns them.
     """
     left = [
         geometry_column(comparison),
@@ -108,15 +110,15 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells) -> Grid:
         notes=definitions,
         footnoted=footnotes(comparison, cells),
         bold=frozenset(bold),
-        lead=_at_best_update(comparison, cells),
+        lead=_at_best_update(comparison, cells, at_best),
     )
 
 
-def _at_best_update(comparison: pd.DataFrame, cells: Cells) -> list[int]:
+def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]) -> list[int]:
     """Return the rows that share the settings of the update with the lowest loss of their batch.
 
-    Of each global batch, and of what else differs, and first among cells whose runs all completed;
-    none where one update is all there is.
+    Of each global batch, and of what else differs, and first among cells at the best learning
+    rate, then those whose runs all completed; none where one update is all there is.
     """
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     updates = [name for name in cells.contexts if name not in apart]
@@ -128,7 +130,8 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells) -> list[int]:
     place = texts.groupby(list(texts), sort=False).ngroup()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
     order = pd.DataFrame({"survivors": cells.incomplete(), "loss": losses}).loc[losses.index]
-    order = order.sort_values(["survivors", "loss"], kind="stable")
+    order["other"] = ~order.index.isin(list(at_best))
+    order = order.sort_values(["other", "survivors", "loss"], kind="stable")
     best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
     wanted = place.map(best.map(update))
     return np.flatnonzero(update.eq(wanted).loc[comparison.index]).tolist()

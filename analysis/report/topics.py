@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
+    cells_at_best,
     tuning_warning,
     with_cuts_of_programs,
 )
@@ -84,6 +86,20 @@ class Material:
     def best(self) -> pd.DataFrame | None:
         """Those at the best learning rate of each global batch."""
         return None if self.reaches is None else at_best_learning_rate(self.reaches)
+
+    @cached_property
+    def finals(self) -> pd.DataFrame:
+        """As `final_losses` returns it, with `group` and `cell`."""
+        runs, group_of = self.cells.runs, self.group_of
+        runs = runs[runs["cell"].isin(group_of)]
+        return final_losses(runs).assign(group=runs["cell"].map(group_of), cell=runs["cell"])
+
+    @cached_property
+    def at_best(self) -> dict[int, float]:
+        """Cells that stand for their global batch, as `cells_at_best` returns them."""
+        with suppress(AnalysisError):
+            return {} if self.reaches is None else cells_at_best(self.reaches, self.finals)
+        return {}
 
     @cached_property
     def groups(self) -> pd.DataFrame:
@@ -159,10 +175,7 @@ def _tradeoff(material: Material) -> Section | None:
 def _learning_rate(material: Material) -> Section | None:
     if material.reaches is None:
         return None
-    runs, group_of = material.cells.runs, material.group_of
-    runs = runs[runs["cell"].isin(group_of)]
-    finals = final_losses(runs).assign(group=runs["cell"].map(group_of))
-    return learning_rate_section(material.reaches, finals, material.labels)
+    return learning_rate_section(material.reaches, material.finals, material.labels)
 
 
 def _targets(material: Material) -> Section | None:
@@ -199,7 +212,10 @@ TOPICS = (
     Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
     Topic("Learning rate", _learning_rate),
     Topic("Targets", _targets),
-    Topic("Gradient noise scale", lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise)),
+    Topic(
+        "Gradient noise scale",
+        lambda m: noise_scale_section(m.cells, m.tables.steps, m.noise, m.at_best),
+    ),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
     Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
 )

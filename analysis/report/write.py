@@ -9,11 +9,10 @@ from itertools import chain
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.cells import Cells, find_cells
+from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.bars import (
@@ -164,14 +163,14 @@ def _written(
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
-    grid = comparison_grid(comparison, cells)
-    drawn = {} if drawing is None else _drawn(cells, tables)
+    material = Material(cells, tables, targets)
+    grid = comparison_grid(comparison, cells, material.at_best)
+    pictures = [] if drawing is None else _pictures(material)
     whole = Section(
         title="Comparison",
         tables=[TableView("comparison", "All cells", comparison, grid)],
-        pictures=[Picture(name, FIGURES[name], figure) for name, figure in drawn.items()],
+        pictures=pictures,
     )
-    material = Material(cells, tables, targets)
     sections: list[Section] = []
     for section in chain([whole], find_sections(material)):
         if drawing is not None:
@@ -186,7 +185,7 @@ def _written(
         comparison=grid,
         sections=sections,
         notes=notes,
-        figures=list(drawn),
+        pictures=pictures,
         drawn=drawing is not None,
         provenance=origins,
     )
@@ -226,7 +225,7 @@ def _written(
         notes=tuple(notes),
         files=tuple(files),
         grid=grid,
-        curves=tuple(curve_lines(cells, tables.evals)),
+        curves=tuple(curve_lines(cells, tables.evals, material.at_best)),
     )
 
 
@@ -244,23 +243,27 @@ def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
     return tables
 
 
-def _drawn(cells: Cells, tables: Tables) -> dict[str, Figure]:
-    """Draw what there is to draw of the comparison, by name."""
+def _pictures(material: Material) -> list[Picture]:
+    """Draw what there is to draw of the comparison."""
+    cells, tables = material.cells, material.tables
     look = looks(cells)
-    curves, timed = (
-        loss_curves(
-            with_room(cells, MAX_PANELS, timed=timed), tables.steps, tables.evals, timed=timed
-        )
-        for timed in (False, True)
+    (shown, said), (timed, timed_said) = (
+        with_room(cells, MAX_PANELS, material.at_best, timed=timed) for timed in (False, True)
     )
+    curves = loss_curves(shown, tables.steps, tables.evals, timed=False)
+    times = loss_curves(timed, tables.steps, tables.evals, timed=True)
     with paper_style():
         figures = {
-            "loss_vs_optimizer_steps": draw_loss(cells, curves, "optimizer_step", look),
-            "loss_vs_samples": draw_loss(cells, curves, "samples", look),
-            "loss_vs_time": draw_loss(cells, timed, "train_time_s", look),
-            "memory": draw_memory(cells, look),
-            "step_time": draw_step_time(cells, look),
-            "processor_time": draw_processor_time(cells, look),
-            "throughput": draw_throughput(cells, look),
+            "loss_vs_optimizer_steps": (draw_loss(shown, curves, "optimizer_step", look), said),
+            "loss_vs_samples": (draw_loss(shown, curves, "samples", look), said),
+            "loss_vs_time": (draw_loss(timed, times, "train_time_s", look), timed_said),
+            "memory": (draw_memory(cells, look), ""),
+            "step_time": (draw_step_time(cells, look), ""),
+            "processor_time": (draw_processor_time(cells, look), ""),
+            "throughput": (draw_throughput(cells, look), ""),
         }
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    return [
+        Picture(name, f"{FIGURES[name]} {choice}".rstrip(), figure)
+        for name, (figure, choice) in figures.items()
+        if figure is not None
+    ]

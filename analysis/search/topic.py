@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from batchscape.analysis.cells import Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import PAGE_IN, colour_of, plain_ticks
+from batchscape.analysis.figures.style import PAGE_IN, colour_of, in_nats, plain_ticks, shade_of
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -227,8 +227,8 @@ def _draw_trials(trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence
     figure = Figure(figsize=(width, 2.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         _scatter(axes, trials, key, objectives[0])
-        axes.set_xlabel(key)
-    figure.axes[0].set_ylabel(_LABELS[objectives[0]])
+        axes.set_xlabel(setting_label(key))
+    figure.axes[0].set_ylabel(_axis(objectives[0]))
     _name_studies(figure, trials)
     return figure
 
@@ -238,17 +238,34 @@ def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()
     _scatter(axes, trials, *objectives)
+    colours = _colours(trials)
     for study, own in trials[trials["is_best"].astype(bool)].groupby("study", sort=False):
         front = own.sort_values(objectives[0])
-        index = list(trials["study"].unique()).index(study)
-        colour = colour_of(index, trials["study"].nunique())
         axes.step(
-            front[objectives[0]], front[objectives[1]], where="post", color=colour, linewidth=0.8
+            front[objectives[0]],
+            front[objectives[1]],
+            where="post",
+            color=colours[str(study)],
+            linewidth=0.8,
         )
-    axes.set_xlabel(_LABELS[objectives[0]])
-    axes.set_ylabel(_LABELS[objectives[1]])
+    axes.set_xlabel(_axis(objectives[0]))
+    axes.set_ylabel(_axis(objectives[1]))
     _name_studies(figure, trials)
     return figure
+
+
+def _axis(objective: str) -> str:
+    return in_nats(_LABELS[objective]) if objective == "loss" else _LABELS[objective]
+
+
+def _colours(trials: pd.DataFrame) -> dict[str, str]:
+    """Colour studies; those of global batches as in the other figures."""
+    names = list(trials["study"].unique())
+    batches = {name: name.removeprefix("batch.global_batch_size=") for name in names}
+    ordered = len(names) > 1 and all(batch.isdecimal() for batch in batches.values())
+    names = sorted(names, key=lambda name: int(batches[name])) if ordered else names
+    choose = shade_of if ordered else colour_of
+    return {name: choose(index, len(names)) for index, name in enumerate(names)}
 
 
 def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
@@ -262,7 +279,7 @@ def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
     figure.legend(
         handles,
         [label.partition("=")[2] for label in labels] if is_one else labels,
-        title=keys.pop().rpartition(".")[2] if is_one else None,
+        title=setting_label(keys.pop()) if is_one else None,
         title_fontsize=7,
         loc="outside right upper",
     )
@@ -270,10 +287,8 @@ def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
 
 def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str) -> None:
     told = trials[np.isfinite(pd.to_numeric(trials[y]))]
-    studies = list(trials["study"].unique())
-    for index, study in enumerate(studies):
+    for study, colour in _colours(trials).items():
         own = told[told["study"] == study]
-        colour = colour_of(index, len(studies))
         for is_best, face in ((False, "none"), (True, colour)):
             part = own[own["is_best"].astype(bool) == is_best]
             axes.scatter(

@@ -16,7 +16,6 @@ from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder
 
 __all__ = [
-    "MEASURED",
     "TRIALS",
     "read_measured",
     "read_trials",
@@ -36,16 +35,6 @@ TRIALS = {
 """Columns of `trials.csv`, and what they hold. Between `trial` and `outcome` stand the searched
 values by key, then the objectives."""
 
-MEASURED = {
-    "study": "as in `trials.csv`",
-    "seed": "of the run; no trial had it",
-    "outcome": "completed, or the status of the run",
-    "run": "its name in `runs/` of the sweep; empty: it was rejected",
-}
-"""Columns of `measured.csv`, a row a run of the grid. Between `seed` and `outcome` stand the
-searched values by key, then the objectives: empty where there is none, infinite where the run
-diverged, ran out of memory or was rejected."""
-
 
 def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `trials.csv` of a search."""
@@ -53,7 +42,18 @@ def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def write_measured(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `measured.csv` of a search."""
+    """Replace `measured.csv` of a search.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Of the search.
+    rows : iterable of mapping
+        A row a run of the grid: `study` as in `trials.csv`; its `seed`, which no trial had; the
+        searched values by key; the objectives, None where there is none, infinite where it
+        diverged, ran out of memory or was rejected; `outcome`, completed or its status; `run`, its
+        name in `runs/` of the grid, empty where it was rejected.
+    """
     _write(sweep.measured, list(rows))
 
 
@@ -97,7 +97,7 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
 
 
 def read_measured(sweep: SweepFolder) -> pd.DataFrame | None:
-    """Read what was measured around the best trials, likewise."""
+    """Read what `write_measured` wrote, likewise."""
     return _read(sweep.search.measured)
 
 

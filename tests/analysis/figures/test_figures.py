@@ -13,7 +13,7 @@ from matplotlib.markers import CARETUPBASE
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
 from batchscape.analysis.figures.curves import loss_curves
-from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
+from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS, _marked, draw_loss
 from batchscape.analysis.figures.style import looks, plain_ticks
 from batchscape.analysis.numbers import TIMES
 from batchscape.drawing import paper_style
@@ -148,6 +148,33 @@ def test_more_geometries_than_colours_all_differ(build: Any) -> None:
         sweep.run((1, micro, 1), optimizer_steps=2)
     look = looks(find_cells(load(sweep.path).runs))
     assert len({item.colour for item in look.values()}) == 12
+
+
+def test_colours_are_those_of_the_global_batches_in_their_order(build: Any) -> None:
+    sweep = build()
+    for micro, accumulation, rate in ((32, 1, 0.001), (8, 1, 0.002), (8, 4, 0.002), (16, 1, 0.003)):
+        settings = {"optimizer__learning_rate": rate}
+        sweep.run((1, micro, accumulation), optimizer_steps=2, **settings)
+    look = looks(find_cells(load(sweep.path).runs))
+    batches = (8, 16, 32)
+    assert [text.split(TIMES)[1] for text in look] == ["8", "16", "32", "8"]
+    whole = [look[f"1{TIMES}{batch}{TIMES}1"].colour for batch in batches]
+    viridis = [mpl.colors.to_hex(mpl.colormaps["viridis"](0.88 * i / 2)) for i in range(3)]
+    assert whole == viridis
+    # Another cut of the largest batch is a paler shade.
+    paler = mpl.colors.to_rgb(look[f"1{TIMES}8{TIMES}4"].colour)
+    full = np.array(mpl.colors.to_rgb(viridis[2]))
+    np.testing.assert_allclose(paler, 1 - 0.4 * (1 - full), atol=0.005)
+
+
+def test_of_many_evaluations_some_are_marked_the_last_among_them() -> None:
+    assert _marked(0) == []
+    assert sorted(_marked(5)) == [0, 1, 2, 3, 4]
+    for points in range(1, 200):
+        marked = sorted(_marked(points))
+        assert len(marked) <= MAX_MARKERS
+        assert marked[-1] == points - 1
+        assert len(set(np.diff(marked))) <= 1
 
 
 @pytest.mark.parametrize("draw", [draw_step_time, draw_throughput])

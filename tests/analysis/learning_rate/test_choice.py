@@ -7,7 +7,11 @@ import math
 import pandas as pd
 import pytest
 
-from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
+from batchscape.analysis.learning_rate.choice import (
+    at_best_learning_rate,
+    cells_at_best,
+    tuning_warning,
+)
 from batchscape.errors import AnalysisError
 
 GRID = (0.001, 0.002, 0.004)
@@ -153,3 +157,31 @@ def test_bad_tables_are_refused():
         at_best_learning_rate(pd.concat([reaches(TUNED)] * 2))
     with pytest.raises(AnalysisError, match="missing: seed"):
         at_best_learning_rate(reaches(TUNED).drop(columns="seed"))
+
+
+def with_cells(table):
+    """Number the cells, with the columns that `cells_at_best` asks for."""
+    keys = ["global_batch_size", "learning_rate"]
+    return table.assign(group=0, cell=table.groupby(keys).ngroup())
+
+
+def test_the_cells_of_a_target_are_those_with_the_fewest_steps():
+    table = with_cells(reaches({8: (300, 100, 200), 32: (90, 50, 40)}))
+    losses = with_cells(reaches({8: (1, 2, 3), 32: (1, 2, 3)}))
+    finals = losses.rename(columns={"steps_to_target": "final_eval_loss"})
+    # Cells are numbered by batch, then rate: the second of the first batch, the third of the other.
+    assert cells_at_best(table, finals) == {1: 0.002, 5: 0.004}
+
+
+def test_the_cells_of_a_batch_that_met_no_target_are_those_with_the_lowest_loss():
+    none = (math.nan, math.nan, math.nan)
+    table = with_cells(reaches({8: none, 32: none}))
+    losses = with_cells(reaches({8: (2.5, 2.1, 2.2), 32: (2.0, 2.1, 2.3)}, seeds=(0,)))
+    finals = losses.rename(columns={"steps_to_target": "final_eval_loss"})
+    assert cells_at_best(table, finals) == {1: 0.002, 3: 0.001}
+
+
+def test_one_rate_is_no_choice():
+    table = with_cells(reaches({8: (100,), 32: (90,)}, rates=(0.002,)))
+    finals = table.rename(columns={"steps_to_target": "final_eval_loss"})
+    assert cells_at_best(table, finals) == {}

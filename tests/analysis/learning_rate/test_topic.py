@@ -60,7 +60,11 @@ def test_a_tuned_grid_is_answered():
         assert to_markdown(table.grid)
     (picture,) = found.pictures
     left, right = picture.figure.axes
-    assert len(left.get_legend().get_texts()) == len(BATCHES)
+    (legend,) = picture.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [str(batch) for batch in BATCHES]
+    ticks = [text.get_text() for text in left.get_xticklabels()]
+    assert 2 <= len(ticks) <= 8
+    assert all(float(text) > 0 for text in ticks)
     assert right.get_ylabel() == "best learning rate"
 
 

@@ -52,7 +52,7 @@ def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build: An
     cells = find_cells(tables.runs)
     table = cell_noise_scales(cells, tables.steps)
     assert table["n"].tolist() == [1]
-    section = noise_scale_section(cells, tables.steps, table)
+    section = noise_scale_section(cells, tables.steps, table, {})
     assert section is not None
     assert section.tables[0].grid.rows[0][1].endswith("(n = 1)")
     (estimate,) = section.headlines.values()
@@ -131,6 +131,6 @@ def test_what_is_equal_when_written_is_written_once(build: Any) -> None:
     cells = find_cells(tables.runs)
     estimates = cell_noise_scales(cells, tables.steps)
     estimates["estimate"] = [7.651, 7.652]
-    section = noise_scale_section(cells, tables.steps, estimates)
+    section = noise_scale_section(cells, tables.steps, estimates, {})
     assert section is not None
     assert section.answer[0].startswith("The gradient noise scale is 7.65 samples over")

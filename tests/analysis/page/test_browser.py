@@ -246,7 +246,7 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
         "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
     )
     settings = options(page, "loss", "setting")
-    assert len(settings) == 4
+    assert settings == ["", "best", "s0", "s1", "s2"]
     for setting in settings:
         names = {trace["name"] for trace in choose(page, "loss", setting=setting)}
         legend = page.locator("[id='loss'] .legendtext").all_text_contents()

@@ -194,3 +194,26 @@ def test_a_short_comparison_has_every_cut_at_the_best_learning_rate_of_its_batch
     cuts = cells.runs[cells.runs["optimizer.learning_rate"].eq(0.004)]
     alike = find_cells(cuts.drop(columns="cell"))
     assert comparison_grid(compare(alike), alike).lead == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "header", "shown"),
+    [
+        (["3 (n = 2)", "4 (n = 2)"], "x, n = 2", ["3", "4"]),
+        (["3 (n=1)", MISSING, "4 (n=1)"], "x, n=1", ["3", MISSING, "4"]),
+        (
+            ["3 (n = 2)", "not identified (≥ 1)", "5 (n = 2)"],
+            "x, n = 2",
+            ["3", "not identified (≥ 1)", "5"],
+        ),
+        (["3 (n = 2)", "4 (n = 1)"], "x", ["3 (n = 2)", "4 (n = 1)"]),
+        (["3 (n = 2)", "4 [3, 5]"], "x", ["3 (n = 2)", "4 [3, 5]"]),
+        (["3 (n = 2)", MISSING], "x", ["3 (n = 2)", MISSING]),
+    ],
+)
+def test_an_n_that_all_numbers_share_is_said_once(
+    texts: list[str], header: str, shown: list[str]
+) -> None:
+    grid = columns_grid([("cell", ["a", "b", "c"][: len(texts)])], [("x", texts)])
+    assert grid.headers == ["cell", header]
+    assert [row[1] for row in grid.rows] == shown

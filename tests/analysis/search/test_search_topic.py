@@ -74,7 +74,10 @@ def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:
     section = section_of(tmp_path, rows)
     assert section is not None
     (axes,) = section.pictures[0].figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("held-out loss", "peak memory (GiB)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "held-out loss (nats)",
+        "peak memory (GiB)",
+    )
     assert len(axes.lines[0].get_xdata()) == 3
 
 
@@ -96,7 +99,7 @@ def test_searches_of_two_folders_share_no_table_and_no_picture(tmp_path: Path) -
     assert [view.name for view in section.tables] == ["search_1", "search_2"]
     assert [picture.name for picture in section.pictures] == ["search_1", "search_2"]
     axes = [picture.figure.axes[0] for picture in section.pictures]
-    assert [one.get_ylabel() for one in axes] == ["held-out loss", "samples to target"]
+    assert [one.get_ylabel() for one in axes] == ["held-out loss (nats)", "samples to target"]
     assert {name: len(table) for name, table in section.curves.items()} == {
         "trials_1": 3,
         "trials_2": 3,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from batchscape.analysis.cells import Cells, geometry_label, setting_label
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look, in_nats
+from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look, loss_axis
 
 __all__ = ["MOST_PANELS", "MOST_ROWS", "draw_divergence", "draw_equivalence"]
 
@@ -71,7 +71,7 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.set_xlim(left=floor / 2)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(in_nats("|difference| of the final loss"))
+    axes.set_xlabel(loss_axis("|difference| of the final loss", cells.runs))
     handles = [
         Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="margin"),
         Line2D([], [], color=_GREY, marker="D", linestyle="", markerfacecolor="none",
@@ -133,7 +133,7 @@ def draw_divergence(
     for axes in panels.flat[len(families) :]:
         axes.set_visible(False)
     for axes in panels[:, 0]:
-        axes.set_ylabel(in_nats("rms Δ training loss"))
+        axes.set_ylabel(loss_axis("rms Δ training loss", cells.runs))
     handles = [
         *(
             Line2D([], [], color=look[name].colour, linestyle=look[name].dash, label=name)

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.figures.curves import LossCurves
 from batchscape.analysis.figures.panels import context_title, lay_out
-from batchscape.analysis.figures.style import COLUMN_IN, Look, in_nats
+from batchscape.analysis.figures.style import COLUMN_IN, Look, loss_axis
 
 __all__ = ["MAX_MARKERS", "MAX_PANELS", "draw_loss"]
 
@@ -93,7 +93,7 @@ def draw_loss(
             _draw_differences(bottom, curves, drawing, labels)
             last = bottom
         last.set_xlabel(_AXES[against])
-    panels[0][0].set_ylabel(in_nats("loss"))
+    panels[0][0].set_ylabel(loss_axis("loss", cells.runs))
     names = [name for name in look if name in set(labels[drawn])]
     _draw_legend(figure, names, look, curves, deep=deep, beyond=beyond)
     return figure

@@ -9,6 +9,7 @@ from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
@@ -22,8 +23,8 @@ __all__ = [
     "PALETTE",
     "Look",
     "colour_of",
-    "in_nats",
     "looks",
+    "loss_axis",
     "name_group",
     "plain_ticks",
     "shade_of",
@@ -122,9 +123,10 @@ def _plain(value: float) -> str:
     return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
 
 
-def in_nats(loss: str) -> str:
-    """Name the axis of a loss with its unit."""
-    return f"{loss} (nats)"
+def loss_axis(loss: str, runs: pd.DataFrame) -> str:
+    """Name the axis of a loss with its unit, which one of a user's own task may not have."""
+    has_other = runs.reindex(columns=["task"])["task"].eq("other").any()
+    return loss if has_other else f"{loss} (nats)"
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from batchscape.analysis.figures.style import PAGE_IN, in_nats, plain_ticks, shade_of
+from batchscape.analysis.figures.style import PAGE_IN, plain_ticks, shade_of
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
 
 __all__ = ["draw_learning_rates"]
@@ -35,7 +35,7 @@ _STAR: dict[str, Any] = {
 }
 _LABELS = {
     "steps_to_target": "optimizer steps to target",
-    "final_eval_loss": in_nats("final held-out loss"),
+    "final_eval_loss": "final held-out loss",
 }
 
 

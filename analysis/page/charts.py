@@ -12,7 +12,6 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.decisions.candidates import DERIVED
 from batchscape.analysis.decisions.show import geometry_text, is_to_target
-from batchscape.analysis.figures.style import in_nats
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
@@ -632,9 +631,7 @@ def learning_rate_charts(
             traces,
             {
                 "xaxis": log_axis("learning rate"),
-                "yaxis": of_steps
-                if counts_steps
-                else {"title": {"text": in_nats("final held-out loss")}},
+                "yaxis": of_steps if counts_steps else {"title": {"text": "final held-out loss"}},
             },
             [Choice("group", "Runs", groups)] if len(groups) > 1 else [],
             ["tables/learning_rate_costs.csv"],

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from batchscape.analysis.cells import Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import PAGE_IN, colour_of, in_nats, plain_ticks, shade_of
+from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shade_of
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -85,7 +85,10 @@ def search_section(cells: Cells) -> Section | None:
         what = "The front of two objectives" if is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
         draw = _draw_front if is_front else _draw_trials
-        figure = draw(one.trials, one.keys, one.objectives)
+        axes = [
+            loss_axis(_LABELS[n], cells.runs) if n == "loss" else _LABELS[n] for n in one.objectives
+        ]
+        figure = draw(one.trials, one.keys, one.objectives, axes)
         pictures.append(Picture(f"search{ending}", caption, figure))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
@@ -220,7 +223,9 @@ def _texts(values: pd.Series) -> list[str]:
     return [str(value) for value in values]
 
 
-def _draw_trials(trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]) -> Figure:
+def _draw_trials(
+    trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str], names: Sequence[str]
+) -> Figure:
     """Draw the objective against each searched setting that is a number."""
     shown = [key for key in keys if pd.api.types.is_numeric_dtype(trials[key])] or keys[:1]
     width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
@@ -228,12 +233,14 @@ def _draw_trials(trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         _scatter(axes, trials, key, objectives[0])
         axes.set_xlabel(setting_label(key))
-    figure.axes[0].set_ylabel(_axis(objectives[0]))
+    figure.axes[0].set_ylabel(names[0])
     _name_studies(figure, trials)
     return figure
 
 
-def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str]) -> Figure:
+def _draw_front(
+    trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str], names: Sequence[str]
+) -> Figure:
     """Draw one objective against the other."""
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()
@@ -248,14 +255,10 @@ def _draw_front(trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str
             color=colours[str(study)],
             linewidth=0.8,
         )
-    axes.set_xlabel(_axis(objectives[0]))
-    axes.set_ylabel(_axis(objectives[1]))
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
     _name_studies(figure, trials)
     return figure
-
-
-def _axis(objective: str) -> str:
-    return in_nats(_LABELS[objective]) if objective == "loss" else _LABELS[objective]
 
 
 def _colours(trials: pd.DataFrame) -> dict[str, str]:

@@ -28,6 +28,7 @@ __all__ = [
     "candidates_of",
     "compare_with",
     "failures_that_count",
+    "is_to_target",
     "largest_micro_batch",
     "memory_of_device",
     "own_learning_rate",
@@ -53,6 +54,14 @@ def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) ->
         return memory_gib
     own = evidence.device_memory_gib
     return evidence.host_memory_gib / devices if math.isnan(own) else own
+
+
+def is_to_target(candidates: pd.DataFrame) -> bool:
+    """Tell whether times are those to a target.
+
+    Without one they are those of one step, and device-hours of that are nobody's question.
+    """
+    return bool(candidates["n_seeds"].gt(0).any())
 
 
 def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> str:

@@ -15,6 +15,7 @@ from batchscape.analysis.decisions.candidates import (
     candidates_of,
     compare_with,
     failures_that_count,
+    is_to_target,
     memory_of_device,
     own_learning_rate,
 )
@@ -428,10 +429,10 @@ def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     value, low, high = (float(worst[f"times_slower{end}"]) for end in ("", "_low", "_high"))
     slower = interval_text(value, low, high, int(worst["times_slower_n"]))
     which = " that reached the target" if others["time_s"].eq(math.inf).any() else ""
-    return [
-        f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times "
-        f"as long to the target and {worst['times_dearer']:.3g} times the device-hours."
-    ]
+    text = f"The slowest measured{which}, {cut_text(worst)}, takes {slower} times as long"
+    if not is_to_target(compared):
+        return [f"{text} a step."]
+    return [f"{text} to the target and {worst['times_dearer']:.3g} times the device-hours."]
 
 
 def _plain(value: object) -> object:

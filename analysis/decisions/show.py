@@ -12,7 +12,7 @@ from rich.console import Console
 
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.candidates import DERIVED
+from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
@@ -24,7 +24,6 @@ __all__ = [
     "candidates_grid",
     "candidates_shown",
     "geometry_text",
-    "is_to_target",
     "show_recommendation",
 ]
 
@@ -88,14 +87,6 @@ def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
     known = near if len(near) else known
     order = known.assign(guess=known["source"] != "measured")
     return order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
-
-
-def is_to_target(candidates: pd.DataFrame) -> bool:
-    """Tell whether times are those to a target.
-
-    Without one they are those of one step, and device-hours of that are nobody's question.
-    """
-    return bool(candidates["n_seeds"].gt(0).any())
 
 
 def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:

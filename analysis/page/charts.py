@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.decisions.candidates import DERIVED
-from batchscape.analysis.decisions.show import geometry_text, is_to_target
+from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
+from batchscape.analysis.decisions.show import geometry_text
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (

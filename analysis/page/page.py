@@ -18,8 +18,7 @@ from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY, counted
 from batchscape.analysis.commands import COMMAND
-from batchscape.analysis.decisions.candidates import own_learning_rate
-from batchscape.analysis.decisions.show import is_to_target
+from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.page.chart import Chart

@@ -2,73 +2,101 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.cells import setting_label
 from batchscape.analysis.estimates import half_widths
+from batchscape.analysis.numbers import significant
 
-__all__ = ["best_measured"]
+__all__ = ["best_measured", "setting_text"]
+
+_Point = Mapping[str, Any]
 
 
-def best_measured(
-    measured: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]
-) -> pd.DataFrame:
-    """Return the point of each study with the least mean, or each one where there is no order.
+def best_measured(studies: Sequence[Mapping[str, Any]], objectives: Sequence[str]) -> pd.DataFrame:
+    """Return what the grid of each study found.
 
     Parameters
     ----------
-    measured : DataFrame
-        As `read_measured` returns it, a row a run.
-    keys : sequence of str
-        What was searched.
+    studies : sequence of mapping
+        As `read_measured` returns them.
     objectives : sequence of str
-        One; of two every point is returned, for each is a member of the front.
+        Of the search.
 
     Returns
     -------
     DataFrame
-        `study` and `keys`; by objective its mean over seeds, and the half-width of its interval as
-        `<objective>_ci95`; `n`, the number of seeds, and `runs`, apart by blanks. For each key of
-        which several values were measured, `<key>_below` and `<key>_above`, the values next to the
-        best with all else as there (NaN: there is none), and their means, `<key>_below_mean` and
-        `<key>_above_mean`. A study without a result, or not all of its runs, is left out.
+        A row for each interval of a study: `study`, `setting`, the `best` value of it, and what is
+        `held` of the other settings; `below` and `above`, the values next to it (None: there is
+        none), and their means, `below_mean` and `above_mean`. Where one point was measured, or a
+        front of two objectives, a row a point, whose `best` is None. By objective its mean over
+        seeds, infinite where one has no result, and the half-width of its interval as
+        `<objective>_ci95`; `n`, the number of seeds; `runs`, apart by blanks. Nothing of a study
+        that is not whole, or has no result.
     """
-    groups = measured.groupby(["study", *keys], sort=False)
-    points = pd.DataFrame({name: groups[name].agg(_mean) for name in objectives})
-    points["n"] = groups.size()
+    rows = [row for study in studies for row in _rows(study, objectives)]
+    if not rows:
+        return pd.DataFrame()
+    found = pd.DataFrame(rows)
     for name in objectives:
-        points[f"{name}_ci95"] = half_widths(groups[name].agg(_sd), points["n"])
-    points["runs"] = groups["run"].agg(lambda own: " ".join(own.dropna()))
-    points = points.reset_index()
-    if len(objectives) > 1:
-        return points[points[list(objectives)].map(math.isfinite).all(axis=1)]
-    (objective,) = objectives
-    several = [key for key in keys if measured.groupby("study")[key].nunique().max() > 1]
+        found[f"{name}_ci95"] = half_widths(found.pop(f"{name}_sd"), found["n"])
+    return found
+
+
+def _rows(study: Mapping[str, Any], objectives: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
-    for _, own in points.groupby("study", sort=False):
-        if own[objective].isna().any() or not np.isfinite(own[objective]).any():
-            continue
-        best = own.sort_values(objective, kind="stable").iloc[0]
-        row = best.to_dict()
-        for key in several:
-            others = [other for other in keys if other != key]
-            line = own[own[others].eq(best[others]).all(axis=1)].sort_values(key)
-            values = [np.nan, *line[key], np.nan]
-            means = [np.nan, *line[objective], np.nan]
-            place = values.index(best[key])
-            for side, beside in (("below", place - 1), ("above", place + 1)):
-                row[f"{key}_{side}"] = values[beside]
-                row[f"{key}_{side}_mean"] = means[beside]
+    for found in study["brackets"]:
+        key, centre = found["key"], study["points"][0]["point"]
+        line = {
+            one["point"][key]: one
+            for one in study["points"]
+            if {**one["point"], key: centre[key]} == centre
+        }
+        best = line[found["best"]]
+        row = _row(study, best, objectives)
+        row |= {"setting": key, "best": found["best"], "held": _text(best["point"], key)}
+        for side, end in (("below", "low"), ("above", "high")):
+            beside = found[end]
+            mean = None if beside is None else _values(line[beside], 0).mean()
+            row |= {side: beside, f"{side}_mean": mean}
         rows.append(row)
-    return pd.DataFrame(rows)
+    if not study["brackets"]:
+        for one in study["points"]:
+            row = _row(study, one, objectives)
+            rows.append({**row, "setting": None, "best": None, "held": _text(one["point"])})
+    # Without a result nothing is the best.
+    return [row for row in rows if math.isfinite(row[objectives[0]])]
 
 
-def _mean(values: pd.Series[float]) -> float:
-    return float(values.mean(skipna=False))
+def _row(study: Mapping[str, Any], point: _Point, objectives: Sequence[str]) -> dict[str, Any]:
+    row = {"study": study["study"], "on_front": point["on_front"], "n": len(point["seeds"])}
+    for place, name in enumerate(objectives):
+        values = _values(point, place)
+        row[name] = values.mean()
+        row[f"{name}_sd"] = values.std(ddof=1) if row["n"] > 1 and np.isfinite(row[name]) else None
+    return {**row, "runs": " ".join(point["runs"])}
 
 
-def _sd(values: pd.Series[float]) -> float:
-    return float(values.std()) if np.isfinite(values).all() else float("nan")
+def _values(point: _Point, place: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the values of an objective by seed; infinite where there is none."""
+    values = [math.inf if own[place] is None else own[place] for own in point["seeds"].values()]
+    return np.array(values, dtype=np.float64)
+
+
+def setting_text(value: Any) -> str:  # noqa: ANN401  (of any setting)
+    """Write the value of a setting as YAML has it, numbers to three digits."""
+    if isinstance(value, float):
+        return significant(value, 3)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _text(point: Mapping[str, Any], but: str | None = None) -> str:
+    """Write searched values in one line."""
+    own = {setting_label(key): value for key, value in point.items() if key != but}
+    return ", ".join(f"{name} {setting_text(value)}" for name, value in own.items())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, pla
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
-from batchscape.analysis.search.measured import best_measured
+from batchscape.analysis.search.measured import best_measured, setting_text
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 
@@ -56,32 +57,35 @@ def search_section(cells: Cells) -> Section | None:
     searches = [_Search(f, trials) for f in folders if (trials := read_trials(f)) is not None]
     if not searches:
         return None
+    several = len(searches) > 1
+    named = [f"In {one.folder.path}: " if several else "" for one in searches]
+    found = [name + one.found for name, one in zip(named, searches, strict=True) if one.found]
     section = Section(
         "Search",
         [
-            *(one.found for one in searches if one.found),
-            *(one.answer for one in searches),
+            *found,
+            *(name + one.answer for name, one in zip(named, searches, strict=True)),
             "A sampler chose the trials for doing well, so no number elsewhere in this report "
             "rests on them: the runs here are the grid that was measured around the best of each "
             "study, with other seeds.",
         ],
-        short=[one.found or one.answer for one in searches],
+        short=found or [name + one.answer for name, one in zip(named, searches, strict=True)],
     )
     tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
         # Values of different objectives, or of different settings, share no table.
-        ending = f"_{number}" if len(searches) > 1 else ""
-        of = f" of {one.folder.path}" if len(searches) > 1 else ""
+        ending = f"_{number}" if several else ""
+        of = f" of {one.folder.path}" if several else ""
+        is_front = len(one.objectives) > 1
         if len(one.measured):
-            title = f"The best that was measured in each study{of}"
-            grid = _measured_grid(one.measured, one.keys, one.objectives)
+            title = f"{'The trials of the front' if is_front else 'The best'}, with new seeds{of}"
+            grid = _measured_grid(one.measured, one.objectives)
             tables.append(TableView(f"search_measured{ending}", title, one.measured, grid))
         best = one.trials[one.trials["is_best"].astype(bool)]
         grid = _grid(one.trials, best, one.keys, one.objectives)
         tables.append(
             TableView(f"search{ending}", f"The best trials of each study{of}", best, grid)
         )
-        is_front = len(one.objectives) > 1
         what = "The front of two objectives" if is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
         draw = _draw_front if is_front else _draw_trials
@@ -102,12 +106,8 @@ class _Search:
         self.objectives = [name for name in _LABELS if name in trials]
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
         self.done = int(trials["outcome"].notna().sum())
-        measured = read_measured(folder)
-        self.measured = (
-            pd.DataFrame()
-            if measured is None
-            else best_measured(measured, self.keys, self.objectives)
-        )
+        self.grids = read_measured(folder)
+        self.measured = best_measured(self.grids, self.objectives)
 
     @property
     def answer(self) -> str:
@@ -124,75 +124,120 @@ class _Search:
         """The answer in a sentence; None: nothing was measured, or there is no one best."""
         if self.measured.empty or len(self.objectives) > 1:
             return None
-        names = [setting_label(key) for key in self.keys]
-        values = [_texts(self.measured[key]) for key in self.keys]
-        at = list[str]()
-        for study, *own in zip(self.measured["study"], *values, strict=True):
-            pairs = ", ".join(f"{name} {value}" for name, value in zip(names, own, strict=True))
-            # Of one setting the name is said once.
-            said = own[0] if at and len(names) == 1 else pairs
-            at.append(f"{said} {_at(study)}".strip())
-        if len(at) > _MOST_STUDIES:
-            at[2:-1] = [f"{len(at) - 3} more in the table"]
-        apart = ", " if len(names) == 1 else "; "
+        values = {str(grid["study"]): grid["values"] for grid in self.grids}
+        at = {study: _at(own) for study, own in values.items()}
+        rows = self.measured.to_dict("records")
+        is_of_one = len(self.keys) == 1
+        said = [
+            f"{_point(row, named=not (place and is_of_one))} {at[row['study']]}".strip()
+            for place, row in enumerate(rows)
+        ]
+        what, name = _LABELS[self.objectives[0]], self.objectives[0]
         seeds = int(self.measured["n"].max())
+        fresh = f"{seeds} new seeds" if seeds > 1 else "one new seed"
+        around = f"the best of {self._trials_text()}"
+        apart = ", " if is_of_one else "; "
+        if self.measured["best"].isna().all():
+            losses = ", ".join(
+                f"{significant(row[name], 4)} {at[row['study']]}".strip() for row in rows
+            )
+            text = (
+                f"{_few(said, apart)}, chosen by trials as {around}: {what} {losses} over {fresh}"
+            )
+            return f"{text[0].upper()}{text[1:]}{self._lost(at)}."
+        over = f"means over {fresh}" if seeds > 1 else fresh
         return (
-            f"The least {_LABELS[self.objectives[0]]} is at {apart.join(at)} (means over {seeds} "
-            f"new seed{'s' if seeds > 1 else ''}, around the best of {self.done} trials)"
-            f"{_brackets(self.measured)}."
+            f"Least {what}: {_few(said, apart)} ({over}, in a grid around {around})"
+            f"{_brackets(rows, at)}{self._lost(at)}."
         )
 
+    def _trials_text(self) -> str:
+        """Say how many trials each grid was laid around."""
+        counts = sorted({int(grid["trials"]) for grid in self.grids})
+        text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        text += " trial" if counts == [1] else " trials"
+        return text + (" each" if len(self.grids) > 1 else "")
 
-def _brackets(measured: pd.DataFrame) -> str:
+    def _lost(self, at: Mapping[str, str]) -> str:
+        """Say which studies have no result, and whether there were trials since."""
+        lost = [
+            f"{where}".strip()
+            for study, where in at.items()
+            if study not in {*self.measured["study"]}
+        ]
+        text = f"; no result {_few(lost, ', ')}" if lost else ""
+        done = self.trials.groupby("study")["outcome"].count()
+        before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
+        if any(before.get(str(study)) != count for study, count in done.items()):
+            text += "; there were more trials since, around whose best nothing is measured yet"
+        return text
+
+
+def _point(row: Mapping[Any, Any], *, named: bool) -> str:
+    if row["best"] is None:
+        return str(row["held"])
+    text = setting_text(row["best"])
+    if named:
+        text = f"{setting_label(row['setting'])} {text}"
+    return f"{text} with {row['held']}" if row["held"] else text
+
+
+def _few(texts: Sequence[str], apart: str) -> str:
+    if len(texts) > _MOST_STUDIES:
+        texts = [*texts[:2], f"{len(texts) - 3} more in the table", texts[-1]]
+    return apart.join(texts)
+
+
+def _brackets(rows: Sequence[Mapping[Any, Any]], at: Mapping[str, str]) -> str:
     """Say whether the best stand between others."""
-    beside = measured[[name for name in map(str, measured) if name.endswith(("_below", "_above"))]]
-    if beside.empty:
-        return ""
-    open_ = measured.loc[beside.isna().any(axis=1), "study"]
-    if open_.empty:
-        return ", and higher at the values next to it on both sides"
-    where = "" if len(open_) == len(measured) else f" {', '.join(map(_at, open_))}"
-    return f"; the best is the last of its grid on a side, so no optimum{where}"
+    open_ = [row["study"] for row in rows if pd.isna(row["below"]) or pd.isna(row["above"])]
+    if not open_:
+        return ", no lower at the next values on either side"
+    where = [at[study] for study in dict.fromkeys(open_)] if len(open_) < len(rows) else []
+    which = f" {_few(where, ', ')}" if any(where) else ""
+    return f"; not bracketed{which}, where it is the last value of the grid"
 
 
-def _at(study: str) -> str:
+def _at(values: Mapping[str, Any]) -> str:
     """Name a study in a sentence: nothing where it is the only one."""
-    if "=" not in study:
+    if not values:
         return ""
-    parts = (part.partition("=") for part in study.split(", "))
-    return "at " + ", ".join(
-        f"{'B' if key == 'batch.global_batch_size' else setting_label(key)} = {value}"
-        for key, _, value in parts
-    )
+    named = {
+        "B" if key == "batch.global_batch_size" else setting_label(key): setting_text(value)
+        for key, value in values.items()
+    }
+    return "at " + ", ".join(f"{name} = {value}" for name, value in named.items())
 
 
-def _measured_grid(measured: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]) -> Grid:
-    columns: list[Column] = [(key, _texts(measured[key])) for key in keys]
+def _measured_grid(measured: pd.DataFrame, objectives: Sequence[str]) -> Grid:
+    rows = measured.to_dict("records")
+    has_brackets = measured["best"].notna().any()
+    columns: list[Column] = []
+    if has_brackets:
+        columns += [
+            ("setting", [setting_label(row["setting"]) for row in rows]),
+            ("best", [setting_text(row["best"]) for row in rows]),
+        ]
+    held = "other settings" if has_brackets else "point"
+    columns.append((held, [row["held"] or MISSING for row in rows]))
     for name in objectives:
         pairs = zip(measured[name], measured[f"{name}_ci95"], strict=True)
         columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
+    if len(objectives) > 1:
+        columns.append(("on the front", ["yes" if row["on_front"] else "no" for row in rows]))
     columns.append(("n", measured["n"].astype(str)))
-    for key in keys:
-        for side in ("below", "above"):
-            if f"{key}_{side}" in measured:
-                values = _texts(measured[f"{key}_{side}"])
-                means = measured[f"{key}_{side}_mean"]
-                name = f"next {side}" if len(keys) == 1 else f"{setting_label(key)} next {side}"
-                columns.append(
-                    (
-                        name,
-                        [
-                            value
-                            if value == MISSING
-                            else f"{value} ({significant(float(mean), 4)})"
-                            for value, mean in zip(values, means, strict=True)
-                        ],
-                    )
-                )
-    notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had"]
-    if any("next" in name for name, _ in columns):
-        notes.append("Next below and above: the neighbours in the grid, in brackets their means")
-    return columns_grid([("study", measured["study"])], columns, notes=[f"{n}." for n in notes])
+    for side in ("below", "above") if has_brackets else ():
+        texts = [
+            MISSING
+            if pd.isna(row[side])
+            else f"{setting_text(row[side])} ({significant(float(row[f'{side}_mean']), 4)})"
+            for row in rows
+        ]
+        columns.append((f"next {side}", texts))
+    notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
+    if has_brackets:
+        notes.append("Next below and above: the neighbours in the grid, in brackets their means.")
+    return columns_grid([("study", measured["study"])], columns, notes=notes)
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -216,7 +261,7 @@ def _grid(
 
 
 def _texts(values: pd.Series) -> list[str]:
-    if pd.api.types.is_numeric_dtype(values):
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         if values.dropna().mod(1).eq(0).all():
             return [MISSING if pd.isna(value) else f"{value:.0f}" for value in values]
         return [MISSING if pd.isna(value) else significant(float(value), 3) for value in values]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import take
+from batchscape.record.overview import overview
 from batchscape.record.trial_counts import TrialCounts, count_trials
+from batchscape.record.trials import write_measured
 
 HEAD = "study,trial,rate,loss,outcome,is_best,runs,reason\n"
 
@@ -30,8 +34,10 @@ def test_trials_that_are_over_are_counted_by_study(sweep: SweepFolder) -> None:
     assert found == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=True)
     assert found.left == 4
     assert count_trials(sweep.search) == found
-    sweep.runs.mkdir()
-    assert count_trials(sweep) == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=False)
+    # A grid of fewer trials is another's.
+    for trials, is_left in ((1, True), (2, False)):
+        write_measured(sweep.search, ["loss"], [{"study": "b=8", "trials": trials}])
+        assert count_trials(sweep) == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=is_left)
 
 
 def test_no_grid_is_left_that_was_not_asked_for(sweep: SweepFolder) -> None:
@@ -41,10 +47,23 @@ def test_no_grid_is_left_that_was_not_asked_for(sweep: SweepFolder) -> None:
     assert TrialCounts(1, {"b=8": 2, "b=16": 0}, grid_is_left=False).left == 1
 
 
-@pytest.mark.parametrize("damage", ["{", '{"format_version": 3}', None])
-def test_what_cannot_be_read_is_not_told(sweep: SweepFolder, damage: str | None) -> None:
+def test_a_search_is_at_work_between_its_launches(sweep: SweepFolder) -> None:
+    for folder in (sweep, sweep.search):
+        folder.plan.write_text("run_id,planned\nr0,launch\n")
+    assert overview(sweep).state == overview(sweep.search).state == "interrupted"
+    lock = take(sweep.search.search_lock)
+    assert lock is not None
+    assert overview(sweep).state == overview(sweep.search).state == "running"
+    lock.release()
+    assert overview(sweep).state == "interrupted"
+
+
+@pytest.mark.parametrize("damage", ["{", {"format_version": 3}, {"trials": None}, None])
+def test_what_cannot_be_read_is_not_told(sweep: SweepFolder, damage: Any) -> None:
     if damage is None:
         sweep.search.space.unlink()
-    else:
+    elif isinstance(damage, str):
         sweep.search.space.write_text(damage)
+    else:
+        write_json(sweep.search.space, {"grid_points": 5, **damage})
     assert count_trials(sweep) is None

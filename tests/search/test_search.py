@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from batchscape.cli import main
 from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
+from batchscape.record.overview import overview
 from batchscape.record.status import RunStatus, Status
 
 SMALL = (
@@ -131,7 +133,7 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     means = runs.groupby(["batch.global_batch_size", "optimizer.learning_rate"])["final_eval_loss"]
     least = means.mean().groupby(level=0).min()
     assert measured["loss"].tolist() == pytest.approx(least.tolist(), rel=1e-9)
-    assert report.sections[0].short[0].startswith("The least held-out loss is at learning rate ")
+    assert report.sections[0].short[0].startswith("Least held-out loss: learning rate ")
     # The same command does nothing more.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
     assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
@@ -192,6 +194,27 @@ def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
 
 
 @pytest.mark.slow
+def test_averaged_runs_are_no_seeds(tmp_path: Path, capsys) -> None:
+    """Two global batches, over which one study averages: four runs are two seeds."""
+    lines = (*SEARCH[:1], "search=random", "search.trials=3", "search.per=[]")
+    assert (
+        swept(tmp_path / "s", *lines, "search.grid_seeds=2", "batch.global_batch_size=16,32") == 0
+    )
+    told = capsys.readouterr().out
+    assert "3 trials of 2 runs, by random" in told
+    assert "values x 4 runs around each best" in told
+    report = write_report([tmp_path / "s"], figures=False)
+    (best,) = pd.read_csv(report.out / "tables" / "search_measured.csv").to_dict("records")
+    runs = pd.read_csv(report.out / "tables" / "runs.csv").set_index("run_id")
+    own = runs.loc[best["runs"].split()]
+    assert len(own) == 4
+    by_seed = own.groupby("seed")["final_eval_loss"].mean()
+    assert best["n"] == len(by_seed) == 2
+    assert best["loss"] == pytest.approx(by_seed.mean(), rel=1e-9)
+    assert math.isnan(best["loss_ci95"])
+
+
+@pytest.mark.slow
 def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, capsys) -> None:
     lines = (*SMALL, *SEARCH, "search=tpe", "batch.global_batch_size=16,32")
     folder = tmp_path / "s"
@@ -199,6 +222,7 @@ def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, c
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while process.poll() is None and len(list(folder.glob("search/runs/*/steps.parquet"))) < 3:
         time.sleep(0.05)
+    assert overview(SweepFolder(folder).search).state == "running"
     process.terminate()
     assert process.wait() == 130
     trials = trials_of(folder)

@@ -209,8 +209,13 @@ class SweepFolder:
 
     @property
     def measured(self) -> Path:
-        """Of a search: what the runs of the grid around its best trials came to."""
-        return self.path / "measured.csv"
+        """Of a search: what the grid around its best trials came to."""
+        return self.path / "measured.json"
+
+    @property
+    def search_lock(self) -> Path:
+        """Of a search: held while one works here, also between its launches."""
+        return self.path / ".search.lock"
 
     @property
     def space(self) -> Path:

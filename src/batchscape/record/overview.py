@@ -96,7 +96,9 @@ def overview(sweep: SweepFolder) -> Overview:
         runs, copies = sweep_progress(sweep)
     known = {*copies, *(run.run_id for run in runs)}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in known]
-    at_work = is_held(sweep.lock) or any(run.status == Status.RUNNING for run in runs)
+    # A search works between its launches too, and on its trials in a folder of their own.
+    locks = (sweep.lock, sweep.search.search_lock, sweep.search_lock)
+    at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
     aside = sweep.damaged.iterdir() if sweep.damaged.is_dir() else ()
     trials = count_trials(sweep)
     is_searching = trials is not None and (trials.left or trials.grid_is_left)

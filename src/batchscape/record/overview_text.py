@@ -196,14 +196,17 @@ def _next(found: Overview) -> str:
     }
     steps = found.next_steps
     parts = [text.format(steps[step]) for step, text in said.items() if step in steps]
-    if not parts:
+    trials = found.trials
+    is_searching = trials is not None and (trials.left or trials.grid_is_left)
+    text = f"The same command now {', '.join(parts)}." if parts else ""
+    if not parts and not is_searching:
         return "The same command would do nothing."
-    text = f"The same command now {', '.join(parts)}."
-    if (trials := found.trials) is not None and (trials.left or trials.grid_is_left):
+    if trials is not None and is_searching:
         counts = "1 trial is" if trials.left == 1 else f"{trials.left} trials are"
         of = [f"{counts} left"] if trials.left else []
         of += ["the grid around the best is to be measured"] if trials.grid_is_left else []
-        text += f" It goes on with the search: {', and '.join(of)}."
+        goes_on = "It goes on" if parts else "The same command goes on"
+        text = f"{text} {goes_on} with the search: {', and '.join(of)}.".lstrip()
     left = {run.status for run in found.with_status(*FAULTS) if run.next is Next.LEAVE}
     if left:
         text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."

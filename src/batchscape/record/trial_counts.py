@@ -22,7 +22,7 @@ class TrialCounts:
     done: dict[str, int]
     """Trials that are over, by study, whatever they came to."""
     grid_is_left: bool
-    """Whether a grid is to be measured around the best, and nothing of it was begun."""
+    """Whether a grid is to be measured around the best, and is not over."""
 
     @property
     def left(self) -> int:
@@ -45,12 +45,15 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
             rows = list(csv.DictReader(file))
         done = Counter({row["study"]: 0 for row in rows})
         done.update(row["study"] for row in rows if row["outcome"])
-        has_best = any(row["is_best"] == "True" for row in rows)
-        grid_is_begun = SweepFolder(search.path.parent).runs.exists()
+        # A grid is of the trials that were there: where there are more, another is to come.
+        grids = read_json(search.measured)["studies"] if search.measured.exists() else []
+        measured = {study["study"]: study["trials"] for study in grids}
+        with_best = {row["study"] for row in rows if row["is_best"] == "True"}
         return TrialCounts(
-            asked=space["trials"],
+            asked=int(space["trials"]),
             done=dict(done),
-            grid_is_left=has_best and space["grid_points"] > 0 and not grid_is_begun,
+            grid_is_left=int(space["grid_points"]) > 0
+            and any(measured.get(study) != done[study] for study in with_best),
         )
-    except (OSError, ValueError, KeyError, csv.Error, RecordError):
+    except (OSError, ValueError, TypeError, KeyError, csv.Error, RecordError):
         return None

@@ -1,10 +1,10 @@
-"""The trials of a search and the grid around their best, as tables beside the trials' runs."""
+"""The trials of a search, as a table beside their runs, and the grid around their best."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import pandas as pd
 
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell
-from batchscape.record.files import write_atomically
-from batchscape.record.folder import SweepFolder
+from batchscape.record.files import read_json, write_atomically, write_json
+from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 
 __all__ = [
     "TRIALS",
@@ -38,33 +38,36 @@ values by key, then the objectives."""
 
 def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `trials.csv` of a search."""
-    _write(sweep.trials, list(rows))
-
-
-def write_measured(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `measured.csv` of a search.
-
-    Parameters
-    ----------
-    sweep : SweepFolder
-        Of the search.
-    rows : iterable of mapping
-        A row a run of the grid: `study` as in `trials.csv`; its `seed`, which no trial had; the
-        searched values by key; the objectives, None where there is none, infinite where it
-        diverged, ran out of memory or was rejected; `outcome`, completed or its status; `run`, its
-        name in `runs/` of the grid, empty where it was rejected.
-    """
-    _write(sweep.measured, list(rows))
-
-
-def _write(path: Path, told: list[Mapping[str, Any]]) -> None:
+    told = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(told[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(
         {k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in told
     )
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(sweep.trials, text.getvalue().encode())
+
+
+def write_measured(
+    sweep: SweepFolder, objectives: Sequence[str], studies: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace `measured.json` of a search.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Of the search.
+    objectives : sequence of str
+    studies : sequence of mapping
+        `study`; `values` of its axes; `trials` there were; `why_not`, why not all of its grid has
+        a result, else None; `points` of the grid, the one that the rest lies around first, with
+        `point`, the searched values; `seeds`, by seed the value of each objective (None: it
+        diverged, ran out of memory or was rejected); `on_front`, of two objectives; `runs`;
+        `brackets`, of each interval the `key`, the `best` value with all else as in the first
+        point, and its neighbours `low` and `high` (None: there is none).
+    """
+    content = {"objectives": list(objectives), "studies": list(studies)}
+    write_json(sweep.measured, {"format_version": FORMAT_VERSION, **content})
 
 
 def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
@@ -93,15 +96,7 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
     sweep : SweepFolder
         Of the grid; the search is in its `search/`.
     """
-    return _read(sweep.search.trials)
-
-
-def read_measured(sweep: SweepFolder) -> pd.DataFrame | None:
-    """Read what `write_measured` wrote, likewise."""
-    return _read(sweep.search.measured)
-
-
-def _read(path: Path) -> pd.DataFrame | None:
+    path = sweep.search.trials
     if not path.is_file():
         return None
     try:
@@ -109,3 +104,12 @@ def _read(path: Path) -> pd.DataFrame | None:
     except ValueError as error:
         msg = f"{path} is damaged ({error}); the command of the search writes it anew"
         raise RecordError(msg) from None
+
+
+def read_measured(sweep: SweepFolder) -> list[dict[str, Any]]:
+    """Read the studies that `write_measured` wrote, likewise; none before the grid is over."""
+    path = sweep.search.measured
+    if not path.is_file():
+        return []
+    studies: list[dict[str, Any]] = read_json(path)["studies"]
+    return studies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from batchscape.launch.result import SweepResult
@@ -32,6 +33,8 @@ class Found(NamedTuple):
     """Its searched values, by key."""
     values: tuple[float, ...]
     """Of each objective."""
+    seeds: Mapping[int, tuple[float, ...]] = MappingProxyType({})
+    """The same, by seed: means over the runs of an averaged axis."""
 
 
 class _Best(NamedTuple):
@@ -48,8 +51,9 @@ class _Best(NamedTuple):
 class _Around:
     """The grid of one study."""
 
-    def __init__(self, space: Space, of: StudyCells, best: Sequence[Found]) -> None:
+    def __init__(self, space: Space, of: StudyCells, best: Sequence[Found], trials: int) -> None:
         sampler = space.sampler
+        self._trials = trials
         count = sampler.grid_points if len(sampler.objective) == 1 else min(1, sampler.grid_points)
         self._space, self._of = space, of
         self.points: list[dict[str, Any]] = []
@@ -59,39 +63,65 @@ class _Around:
 
     def cells(self) -> list[list[Cell]]:
         """Return the cells of each point."""
+        return [list(itertools.chain(*self._by_seed(point).values())) for point in self.points]
+
+    def _by_seed(self, point: Mapping[str, Any]) -> dict[int, list[Cell]]:
         first = self._space.first_seed + self._space.sampler.seeds
         seeds = range(first, first + self._space.sampler.grid_seeds)
-        return [[c for seed in seeds for c in self._of.at(p, seed)] for p in self.points]
+        return {seed: self._of.at(point, seed) for seed in seeds}
 
-    def rows(
-        self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
-    ) -> Iterator[dict[str, Any]]:
-        """Say what each run came to."""
-        sampler = self._space.sampler
-        for point, cells in zip(self.points, self.cells(), strict=True):
-            for cell in cells:
-                run = runs[key_of(cell)]
-                outcome = outcome_of([run], sweep, sampler.objective)
-                values = outcome.values or (None,) * len(sampler.objective)
-                yield {
-                    "study": self._of.name,
-                    "seed": cell.swept["seed"],
-                    **{key: point[key] for key in self._space.keys},
-                    **dict(zip(sampler.objective, values, strict=True)),
-                    "outcome": outcome.state,
-                    "run": "" if isinstance(run, str) else run.run_id,
-                }
-
-    def measured(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> list[Found] | None:
-        """Return each point with its means, infinite where a seed has none; None: not all is so."""
+    def measured(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> list[Found] | str:
+        """Return each point with its means, infinite where a seed has none; or why it cannot."""
         found = []
-        for point, cells in zip(self.points, self.cells(), strict=True):
-            of = [runs[key_of(cell)] for cell in cells]
-            values = outcome_of(of, sweep, self._space.sampler.objective).values
-            if values is None:
-                return None
-            found.append(Found(point, values))
+        for point in self.points:
+            seeds = {}
+            for seed, cells in self._by_seed(point).items():
+                outcome = outcome_of(
+                    [runs[key_of(cell)] for cell in cells], sweep, self._space.sampler.objective
+                )
+                if outcome.values is None:
+                    again = "; the same command with --retry failed,timeout goes on"
+                    return f"{outcome.reason}{'' if outcome.is_over else again}"
+                seeds[seed] = outcome.values
+            columns = zip(*seeds.values(), strict=True)
+            means = tuple(math.fsum(column) / len(seeds) for column in columns)
+            found.append(Found(point, means, seeds))
         return found
+
+    def record(
+        self, found: Sequence[Found] | str, runs: Mapping[str, RunSpec | str]
+    ) -> dict[str, Any]:
+        """Return what `write_measured` takes of this study."""
+        is_front = len(self._space.sampler.objective) > 1
+        whole = () if isinstance(found, str) else found
+        on_front = unbeaten([one.values for one in whole]) if is_front else [False] * len(whole)
+        return {
+            "study": self._of.name,
+            "values": self._of.values,
+            "trials": self._trials,
+            "why_not": found if isinstance(found, str) else None,
+            "points": [
+                {
+                    "point": one.point,
+                    "seeds": {
+                        str(seed): [value if math.isfinite(value) else None for value in values]
+                        for seed, values in one.seeds.items()
+                    },
+                    "on_front": is_best,
+                    "runs": [
+                        run.run_id
+                        for cell in itertools.chain(*self._by_seed(one.point).values())
+                        if not isinstance(run := runs[key_of(cell)], str)
+                    ],
+                }
+                for one, is_best in zip(whole, on_front, strict=True)
+            ],
+            "brackets": [
+                {"key": best.interval.key, **best.bracket._asdict()}
+                for best in (self.brackets(whole) if whole and not is_front else ())
+                if best.measured > 1
+            ],
+        }
 
     def brackets(self, found: Sequence[Found]) -> list[_Best]:
         """Return where the best of each interval lies."""
@@ -99,7 +129,7 @@ class _Around:
         for interval in self._space.intervals:
             line = {
                 point[interval.key]: value
-                for point, (value, *_) in found
+                for point, (value, *_), _ in found
                 if {**point, interval.key: centre[interval.key]} == centre
             }
             of = bracket(line)
@@ -119,7 +149,11 @@ class _Around:
 
 
 def measure_around(
-    space: Space, best: Mapping[str, Sequence[Found]], sweep: SweepFolder, launching: Launching
+    space: Space,
+    best: Mapping[str, Sequence[Found]],
+    trials: Mapping[str, int],
+    sweep: SweepFolder,
+    launching: Launching,
 ) -> SweepResult | None:
     """Measure around the best trials, until the best of each grid has neighbours on both sides.
 
@@ -128,6 +162,8 @@ def measure_around(
     space : Space
     best : mapping of str to sequence of Found
         The best trial of each study, or those of its front.
+    trials : mapping of str to int
+        Of each study, how many there were.
     sweep : SweepFolder
         Where the grid is measured.
     launching : Launching
@@ -138,9 +174,13 @@ def measure_around(
         None where there is nothing to measure around.
     """
     console, is_front = launching.console, len(space.sampler.objective) > 1
-    grids = {of.name: _Around(space, of, best[of.name]) for of in space.studies if best[of.name]}
-    for name, trials in best.items():
-        console.print(_trials_text(name, space, trials), soft_wrap=True)
+    grids = {
+        of.name: _Around(space, of, best[of.name], trials[of.name])
+        for of in space.studies
+        if best[of.name]
+    }
+    for name, own in best.items():
+        console.print(_trials_text(name, space, own), soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
         return None
     for last in (False,) * _MOST_WIDENED + (True,):
@@ -151,12 +191,14 @@ def measure_around(
         result = launching.launch(() if plan is None else plan.specs, sweep)
         if result.interrupted or result.stopped is not None:
             return result
-        rows = (row for grid in grids.values() for row in grid.rows(runs, sweep))
-        write_measured(sweep.search, rows)
         found = {name: grid.measured(runs, sweep) for name, grid in grids.items()}
         # One value was asked for where the best is to be measured, and nothing around it.
         may_grow = not (last or is_front) and space.sampler.grid_points > 1
-        grown = [name for name, own in found.items() if may_grow and own and grids[name].widen(own)]
+        grown = [
+            name
+            for name, told in found.items()
+            if may_grow and not isinstance(told, str) and grids[name].widen(told)
+        ]
         if not grown:
             break
         console.print(
@@ -164,9 +206,11 @@ def measure_around(
         )
     for reason in dict.fromkeys(run for run in runs.values() if isinstance(run, str)):
         console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
-    for name, own in found.items():
-        for line in _result_lines(name, space, grids[name], own):
+    for name, told in found.items():
+        for line in _result_lines(name, space, grids[name], told):
             console.print(line, soft_wrap=True)
+    records = [grids[name].record(told, runs) for name, told in found.items()]
+    write_measured(sweep.search, space.sampler.objective, records)
     return result
 
 
@@ -180,15 +224,12 @@ def _trials_text(name: str, space: Space, best: Sequence[Found]) -> str:
 
 
 def _result_lines(
-    name: str, space: Space, grid: _Around, found: Sequence[Found] | None
+    name: str, space: Space, grid: _Around, found: Sequence[Found] | str
 ) -> Iterator[str]:
     """Say what a study came to."""
     sampler = space.sampler
-    if found is None:
-        yield (
-            f"{name}: the grid around the best is not whole, since runs of it ended by a "
-            "fault; the same command with --retry failed,timeout goes on"
-        )
+    if isinstance(found, str):
+        yield f"{name}: the grid around the best is not whole: {found}"
     elif len(sampler.objective) > 1:
         yield _front_text(name, space, found, _fresh_text(space))
     elif not space.intervals:

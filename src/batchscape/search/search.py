@@ -88,7 +88,8 @@ def search(
                 name: [Found(trial.params, tuple(trial.values)) for trial in of.best()]
                 for name, of in studies.items()
             }
-            grid_result = measure_around(space, best, sweep, launching)
+            told = {name: study.told for name, study in studies.items()}
+            grid_result = measure_around(space, best, told, sweep, launching)
             if grid_result is not None:
                 return Searched(sweep_dir, grid_result, is_whole=is_whole)
         return Searched(sweep_dir, result, is_whole=is_whole)
@@ -99,7 +100,7 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
     """Keep other searches out of the folder: two of them would ask for twice the trials."""
     try:
         sweep.path.mkdir(parents=True, exist_ok=True)
-        lock = take(sweep.path / ".search.lock")
+        lock = take(sweep.search_lock)
     except OSError as error:
         msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
         raise LaunchError(msg) from None

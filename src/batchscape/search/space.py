@@ -16,7 +16,7 @@ from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
 from batchscape.search.points import corners_of
 from batchscape.search.pruning import check_fair
 
-__all__ = ["Space", "StudyCells", "space_of"]
+__all__ = ["Space", "StudyCells", "setting_text", "space_of"]
 
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
 _ALIKE = {"budget", "data", "evaluation"}
@@ -81,7 +81,9 @@ class Space:
                 if affects_of(key) and key not in free | axes
             },
             "averaged": {
-                key: sorted({_text(cell.swept[key]) for s in self.studies for cell in s.cells})
+                key: sorted(
+                    {setting_text(cell.swept[key]) for s in self.studies for cell in s.cells}
+                )
                 for key in sorted(axes - set(self.choices) - set(self.studies[0].values))
             },
         }
@@ -122,7 +124,7 @@ def space_of(grid: SweepCells) -> Space:
     groups: dict[str, list[Cell]] = {}
     for cell in grid.cells:
         plain = {k: v for k, v in cell.swept.items() if k in axes}
-        name = ", ".join(f"{key}={_text(plain[key])}" for key in per) or "all"
+        name = ", ".join(f"{key}={setting_text(plain[key])}" for key in per) or "all"
         groups.setdefault(name, []).append(Cell(cell.settings, plain))
     points = math.prod(len(values) for values in choices.values())
     if sampler.name == "grid" and sampler.trials < points:
@@ -272,5 +274,6 @@ def _flat(settings: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _text(value: Any) -> str:  # noqa: ANN401  (any value of an axis)
+def setting_text(value: Any) -> str:  # noqa: ANN401  (any value of an axis)
+    """Write a value as a command line has it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from batchscape.search.points import grid_values_of, trials_of
-from batchscape.search.space import Space
+from batchscape.search.space import Space, setting_text
 
 __all__ = ["count_text", "point_text", "search_text"]
 
@@ -14,7 +15,7 @@ __all__ = ["count_text", "point_text", "search_text"]
 def point_text(point: Mapping[str, Any]) -> str:
     """Write searched values."""
     return ", ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        f"{key}={f'{value:.4g}' if isinstance(value, float) else setting_text(value)}"
         for key, value in point.items()
     )
 
@@ -32,22 +33,27 @@ def search_text(space: Space) -> str:
             f"{one.key} ({one.low:g} to {one.high:g}{', logarithmic' if one.is_log else ''})"
             for one in space.intervals
         ),
-        *(f"{key} ({', '.join(map(str, values))})" for key, values in space.choices.items()),
+        *(
+            f"{key} ({', '.join(map(setting_text, values))})"
+            for key, values in space.choices.items()
+        ),
     ]
     trials = count_text(trials_of(space), "trial")
-    if sampler.seeds > 1:
-        trials += f" of {sampler.seeds} runs"
+    averaged = len(space.studies[0].cells) // math.prod(map(len, space.choices.values()))
+    if (runs := sampler.seeds * averaged) > 1:
+        trials += f" of {runs} runs"
     if axes := list(space.studies[0].values):
         what = "value" if len(axes) == 1 else "combination"
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{' and '.join(sampler.objective)}{_afterwards(space)}"
+        f"{' and '.join(sampler.objective)}{_afterwards(space, averaged)}"
     )
 
 
-def _afterwards(space: Space) -> str:
-    values, runs = grid_values_of(space), count_text(space.sampler.grid_seeds, "run")
+def _afterwards(space: Space, averaged: int) -> str:
+    values = grid_values_of(space)
+    runs = count_text(space.sampler.grid_seeds * averaged, "run")
     if not values:
         return ""
     if values > 1:

@@ -318,6 +318,7 @@ def test_without_a_target_there_is_still_an_answer():
     assert (
         "time to target" in candidates_grid(recommend(evidence(), Needs()).candidates, 12).headers
     )
+    assert found.costliest[0].endswith(" times as long a step.")
     assert any("deadline could not be checked" in text for text in found.warnings)
     assert any("vary_global_batch" in text for text in found.missing)
     table = evidence().table.assign(step_time_s=math.nan)

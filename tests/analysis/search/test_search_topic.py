@@ -108,85 +108,170 @@ def test_searches_of_two_folders_share_no_table_and_no_picture(tmp_path: Path) -
     assert "least samples to target" in section.answer[1]
 
 
-def grid_run(study: str, rate: float, seed: int, loss: float | None, **other: Any) -> Any:
-    run = f"{study[-1]}-{rate}-{seed}"
-    row = {"study": study, "seed": seed, KEY: rate, **other, "loss": loss}
-    return {**row, "outcome": "completed", "run": run}
+def grid_of(
+    study: str, points: list[tuple[dict[str, Any], list[list[float | None]]]], **other: Any
+) -> dict[str, Any]:
+    """Lay down one study as a search records it: values of each objective by seed."""
+    values = {"batch.global_batch_size": int(study.rpartition("=")[2])} if "=" in study else {}
+    told = [
+        {
+            "point": point,
+            "seeds": {str(seed): own for seed, own in enumerate(seeds, 1)},
+            "on_front": False,
+            "runs": [f"{place}-{seed}" for seed in range(1, len(seeds) + 1)],
+        }
+        for place, (point, seeds) in enumerate(points)
+    ]
+    record = {"study": study, "values": values, "trials": 2, "why_not": None, "points": told}
+    return {**record, "brackets": [], **other}
 
 
-def with_measured(folder: Path, rows: list[dict[str, Any]]) -> Section:
+def with_grids(
+    folder: Path, grids: list[dict[str, Any]], objectives: tuple[str, ...] = ("loss",)
+) -> Section:
     sweep = SweepFolder(folder)
     sweep.search.path.mkdir(parents=True, exist_ok=True)
-    write_measured(sweep.search, rows)
-    keys = [key for key in rows[0] if "." in key]
-    trials = [{**trial("all", n, is_best=n == 0), **dict.fromkeys(keys, 0.1)} for n in range(2)]
-    for row in trials:
-        for name in ("loss", "outcome", "is_best", "runs"):
-            row[name] = row.pop(name)
-    write_trials(sweep.search, trials)
+    write_measured(sweep.search, objectives, grids)
+    keys = list(grids[0]["points"][0]["point"]) if grids[0]["points"] else [KEY]
+    told = {"outcome": "completed", "is_best": True, "runs": "r", "reason": ""}
+    values = {**dict.fromkeys(keys, 0.1), **dict.fromkeys(objectives, 2.0)}
+    rows = [
+        {"study": grid["study"], "trial": number, **values, **told}
+        for grid in grids
+        for number in range(2)
+    ]
+    write_trials(sweep.search, rows)
     runs = pd.DataFrame({"sweep_dir": [str(folder)]})
     section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
     assert section is not None
     return section
 
 
-LOSSES = {0.001: (2.5, 2.6, 2.7), 0.002: (2.1, 2.3, 2.2), 0.004: (2.4, 2.2, 2.6)}
-"""By rate; half-width of the 95 % t-interval of the second: 4.303 x 0.1 / sqrt 3 = 0.2484."""
+def rate(value: float, *losses: float | None) -> tuple[dict[str, Any], list[list[float | None]]]:
+    return {KEY: value}, [[loss] for loss in losses]
+
+
+def bracket(low: float | None, best: float, high: float | None, key: str = KEY) -> dict[str, Any]:
+    return {"key": key, "low": low, "best": best, "high": high}
 
 
 def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_path: Path) -> None:
-    study, other = "batch.global_batch_size=8", "batch.global_batch_size=32"
-    rows = [
-        grid_run(study, rate, seed, loss)
-        # As they are measured: the middle first.
-        for rate in (0.002, 0.001, 0.004)
-        for seed, loss in enumerate(LOSSES[rate])
+    """Half-width of the 95 % t-interval of three seeds 0.1 apart: 4.303 x 0.1 / sqrt 3 = 0.2484."""
+    studies = ["batch.global_batch_size=8", "batch.global_batch_size=32"]
+    points = [rate(0.002, 2.1, 2.3, 2.2), rate(0.001, 2.5, 2.6, 2.7), rate(0.004, 2.4, 2.2, 2.6)]
+    # A run of the best's neighbour diverged.
+    others = [rate(0.02, 3.1, 3.0, 3.2), rate(0.01, 3.1, 3.1, 3.1), rate(0.04, 3.0, 3.0, None)]
+    grids = [
+        grid_of(studies[0], points, brackets=[bracket(0.001, 0.002, 0.004)]),
+        grid_of(studies[1], others, brackets=[bracket(0.01, 0.02, 0.04)]),
     ]
-    rows += [grid_run(other, rate, s, 3 - rate + s / 10) for rate in (0.01, 0.02) for s in range(3)]
-    rows += [grid_run(other, 0.04, s, float("inf")) for s in range(3)]
-    section = with_measured(tmp_path, rows)
+    section = with_grids(tmp_path, grids)
     assert section.short == section.answer[:1]
     assert section.answer[0] == (
-        "The least held-out loss is at learning rate 0.00200 at B = 8, 0.0200 at B = 32 (means "
-        "over 3 new seeds, around the best of 2 trials), and higher at the values next to it on "
-        "both sides."
+        "Least held-out loss: learning rate 0.00200 at B = 8, 0.0200 at B = 32 (means "
+        "over 3 new seeds, in a grid around the best of 2 trials each), no lower at the "
+        "next values on either side."
     )
     view = section.tables[0]
+    name = "learning rate"
     assert view.grid.rows == [
-        [study, "0.00200", "2.20 ± 0.25", "3", "0.00100 (2.600)", "0.00400 (2.400)"],
-        [other, "0.0200", "3.08 ± 0.25", "3", "0.0100 (3.090)", "0.0400 (∞)"],
+        [studies[0], name, "0.00200", "2.20 ± 0.25", "3", "0.00100 (2.600)", "0.00400 (2.400)"],
+        [studies[1], name, "0.0200", "3.10 ± 0.25", "3", "0.0100 (3.100)", "0.0400 (∞)"],
     ]
     assert view.table["loss_ci95"].tolist() == pytest.approx([0.248414, 0.248414], abs=1e-5)
-    assert view.table["runs"].iloc[0] == "8-0.002-0 8-0.002-1 8-0.002-2"
+    assert view.table["runs"].iloc[0] == "0-1 0-2 0-3"
 
 
 def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
-    rows = [grid_run("all", rate, 1, 1 / rate) for rate in (0.002, 0.001, 0.004)]
-    section = with_measured(tmp_path, rows)
-    assert section.answer[0].endswith(
-        "; the best is the last of its grid on a side, so no optimum."
+    points = [rate(0.002, 500.0), rate(0.001, 1000.0), rate(0.004, 250.0)]
+    grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
+    section = with_grids(tmp_path, [grid], ("samples_to_target",))
+    assert section.answer[0] == (
+        "Least samples to target: learning rate 0.00400 (one new seed, in a grid around "
+        "the best of 2 trials); not bracketed, where it is the last value of the grid."
     )
-    assert section.tables[0].grid.rows == [["all", "0.00400", "250.0", "1", "0.00200 (500.0)"]]
+    (row,) = section.tables[0].grid.rows
+    assert row == ["all", "learning rate", "0.00400", "250.0", "1", "0.00200 (500.0)"]
 
 
-def test_of_two_settings_each_has_its_own_neighbours(tmp_path: Path) -> None:
+def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
+    """The grid is a star: the best of one setting has no neighbours of the other."""
     beta = "optimizer.beta2"
-    points = {(2e-3, 0.9): 2.0, (1e-3, 0.9): 2.4, (4e-3, 0.9): 2.5, (2e-3, 0.8): 2.2}
-    points[2e-3, 0.99] = 2.1
-    rows = [grid_run("all", r, 1, loss, **{beta: b}) for (r, b), loss in points.items()]
-    section = with_measured(tmp_path, rows)
-    assert "is at learning rate 0.00200, beta2 0.900 (means over 1 new seed" in section.answer[0]
-    (best,) = section.tables[0].table.to_dict("records")
-    assert [best[f"{KEY}_below"], best[f"{KEY}_above"]] == [1e-3, 4e-3]
-    assert [best[f"{beta}_below"], best[f"{beta}_above"]] == [0.8, 0.99]
-    assert [best[f"{beta}_below_mean"], best[f"{beta}_above_mean"]] == [2.2, 2.1]
+    losses = {(2e-3, 0.9): 2.2, (1e-3, 0.9): 2.4, (4e-3, 0.9): 2.1, (8e-3, 0.9): 2.5}
+    losses |= {(2e-3, 0.8): 2.3, (2e-3, 0.99): 2.6}
+    points: Any = [({KEY: r, beta: b}, [[loss]]) for (r, b), loss in losses.items()]
+    brackets = [bracket(2e-3, 4e-3, 8e-3), bracket(0.8, 0.9, 0.99, beta)]
+    section = with_grids(tmp_path, [grid_of("all", points, brackets=brackets)])
+    assert (
+        ": learning rate 0.00400 with beta2 0.900; beta2 0.900 with learning rate 0.00200 ("
+        in section.answer[0]
+    )
+    assert "no lower at the next values" in section.answer[0]
+    rates, betas = section.tables[0].table.to_dict("records")
+    assert [rates[name] for name in ("below", "above")] == [2e-3, 8e-3]
+    assert [rates[name] for name in ("below_mean", "above_mean")] == [2.2, 2.5]
+    assert [betas[name] for name in ("below", "above")] == [0.8, 0.99]
+    assert [betas[name] for name in ("below_mean", "above_mean")] == [2.3, 2.6]
 
 
-def test_a_grid_without_all_its_runs_names_no_best(tmp_path: Path) -> None:
-    rows = [grid_run("all", rate, 1, 1 / rate) for rate in (0.002, 0.001)]
-    section = with_measured(tmp_path, [*rows, grid_run("all", 0.004, 1, None)])
+def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
+    """A list, null among its values: one point a study has new seeds."""
+    clip = "optimizer.gradient_clip_norm"
+    grids = [
+        grid_of(f"batch.global_batch_size={batch}", [({clip: value}, [[2.5], [2.7]])])
+        for batch, value in ((8, None), (32, 1.0))
+    ]
+    section = with_grids(tmp_path, grids)
+    assert section.answer[0] == (
+        "Gradient clip norm null at B = 8, gradient clip norm 1.00 at B = 32, chosen by trials as "
+        "the best of 2 trials each: held-out loss 2.600 at B = 8, 2.600 at B = 32 over 2 new seeds."
+    )
+    assert [row[1] for row in section.tables[0].grid.rows] == [
+        "gradient clip norm null",
+        "gradient clip norm 1.00",
+    ]
+
+
+def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
+    whole = grid_of(
+        "batch.global_batch_size=8",
+        [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)],
+        brackets=[bracket(0.001, 0.002, 0.004)],
+    )
+    lost = grid_of(
+        "batch.global_batch_size=16",
+        [rate(0.002, None), rate(0.001, None)],
+        brackets=[bracket(None, 0.001, 0.002)],
+    )
+    broken = grid_of("batch.global_batch_size=32", [], why_not="it was killed")
+    section = with_grids(tmp_path, [whole, lost, broken])
+    assert section.answer[0].endswith("; no result at B = 16, at B = 32.")
+    assert len(section.tables[0].grid.rows) == 1
+
+
+def test_a_grid_older_than_the_trials_says_so(tmp_path: Path) -> None:
+    points = [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)]
+    grid = grid_of("all", points, brackets=[bracket(0.001, 0.002, 0.004)], trials=1)
+    section = with_grids(tmp_path, [grid])
+    assert "the best of 1 trials" not in section.answer[0]
+    assert section.answer[0].endswith(
+        "; there were more trials since, around whose best nothing is measured yet."
+    )
+
+
+def test_a_front_is_measured_again_point_by_point(tmp_path: Path) -> None:
+    points = [rate(0.001, 2.0), rate(0.002, 2.5)]
+    grid = grid_of("all", points)
+    for place, one in enumerate(grid["points"]):
+        one["seeds"] = {"1": [2.0 + place, 1.0 + place]}
+        one["on_front"] = place == 0
+    section = with_grids(tmp_path, [grid], ("loss", "peak_allocated_gib"))
     assert section.answer[0].startswith(f"{KEY} was searched")
-    assert [view.name for view in section.tables] == ["search"]
+    assert section.tables[0].title == "The trials of the front, with new seeds"
+    assert section.tables[0].grid.rows == [
+        ["all", "learning rate 0.00100", "2.000", "1.000", "yes", "1"],
+        ["all", "learning rate 0.00200", "3.000", "2.000", "no", "1"],
+    ]
 
 
 def test_nothing_is_said_where_nothing_was_searched(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def known_without_times(evidence: Basis) -> list[str]:
     tuned = reaches["tuned"] if "tuned" in reaches else pd.Series(False, index=reaches.index)
     rates = reaches.assign(tuned=tuned).dropna(subset=["learning_rate"])
     for is_tuned, words in (
-        (True, "Best learning rate of its grid"),
+        (True, "Learning rate of the fewest steps to the target"),
         (False, "Learning rate, NOT TUNED"),
     ):
         own = rates[rates["tuned"].astype(bool).eq(is_tuned)]
@@ -316,7 +316,7 @@ def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if own is not None and "tuned" in own:
         rows = own[own["global_batch_size"] == batch]
         if bool(rows["tuned"].all()):
-            return f"{text}, the best of its grid."
+            return f"{text}: of its grid the one of the fewest steps to the target."
         if bool(rows["edge"].any()):
             return f"{text}, the best of its grid, but AT ITS EDGE: a better one may lie outside."
     rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")

@@ -254,7 +254,7 @@ def pareto_chart(name: str, title: str, candidates: pd.DataFrame, found: OfRow) 
         return error_bars(*(own[f"time{end}_s"] for end in ("_low", "", "_high")))
 
     measured = rows[rows["source"].eq("measured") & ~rows["derived"].astype(bool)]
-    derived = rows[rows["derived"].astype(bool)]
+    derived = rows[rows["source"].eq("measured") & rows["derived"].astype(bool)]
     predicted = rows[rows["source"].ne("measured") & rows["beyond"].eq("")]
     front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
     chosen = rows[rows["recommended"].astype(bool)]

@@ -13,7 +13,13 @@ from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import file_name, in_short, section_lines, table_links
+from batchscape.analysis.report.sections import (
+    file_name,
+    in_short,
+    section_lines,
+    sentence_markdown,
+    table_links,
+)
 from batchscape.analysis.report.topic import Picture, Section
 
 __all__ = ["FIGURES", "MOST_NOTES", "details", "page"]
@@ -86,7 +92,7 @@ def page(
     lines += [f"> {escape_markdown(question)}" for question in questions(names)]
     lines.append(_overview(cells))
     if said := in_short(sections):
-        lines.append("\n".join(f"{i}. {escape_markdown(text)}" for i, text in enumerate(said, 1)))
+        lines.append("\n".join(f"{i}. {sentence_markdown(text)}" for i, text in enumerate(said, 1)))
     if picture := next((name for name in _FIRST if name in figures), None):
         lines.append(f"![{picture}](figures/{picture}.png)")
     shown = shorten(comparison, _ROWS)
@@ -98,7 +104,7 @@ def page(
         "With charts, in a browser: [report.html](report.html)."
     )
     lines += ["## More", "\n".join(_topics(sections, len(notes)))]
-    lines += [f"- {escape_markdown(note)}" for note in notes[:MOST_NOTES]]
+    lines += [f"- {sentence_markdown(note)}" for note in notes[:MOST_NOTES]]
     return _text(lines)
 
 
@@ -151,7 +157,7 @@ def details(
         found[file_name(section)] = section_lines(section, figures=drawn, above="../")
     found[_LEFT_OUT] = [
         "# Left out, and to be kept in mind",
-        "\n".join(f"- {escape_markdown(note)}" for note in notes) or "Nothing.",
+        "\n".join(f"- {sentence_markdown(note)}" for note in notes) or "Nothing.",
     ]
     found[_PROVENANCE] = ["# Provenance"]
     for title, grid in provenance.items():

@@ -30,6 +30,7 @@ __all__ = [
     "remove_stale",
     "section_files",
     "section_lines",
+    "sentence_markdown",
     "show_section",
     "table_links",
     "write_figures",
@@ -165,8 +166,8 @@ def section_lines(section: Section, *, figures: bool = True, above: str = "") ->
         Paths are relative to the folder of the page.
     """
     lines = [f"{'#' if above else '##'} {escape_markdown(section.title)}"]
-    lines += [escape_markdown(sentence) for sentence in (*section.answer, *section.settle)]
-    lines += [f"**{escape_markdown(warning)}**" for warning in section.warnings]
+    lines += [sentence_markdown(sentence) for sentence in (*section.answer, *section.settle)]
+    lines += [sentence_markdown(warning, "**") for warning in section.warnings]
     for view in section.tables:
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
@@ -179,6 +180,20 @@ def section_lines(section: Section, *, figures: bool = True, above: str = "") ->
         links = ", ".join(f"[{name}.csv]({above}tables/{name}.csv)" for name in section.curves)
         lines.append(f"Behind the charts: {links}.")
     return lines
+
+
+def sentence_markdown(sentence: str, mark: str = "") -> str:
+    """Write a sentence in Markdown; the command at its end can be copied as it stands.
+
+    Parameters
+    ----------
+    mark : str
+        Set on both sides of the text, such as for bold.
+    """
+    text, name, arguments = sentence.partition(COMMAND)
+    if not arguments or "`" in arguments:
+        return f"{mark}{escape_markdown(sentence)}{mark}"
+    return f"{mark}{escape_markdown(text.rstrip())}{mark} `{name}{arguments}`".lstrip()
 
 
 def table_links(name: str, above: str) -> str:

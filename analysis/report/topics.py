@@ -35,7 +35,8 @@ from batchscape.analysis.search.topic import search_section
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
-from batchscape.analysis.targets.topic import targets_section
+from batchscape.analysis.targets.summary import reaches_table
+from batchscape.analysis.targets.topic import coarse_warnings, targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
@@ -169,7 +170,14 @@ def _tradeoff(material: Material) -> Section | None:
         group=known.index.map(material.group_of),
         global_batch_size=material.cells.table["global_batch_size"].reindex(known.index),
     )
-    return tradeoff_section(best, groups=material.labels, noise_scales=noise_scales, tuning=tuning)
+    reached = best[best["outcome"].eq("reached")]
+    return tradeoff_section(
+        best,
+        groups=material.labels,
+        noise_scales=noise_scales,
+        warnings=list(coarse_warnings(reached, reaches_table(best))),
+        tuning=tuning,
+    )
 
 
 def _learning_rate(material: Material) -> Section | None:

@@ -103,7 +103,8 @@ class Report:
         said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
         for text in ["", *said] if said else []:
             _say(console, text)
-        warnings = sum(len(section.warnings) for section in self.sections)
+        # One may weaken the answers of several topics.
+        warnings = len({text for section in self.sections for text in section.warnings})
         behind = ["definitions", "tables", "figures"]
         behind += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
         left = len(self.notes) - MOST_NOTES

@@ -121,35 +121,53 @@ class _Search:
 
     @property
     def found(self) -> str | None:
-        """The answer in a sentence; None: nothing was measured, or there is no one best."""
-        if self.measured.empty or len(self.objectives) > 1:
+        """The answer in a sentence; None: nothing was measured."""
+        if self.measured.empty:
             return None
+        if len(self.objectives) > 1:
+            return self._front()
         values = {str(grid["study"]): grid["values"] for grid in self.grids}
         at = {study: _at(own) for study, own in values.items()}
         rows = self.measured.to_dict("records")
-        is_of_one = len(self.keys) == 1
-        said = [
-            f"{_point(row, named=not (place and is_of_one))} {at[row['study']]}".strip()
-            for place, row in enumerate(rows)
-        ]
-        what, name = _LABELS[self.objectives[0]], self.objectives[0]
         seeds = int(self.measured["n"].max())
         fresh = f"{seeds} new seeds" if seeds > 1 else "one new seed"
         around = f"the best of {self._trials_text()}"
-        apart = ", " if is_of_one else "; "
+        is_of_one = len(self.keys) == 1
+        said = [
+            f"{_point(row, named=not (place and is_of_one))} {at[row['study']]}".strip()
+            + f" ({self._values_text(row)})"
+            for place, row in enumerate(rows)
+        ]
+        listed = _few(said, ", " if is_of_one else "; ")
+        what = _LABELS[self.objectives[0]]
         if self.measured["best"].isna().all():
-            losses = ", ".join(
-                f"{significant(row[name], 4)} {at[row['study']]}".strip() for row in rows
-            )
-            text = (
-                f"{_few(said, apart)}, chosen by trials as {around}: {what} {losses} over {fresh}"
-            )
-            return f"{text[0].upper()}{text[1:]}{self._lost(at)}."
+            by = f"{what}, over {fresh} each" if len(rows) > 1 else f"{what}, over {fresh}"
+            return f"Chosen by trials, as {around}: {listed} ({by}){self._lost(at)}."
         over = f"means over {fresh}" if seeds > 1 else fresh
         return (
-            f"Least {what}: {_few(said, apart)} ({over}, in a grid around {around})"
+            f"Least {what}: {listed}; {over}, in a grid around {around}"
             f"{_brackets(rows, at)}{self._lost(at)}."
         )
+
+    def _front(self) -> str | None:
+        """Say how large the front is, and its ends."""
+        front = self.measured[self.measured["on_front"].astype(bool)]
+        if front.empty:
+            return None
+        ends = front.sort_values(self.objectives).iloc[[0, -1]].drop_duplicates("held")
+        if front["study"].nunique() > 1:
+            ends = ends.iloc[:0]
+        said = " to ".join(
+            f"{row['held']} ({self._values_text(row)})" for row in ends.to_dict("records")
+        )
+        said = said or f"in {front['study'].nunique()} studies, see the table"
+        count = f"{len(front)} point{'s' if len(front) > 1 else ''}"
+        of = _listed([_LABELS[name] for name in self.objectives])
+        seeds = int(front["n"].max())
+        return f"Front of {of}, by {seeds} new seed{'s' if seeds > 1 else ''}: {count}, {said}."
+
+    def _values_text(self, row: Mapping[Any, Any]) -> str:
+        return ", ".join(with_spread(row[name], row[f"{name}_ci95"]) for name in self.objectives)
 
     def _trials_text(self) -> str:
         """Say how many trials each grid was laid around."""

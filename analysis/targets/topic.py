@@ -23,7 +23,7 @@ from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
 
-__all__ = ["reaches_grid", "targets_section"]
+__all__ = ["coarse_warnings", "reaches_grid", "targets_section"]
 
 _CROSSINGS = {
     "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
@@ -189,7 +189,7 @@ def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
 
 def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
-    yield from _coarse(reached, table)
+    yield from coarse_warnings(reached, table)
     if "first_steps_to_target" in reached:
         first = reached["first_steps_to_target"]
         earlier = (first < 0.9 * reached["steps_to_target"]).sum()
@@ -217,8 +217,21 @@ def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
         yield note
 
 
-def _coarse(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
-    """Compare the bracket of crossings with what batches differ by."""
+def coarse_warnings(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+    """Compare the bracket of crossings with what batches differ by.
+
+    Parameters
+    ----------
+    reached : DataFrame
+        Runs that reached the target, as `steps_to_target` returns them.
+    table : DataFrame
+        As `reaches_table` returns it for them.
+
+    Yields
+    ------
+    str
+        A warning a group and target where the first are not small beside the second.
+    """
     if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():
         return
     for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):

@@ -205,7 +205,7 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
         said.append(
             f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
             f"optimizer steps, is {critical.text()} samples ({len(fit.batches)} batch sizes, "
-            f"n = {fit.n_seeds} seeds)."
+            f"n = {fit.n_seeds} seeds){f': {critical.note}' if critical.note else ''}."
         )
     else:
         said.append(f"{first.prefix}The critical batch size is {critical.note}.")

@@ -49,12 +49,17 @@ def predict(
         # Its own runs tell nothing where they cannot be read; of others that is said.
         with nullcontext() if runs else suppress(BatchscapeError):
             measured = MeasuredSteps(known, machine.is_like)
-    found = forecast(specs, sweep, machine, measured)
-    told = dict(found.runs)
+    memory = {}
     for spec, report in zip(specs, predict_memories(specs), strict=True):
         seen = None if measured is None else measured.memory_range(spec)
-        memory = memory_forecast(spec, report, machine, seen)
-        told[spec.run_id] = replace(told[spec.run_id], memory=memory)
+        memory[spec.run_id] = memory_forecast(spec, report, machine, seen)
+    unfit = {
+        spec.run_id
+        for spec in specs
+        if memory[spec.run_id].fits == "does not fit" and spec.config.launcher.skip_unfit
+    }
+    found = forecast(specs, sweep, machine, measured, unfit)
+    told = {run: replace(own, memory=memory[run]) for run, own in found.runs.items()}
     return replace(found, runs=told)
 
 

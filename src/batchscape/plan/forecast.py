@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
@@ -114,7 +114,7 @@ class SweepForecast:
     runs: dict[str, RunForecast]
     """By `run_id`, those that are sealed too."""
     left: int
-    """Runs that are not sealed yet: the totals are theirs."""
+    """Runs that are not sealed yet, and are launched: the totals are theirs."""
     unknown: int
     """Of those, runs whose time is not known: they are in no total."""
     device_hours: Figure | None
@@ -167,6 +167,7 @@ def forecast(
     sweep: SweepFolder,
     machine: Machine,
     measured: Callable[[RunSpec, BatchGeometry], Measured | None] | None = None,
+    unfit: Collection[str] = (),
 ) -> SweepForecast:
     """Predict what runs will take.
 
@@ -180,6 +181,8 @@ def forecast(
         Where they would run.
     measured : callable, optional
         Returns a step time from runs that ended; None where it is not identified.
+    unfit : collection of str
+        Runs that are not launched, since they surely do not fit: they are in no total.
 
     Returns
     -------
@@ -199,7 +202,7 @@ def forecast(
         spec.run_id: _run(spec, step_time, None if spec.run_id in full else prefix_steps(spec))
         for spec in specs
     }
-    left = open_runs(specs, sweep)
+    left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
     timed = [
         (spec.geometry.data_parallel_size, taken)
         for spec in left

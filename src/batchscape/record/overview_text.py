@@ -14,6 +14,7 @@ from rich.text import Text
 
 from batchscape.record.advice import DAMAGED, UNREADABLE
 from batchscape.record.commands import Launched, time_again
+from batchscape.record.folder import SweepFolder
 from batchscape.record.instants import duration_text
 from batchscape.record.next_step import Next
 from batchscape.record.overview import Overview, advice_of, by_reason
@@ -98,7 +99,8 @@ def _without_times(found: Overview, untimed: Counter[str]) -> str:
     text = untimed_text(untimed, len(found.with_status(Status.COMPLETED)))
     folder = str(found.sweep_dir)
     launched = (Launched(folder, run.command, run.untimed) for run in found.runs)
-    if time_again(launched, {}) is None:
+    # Of trials there is no report.
+    if SweepFolder(found.sweep_dir).space.exists() or time_again(launched, {}) is None:
         return text
     report = shlex.join(["batchscape", "report", folder])
     return f"{text}; {report} has the command that measures them again"

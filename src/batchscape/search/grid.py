@@ -45,7 +45,7 @@ class _Best(NamedTuple):
     value: float
     """Of the objective there."""
     measured: int
-    """Values that were measured."""
+    """Values that have a result."""
 
 
 class _Around:
@@ -118,8 +118,7 @@ class _Around:
             ],
             "brackets": [
                 {"key": best.interval.key, **best.bracket._asdict()}
-                for best in (self.brackets(whole) if whole and not is_front else ())
-                if best.measured > 1
+                for best in (self.brackets(whole) if len(whole) > 1 and not is_front else ())
             ],
         }
 
@@ -133,7 +132,8 @@ class _Around:
                 if {**point, interval.key: centre[interval.key]} == centre
             }
             of = bracket(line)
-            best.append(_Best(interval, of, line[of.best], len(line)))
+            known = sum(map(math.isfinite, line.values()))
+            best.append(_Best(interval, of, line[of.best], known))
         return best
 
     def widen(self, found: Sequence[Found]) -> bool:

@@ -105,7 +105,7 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
         msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
         raise LaunchError(msg) from None
     if lock is None:
-        msg = f"another process searches in {sweep.path}; wait for its end, or use a sweep_dir"
+        msg = f"another process searches in {sweep.path}; wait for it, or take another sweep_dir"
         raise LaunchError(msg)
     try:
         yield

@@ -230,6 +230,12 @@ def _interval(override: Override, choices: Collection[str]) -> Interval:
     asked = cast(IntervalSweep, override.value())
     low, high = asked.start, asked.end
     is_log = "log" in asked.tags
+    if unknown := asked.tags - {"log"}:
+        msg = (
+            f"{override.input_line}: the tag {', '.join(sorted(unknown))} means nothing; an "
+            "interval is searched by ratios as tag(log, interval(1e-4, 1e-2)), else evenly"
+        )
+        raise ConfigError(msg)
     ends = [end for end in (low, high) if isinstance(end, int | float) and math.isfinite(end)]
     if len(ends) < 2 or not ends[0] < ends[1] or (is_log and ends[0] <= 0):
         msg = (

@@ -168,9 +168,9 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     section = with_grids(tmp_path, grids)
     assert section.short == section.answer[:1]
     assert section.answer[0] == (
-        "Least held-out loss: learning rate 0.00200 at B = 8, 0.0200 at B = 32 (means "
-        "over 3 new seeds, in a grid around the best of 2 trials each), no lower at the "
-        "next values on either side."
+        "Least held-out loss: learning rate 0.00200 at B = 8 (2.20 ± 0.25), 0.0200 at B = 32 "
+        "(3.10 ± 0.25); means over 3 new seeds, in a grid around the best of 2 trials each, no "
+        "lower at the next values on either side."
     )
     view = section.tables[0]
     name = "learning rate"
@@ -187,8 +187,8 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
     section = with_grids(tmp_path, [grid], ("samples_to_target",))
     assert section.answer[0] == (
-        "Least samples to target: learning rate 0.00400 (one new seed, in a grid around "
-        "the best of 2 trials); not bracketed, where it is the last value of the grid."
+        "Least samples to target: learning rate 0.00400 (250.0); one new seed, in a grid around "
+        "the best of 2 trials; not bracketed, where it is the last value of the grid."
     )
     (row,) = section.tables[0].grid.rows
     assert row == ["all", "learning rate", "0.00400", "250.0", "1", "0.00200 (500.0)"]
@@ -203,7 +203,7 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     brackets = [bracket(2e-3, 4e-3, 8e-3), bracket(0.8, 0.9, 0.99, beta)]
     section = with_grids(tmp_path, [grid_of("all", points, brackets=brackets)])
     assert (
-        ": learning rate 0.00400 with beta2 0.900; beta2 0.900 with learning rate 0.00200 ("
+        ": learning rate 0.00400 with beta2 0.900 (2.100); beta2 0.900 with learning rate 0.00200"
         in section.answer[0]
     )
     assert "no lower at the next values" in section.answer[0]
@@ -223,8 +223,8 @@ def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
     ]
     section = with_grids(tmp_path, grids)
     assert section.answer[0] == (
-        "Gradient clip norm null at B = 8, gradient clip norm 1.00 at B = 32, chosen by trials as "
-        "the best of 2 trials each: held-out loss 2.600 at B = 8, 2.600 at B = 32 over 2 new seeds."
+        "Chosen by trials, as the best of 2 trials each: gradient clip norm null at B = 8 (2.600), "
+        "gradient clip norm 1.00 at B = 32 (2.600) (held-out loss, over 2 new seeds each)."
     )
     assert [row[1] for row in section.tables[0].grid.rows] == [
         "gradient clip norm null",
@@ -266,7 +266,10 @@ def test_a_front_is_measured_again_point_by_point(tmp_path: Path) -> None:
         one["seeds"] = {"1": [2.0 + place, 1.0 + place]}
         one["on_front"] = place == 0
     section = with_grids(tmp_path, [grid], ("loss", "peak_allocated_gib"))
-    assert section.answer[0].startswith(f"{KEY} was searched")
+    assert section.answer[0] == (
+        "Front of held-out loss and peak memory (GiB), by 1 new seed: 1 point, learning rate "
+        "0.00100 (2.000, 1.000)."
+    )
     assert section.tables[0].title == "The trials of the front, with new seeds"
     assert section.tables[0].grid.rows == [
         ["all", "learning rate 0.00100", "2.000", "1.000", "yes", "1"],

@@ -27,6 +27,7 @@ __all__ = [
     "counted",
     "find_cells",
     "geometry_label",
+    "launched_batches",
     "plain_texts",
     "setting_label",
     "where_they_differ",
@@ -114,6 +115,14 @@ class Cells:
         if not self.contexts:
             return pd.Series(0, index=self.table.index)
         return self.table.groupby(self.contexts, dropna=False, sort=False).ngroup()
+
+    def by_batch(self) -> pd.Series[int]:
+        """Number the cells by global batch and `contexts`; indexed by `cell`.
+
+        Settings of the update are left out: each global batch wants its own.
+        """
+        apart = [name for name in self.contexts if not name.startswith(OF_THE_UPDATE)]
+        return self.table.groupby(["global_batch_size", *apart], dropna=False).ngroup()
 
     def labels(self, settings: Sequence[str] | None = None) -> pd.Series[str]:
         """Name each cell by its geometry and some settings, by default all of `contexts`."""
@@ -209,6 +218,13 @@ def counted(statuses: pd.Series[str]) -> str:
     """Count runs by status, as in "3 completed, 1 diverged"."""
     counts = statuses.value_counts().sort_index()
     return ", ".join(f"{count} {status}" for status, count in counts.items())
+
+
+def launched_batches(runs: pd.DataFrame) -> list[int]:
+    """Return the global batches of runs that were not rejected, whose order gives them colours."""
+    known = runs.reindex(columns=["status", "global_batch_size"])
+    found = known.loc[known["status"].ne("rejected"), "global_batch_size"].dropna()
+    return sorted(map(int, found.unique()))
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, counted, launched_batches
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
 from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
@@ -51,8 +51,9 @@ def with_room(
 
     Where there are more settings than panels, or none in which two global batches could be set
     side by side, as after a search, each global batch is shown at its best learning rate, in one
-    panel. Of what is then still too much, settings with a best rate come first, then those first in
-    table order.
+    panel; without a curve there by its cell of the fewest diverged runs, then the lowest final
+    held-out loss. Of what is then still too much, settings with a best rate come first, then those
+    first in table order.
 
     Parameters
     ----------
@@ -78,7 +79,9 @@ def with_room(
     best = [cell for cell in at_best if cell in drawn]
     shown, members, said = cells, drawn, f"{panels} of {len(batches)} settings are shown"
     if best and batch.nunique() > 1 and (too_many or batches.max() == 1):
-        shown, members = cells.only(best), best
+        others = _others(cells, runs, best)
+        members = [*best, *others]
+        shown = cells.only(members)
         said = (
             "Each global batch is at its best learning rate (fewest optimizer steps to the target, "
             "or else lowest final held-out loss)"
@@ -86,6 +89,13 @@ def with_room(
         if not shown.contexts:
             rates = {batch[cell]: significant(at_best[cell], 3) for cell in best}
             said += ": " + ", ".join(f"{rates[size]} at B = {size}" for size in sorted(rates))
+        if others:
+            said += (
+                "; where there is no curve at one, the cell of the fewest diverged runs, then the "
+                f"lowest loss: {', '.join(others.values())}"
+            )
+        if without := set(launched_batches(cells.runs)) - set(batch):
+            said += f"; no curve at all: {', '.join(f'B = {size}' for size in sorted(without))}"
     elif best and too_many:
         said += ", with that of the best learning rate"
     context = shown.context_of()
@@ -191,6 +201,23 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
     runs = cells.runs[cells.runs["status"].eq(status) & ~is_prefix(cells.runs)]
     return runs[runs["timing_valid"]] if timed else runs
+
+
+def _others(cells: Cells, runs: pd.DataFrame, best: Sequence[int]) -> dict[int, str]:
+    """Choose a cell of each global batch of which no best one is drawn; in words, by cell."""
+    group = cells.by_batch()
+    rest = runs[~runs["cell"].map(group).isin(group.loc[list(best)])]
+    keys = ["lost", "final_eval_loss"]
+    rest = rest.assign(lost=rest["status"].ne("completed")).reindex(
+        columns=["cell", "global_batch_size", "status", "learning_rate", *keys]
+    )
+    order = rest.groupby("cell")[keys].mean().sort_values(keys).index
+    chosen = rest[rest["cell"].isin(group.loc[order].drop_duplicates().index)]
+    return {
+        int(str(cell)): f"{significant(own['learning_rate'].iloc[0], 3)} at "
+        f"B = {own['global_batch_size'].iloc[0]} ({counted(own['status'])})"
+        for cell, own in chosen.groupby("cell")
+    }
 
 
 def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
@@ -14,7 +14,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label, launched_batches
 from batchscape.analysis.numbers import significant
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "name_group",
     "plain_ticks",
     "shade_of",
+    "shades_of",
     "tint",
 ]
 
@@ -72,7 +73,7 @@ def looks(cells: Cells) -> Mapping[str, Look]:
     table = table.sort_values("global_batch_size", kind="stable")
     batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
-    shades = {batch: shade_of(index, len(members)) for index, batch in enumerate(members)}
+    shades = shades_of(launched_batches(cells.runs))
     look = {}
     for index, (geometry, batch) in enumerate(batches.items()):
         place, total = members[batch].index(geometry), len(members[batch])
@@ -151,6 +152,12 @@ def shade_of(index: int, total: int) -> str:
     The map is even in lightness, which every kind of colour vision tells apart.
     """
     return mpl.colors.to_hex(mpl.colormaps["viridis"](0.88 * index / max(total - 1, 1)))
+
+
+def shades_of(batches: Iterable[float]) -> dict[float, str]:
+    """Choose the colours of global batches, by what `launched_batches` returns."""
+    sizes = sorted(set(batches))
+    return {size: shade_of(index, len(sizes)) for index, size in enumerate(sizes)}
 
 
 def _line(index: int, total: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from batchscape.analysis.figures.style import PAGE_IN, plain_ticks, shade_of
+from batchscape.analysis.figures.style import PAGE_IN, plain_ticks
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
 
 __all__ = ["draw_learning_rates"]
@@ -40,7 +40,11 @@ _LABELS = {
 
 
 def draw_learning_rates(
-    costs: pd.DataFrame, best: pd.DataFrame, laws: LearningRateLaws, value: str
+    costs: pd.DataFrame,
+    best: pd.DataFrame,
+    laws: LearningRateLaws,
+    value: str,
+    shades: Mapping[float, str],
 ) -> Figure:
     """Draw costs against learning rates, and optima against global batches.
 
@@ -52,11 +56,12 @@ def draw_learning_rates(
         Of the same, as `best_learning_rates` returns it.
     value : str
         What is minimised.
+    shades : mapping of float to str
+        Colours of the global batches of all groups, as `style.shades_of` returns them.
     """
     figure = Figure(figsize=(PAGE_IN, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    batches = sorted(costs["global_batch_size"].unique())
-    colours = {batch: shade_of(index, len(batches)) for index, batch in enumerate(batches)}
+    colours = {batch: shades[batch] for batch in sorted(costs["global_batch_size"].unique())}
     _draw_costs(left, costs, best, value, colours)
     _draw_optima(right, best, laws, colours)
     figure.legend(

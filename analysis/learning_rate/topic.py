@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
-from batchscape.analysis.figures.style import name_group
+from batchscape.analysis.figures.style import name_group, shades_of
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, Optima, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figures import draw_learning_rates
@@ -33,6 +33,7 @@ def learning_rate_section(
     reaches: pd.DataFrame,
     finals: pd.DataFrame | None = None,
     groups: Mapping[int, str] | None = None,
+    batches: Sequence[float] = (),
 ) -> Section | None:
     """Say which learning rate each global batch wants.
 
@@ -48,6 +49,8 @@ def learning_rate_section(
         `final_eval_loss`, and `group`, `status` where there are any.
     groups : mapping of int to str, optional
         Labels of the groups; shown where there is more than one.
+    batches : sequence of float, optional
+        Global batches that have colours in other figures; by default those of these runs.
 
     Returns
     -------
@@ -55,7 +58,7 @@ def learning_rate_section(
         None where no global batch was trained at two learning rates.
     """
     try:
-        return _section(reaches, finals, groups or {})
+        return _section(reaches, finals, groups or {}, batches)
     except AnalysisError as error:
         if not is_varied(reaches):
             return None
@@ -66,7 +69,10 @@ _TITLE = "Learning rate"
 
 
 def _section(
-    reaches: pd.DataFrame, finals: pd.DataFrame | None, groups: Mapping[int, str]
+    reaches: pd.DataFrame,
+    finals: pd.DataFrame | None,
+    groups: Mapping[int, str],
+    batches: Sequence[float],
 ) -> Section | None:
     found = find_optima(reaches, finals)
     if found is None:
@@ -106,11 +112,12 @@ def _section(
         ),
     ]
     costs = costs_by_rate(table, value)
+    shades = shades_of(batches or costs["global_batch_size"])
     pictures = []
     for group, law in laws.items():
         own, rows = best[best["group"] == group], costs[costs["group"] == group]
         name = f"learning_rates{f'_{group}' if several else ''}"
-        figure = draw_learning_rates(rows, own, law, value)
+        figure = draw_learning_rates(rows, own, law, value, shades)
         name_group(figure, labels[group])
         caption = f"{labels[group]}: {_caption(value)}" if several else _caption(value)
         pictures.append(Picture(name, caption, figure))

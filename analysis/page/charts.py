@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label, launched_batches
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.show import geometry_text
-from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.page.chart import (
     Chart,
@@ -556,7 +555,7 @@ def noise_charts(
     if series:
         size_of = cells.table["global_batch_size"]
         series.sort(key=lambda one: size_of[one[0]])
-        sizes = sorted(cells.runs.loc[was_started(cells.runs), "global_batch_size"].unique())
+        sizes = launched_batches(cells.runs)
         traces = [
             scatter(
                 names.loc[cell],
@@ -591,7 +590,11 @@ def noise_charts(
 
 
 def learning_rate_charts(
-    best: pd.DataFrame, costs: pd.DataFrame, labels: Mapping[int, str], found: OfRow
+    best: pd.DataFrame,
+    costs: pd.DataFrame,
+    labels: Mapping[int, str],
+    found: OfRow,
+    batches: Sequence[int],
 ) -> list[Chart]:
     """Draw what each learning rate took, and the best one of each global batch.
 
@@ -603,11 +606,14 @@ def learning_rate_charts(
         Its curves `learning_rate_costs`.
     labels : mapping of int to str
         Labels of groups, by number.
+    found : callable
+        Positions of the runs of a row.
+    batches : sequence of int
+        Global batches that have colours, in their order.
     """
     counts_steps = "steps_to_target" in costs
     value = "steps_to_target" if counts_steps else "final_eval_loss"
     groups = {f"{number}": labels.get(int(number), "") for number in best["group"].unique()}
-    batches = sorted(costs["global_batch_size"].unique())
     reached = costs[costs[value].map(np.isfinite)].sort_values("learning_rate", kind="stable")
     traces = [
         scatter(

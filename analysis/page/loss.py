@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label, launched_batches
 from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import (
@@ -152,7 +152,10 @@ def loss_chart(
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}
-        best = {_BEST: "each global batch at its best learning rate"} if at_best else {}
+        others = [c for c in looks if _BEST in looks[c]["settings"] and c not in at_best]
+        sizes = cells.table["global_batch_size"].loc[others].unique()
+        apart = "".join(f", B = {size} at all where it has none" for size in sizes)
+        best = {_BEST: f"each global batch at its best learning rate{apart}"} if at_best else {}
         every = {"": "all", **best, **named}
         if len(named) > len(_DASHES):
             # More than can be told apart: the best, or that of the most geometries, comes first.
@@ -211,7 +214,9 @@ def _looks(cells: Cells, runs: pd.DataFrame, at_best: Collection[int]) -> dict[i
     labels = geometry_label(cells.table).loc[launched]
     names = list(dict.fromkeys(labels))
     batches = cells.table["global_batch_size"].loc[launched]
-    sizes = sorted(batches.unique())
+    sizes = launched_batches(runs)
+    group = cells.by_batch()
+    tuned = set(group.loc[list(at_best)])
     # Cuts that train alike lie on top of each other: earlier ones are wider, so that they show.
     contexts = cells.context_of()
     grouped = batches.groupby([batches, contexts.loc[launched]])
@@ -229,7 +234,11 @@ def _looks(cells: Cells, runs: pd.DataFrame, at_best: Collection[int]) -> dict[i
             "dash": dashes[contexts.loc[cell]],
             "symbol": _SYMBOLS[names.index(label) % len(_SYMBOLS)],
             "width": max(1.2 + 0.8 * (alike.loc[cell] - 1 - places.loc[cell]), 1.2),
-            "settings": ["", f"s{contexts.loc[cell]}", *([_BEST] if cell in at_best else [])],
+            "settings": [
+                "",
+                f"s{contexts.loc[cell]}",
+                *([_BEST] if cell in at_best or group[cell] not in tuned else []),
+            ],
         }
         for cell, label in zip(launched, labels, strict=True)
     }

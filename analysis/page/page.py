@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from batchscape.analysis.cells import GEOMETRY, counted
+from batchscape.analysis.cells import GEOMETRY, counted, launched_batches
 from batchscape.analysis.commands import COMMAND
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.hardware import was_started
@@ -214,8 +214,8 @@ def _charts(
         yield from noise_charts(tables["noise_scale"], curve, cells, index.of_cell)
     if "learning_rates" in tables:
         costs = section.curves["learning_rate_costs"]
-        rates = tables["learning_rates"]
-        yield from learning_rate_charts(rates, costs, names, index.of_row)
+        rates, batches = tables["learning_rates"], launched_batches(cells.runs)
+        yield from learning_rate_charts(rates, costs, names, index.of_row, batches)
     if "decompositions" in tables:
         apart = tables["decompositions"]
         yield from _there(decompositions_chart(apart, cells, index.of_cell))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import OF_THE_UPDATE, Cells, counted
+from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
@@ -59,16 +59,17 @@ def curve_lines(cells: Cells, evals: pd.DataFrame, at_best: Collection[int] = ()
     completed = runs.groupby("cell").size()
     counts = pd.DataFrame({"completed": completed, "started": started}).loc[ends.index]
     survivors = cells.incomplete().loc[ends.index]
-    # Settings of the update are what each global batch wants of its own.
-    apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
-    keys = [table["global_batch_size"], *(table[name].astype(str) for name in apart)]
     order = ends.assign(survivors=survivors, other=~ends.index.isin(list(at_best)))
     order = order.sort_values(["other", "survivors", "last"], kind="stable")
-    firsts = order.groupby([key.loc[order.index] for key in keys], dropna=False)
+    firsts = order.groupby(cells.by_batch().loc[order.index])
     batch = table["global_batch_size"].loc[firsts.head(1).index].sort_index()
     chosen = batch.sort_values(kind="stable").index.tolist()
-    one = "that at its best learning rate" if at_best else "the lowest at the end"
-    which = f", of each global batch {one}" if len(chosen) < len(ends) else ""
+    which = ", of each global batch the lowest at the end"
+    if not order["other"].all():
+        which = ", at the best learning rate of each global batch"
+        if order["other"].loc[chosen].any():
+            which += ", or where it has none the lowest at the end"
+    which = which if len(chosen) < len(ends) else ""
     if which and survivors.any():
         which += " (first among cells whose runs all completed)"
     yield f"Held-out loss over samples, mean over seeds{which}"

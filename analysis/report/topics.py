@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, launched_batches
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.topic import comparing_section
@@ -183,7 +183,8 @@ def _tradeoff(material: Material) -> Section | None:
 def _learning_rate(material: Material) -> Section | None:
     if material.reaches is None:
         return None
-    return learning_rate_section(material.reaches, material.finals, material.labels)
+    batches = launched_batches(material.cells.runs)
+    return learning_rate_section(material.reaches, material.finals, material.labels, batches)
 
 
 def _targets(material: Material) -> Section | None:

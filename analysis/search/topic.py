@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import Cells, launched_batches, setting_label
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shade_of
+from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shades_of
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -92,7 +92,8 @@ def search_section(cells: Cells) -> Section | None:
         axes = [
             loss_axis(_LABELS[n], cells.runs) if n == "loss" else _LABELS[n] for n in one.objectives
         ]
-        figure = draw(one.trials, one.keys, one.objectives, axes)
+        colours = _colours(one.trials, launched_batches(cells.runs))
+        figure = draw(one.trials, one.keys, one.objectives, axes, colours)
         pictures.append(Picture(f"search{ending}", caption, figure))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
@@ -287,14 +288,18 @@ def _texts(values: pd.Series) -> list[str]:
 
 
 def _draw_trials(
-    trials: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str], names: Sequence[str]
+    trials: pd.DataFrame,
+    keys: Sequence[str],
+    objectives: Sequence[str],
+    names: Sequence[str],
+    colours: Mapping[str, str],
 ) -> Figure:
     """Draw the objective against each searched setting that is a number."""
     shown = [key for key in keys if pd.api.types.is_numeric_dtype(trials[key])] or keys[:1]
     width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
     figure = Figure(figsize=(width, 2.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        _scatter(axes, trials, key, objectives[0])
+        _scatter(axes, trials, key, objectives[0], colours)
         axes.set_xlabel(setting_label(key))
     figure.axes[0].set_ylabel(names[0])
     _name_studies(figure, trials)
@@ -302,13 +307,17 @@ def _draw_trials(
 
 
 def _draw_front(
-    trials: pd.DataFrame, _: Sequence[str], objectives: Sequence[str], names: Sequence[str]
+    trials: pd.DataFrame,
+    _: Sequence[str],
+    objectives: Sequence[str],
+    names: Sequence[str],
+    colours: Mapping[str, str],
 ) -> Figure:
     """Draw one objective against the other."""
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()
-    _scatter(axes, trials, *objectives)
-    colours = _colours(trials)
+    x, y = objectives
+    _scatter(axes, trials, x, y, colours)
     for study, own in trials[trials["is_best"].astype(bool)].groupby("study", sort=False):
         front = own.sort_values(objectives[0])
         axes.step(
@@ -324,14 +333,15 @@ def _draw_front(
     return figure
 
 
-def _colours(trials: pd.DataFrame) -> dict[str, str]:
-    """Colour studies; those of global batches as in the other figures."""
+def _colours(trials: pd.DataFrame, launched: Sequence[int]) -> dict[str, str]:
+    """Colour studies; those of global batches as in the other figures, grey if in none of them."""
     names = list(trials["study"].unique())
     batches = {name: name.removeprefix("batch.global_batch_size=") for name in names}
-    ordered = len(names) > 1 and all(batch.isdecimal() for batch in batches.values())
-    names = sorted(names, key=lambda name: int(batches[name])) if ordered else names
-    choose = shade_of if ordered else colour_of
-    return {name: choose(index, len(names)) for index, name in enumerate(names)}
+    if not all(batch.isdecimal() for batch in batches.values()):
+        return {name: colour_of(index, len(names)) for index, name in enumerate(names)}
+    shades, names = shades_of(launched), sorted(names, key=lambda name: int(batches[name]))
+    greys = {name: f"{0.8 * index / len(names):.2f}" for index, name in enumerate(names)}
+    return {name: shades.get(int(batches[name]), greys[name]) for name in names}
 
 
 def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
@@ -351,9 +361,9 @@ def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
     )
 
 
-def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str) -> None:
+def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]) -> None:
     told = trials[np.isfinite(pd.to_numeric(trials[y]))]
-    for study, colour in _colours(trials).items():
+    for study, colour in colours.items():
         own = told[told["study"] == study]
         for is_best, face in ((False, "none"), (True, colour)):
             part = own[own["is_best"].astype(bool) == is_best]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,19 +14,32 @@ import pytest
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.curves import with_room
+from batchscape.analysis.figures.style import looks
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
-from batchscape.analysis.report.topics import Material
+from batchscape.analysis.report.sparklines import curve_lines
+from batchscape.analysis.report.topics import Material, find_sections
 
 SEARCHED = {8: (0.001, 0.0015, 0.00225), 16: (0.0011, 0.0016, 0.0024), 32: (0.003, 0.004, 0.006)}
-BEST = {8: 0.0015, 16: 0.0011, 32: 0.006}
+BEST = {8: 0.0015, 16: 0.0011, 32: 0.006, 64: 0.01}
+BEST_PAIRS = {(batch, BEST[batch]) for batch in SEARCHED}
 
 
 def ending_at(loss: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda when: loss + 3 * 0.9**when
 
 
-def sweep_of(build: Any, rates: Mapping[int, Sequence[float]], **settings: Any) -> Any:
-    """Write runs whose held-out loss is lowest, all along, at the rate that `BEST` names."""
+def sweep_of(
+    build: Any,
+    rates: Mapping[int, Sequence[float]],
+    but: Mapping[tuple[int, float], Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> Any:
+    """Write runs whose held-out loss is lowest, all along, at the rate that `BEST` names.
+
+    Of some pairs of batch and rate the runs are others.
+    """
     sweep = build()
     for batch, own in rates.items():
         for rate in own:
@@ -32,15 +47,18 @@ def sweep_of(build: Any, rates: Mapping[int, Sequence[float]], **settings: Any) 
             for seed in (0, 1):
                 curves = {"loss": ending_at(loss), "held_out": ending_at(loss)}
                 options = {"optimizer__learning_rate": rate, **settings}
+                options |= (but or {}).get((batch, rate), {})
                 sweep.run((1, batch, 1), seed=seed, **curves, **options)
     return sweep
 
 
-def chosen(sweep: Any, panels: int = 6) -> tuple[Cells, Cells, str, dict[int, float]]:
+def chosen(
+    sweep: Any, panels: int = 6, *, timed: bool = False
+) -> tuple[Cells, Cells, str, dict[int, float]]:
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     at_best = Material(cells, tables).at_best
-    shown, said = with_room(cells, panels, at_best, timed=False)
+    shown, said = with_room(cells, panels, at_best, timed=timed)
     return cells, shown, said, at_best
 
 
@@ -52,12 +70,51 @@ def pairs(cells: Cells) -> set[tuple[int, float]]:
 
 def test_after_a_search_each_global_batch_is_shown_at_its_best_rate(build: Any) -> None:
     cells, shown, said, at_best = chosen(sweep_of(build, SEARCHED))
-    assert pairs(shown) == set(BEST.items())
+    assert pairs(shown) == BEST_PAIRS
     assert shown.contexts == []  # one panel
-    assert {cells.table["global_batch_size"][cell]: r for cell, r in at_best.items()} == BEST
+    assert {
+        cells.table["global_batch_size"][cell]: r for cell, r in at_best.items()
+    }.items() == BEST_PAIRS
     assert said.endswith(
         ": 0.00150 at B = 8, 0.00110 at B = 16, 0.00600 at B = 32; 6 of 9 cells are left out."
     )
+
+
+def test_a_batch_whose_best_runs_have_no_valid_times_is_drawn_at_its_next_rate(build: Any) -> None:
+    sweep = sweep_of(build, SEARCHED, {(16, 0.0011): {"concurrent_runs": 2}})
+    _, shown, said, _ = chosen(sweep, timed=True)
+    # The loss of 0.0016 is the next lowest: it is nearer to the best than 0.0024.
+    assert pairs(shown) == {(8, 0.0015), (16, 0.0016), (32, 0.006)}
+    assert shown.contexts == []
+    assert said.endswith(
+        ": 0.00150 at B = 8, 0.00600 at B = 32; where there is no curve at one, the cell of the "
+        "fewest diverged runs, then the lowest loss: 0.00160 at B = 16 (2 completed); 5 of 8 cells "
+        "are left out."
+    )
+    _, shown, said, _ = chosen(sweep)
+    assert pairs(shown) == BEST_PAIRS
+    assert "no curve" not in said
+
+
+LOST = {(16, rate): {"status": "diverged"} for rate in SEARCHED[16]}
+
+
+def test_a_batch_that_diverged_at_every_rate_is_drawn_and_named(build: Any) -> None:
+    but = {**LOST, (64, 0.01): {"status": "oom", "stop_reason": None}}
+    _, shown, said, _ = chosen(sweep_of(build, {**SEARCHED, 64: (0.01,)}, but))
+    assert pairs(shown) == {(8, 0.0015), (16, 0.0011), (32, 0.006)}
+    assert set(shown.runs.loc[shown.runs["global_batch_size"].eq(16), "status"]) == {"diverged"}
+    assert ": 0.00150 at B = 8, 0.00600 at B = 32; where there is no curve at one, " in said
+    assert ": 0.00110 at B = 16 (2 diverged); no curve at all: B = 64; 6 of 9 cells" in said
+
+
+def test_a_rate_at_which_a_seed_diverged_comes_after_those_that_completed(build: Any) -> None:
+    sweep = sweep_of(build, SEARCHED, {(16, 0.0011): {"concurrent_runs": 2}})
+    curves = {"loss": ending_at(2.1), "held_out": ending_at(2.1)}
+    sweep.run((1, 16, 1), seed=2, optimizer__learning_rate=0.0016, status="diverged", **curves)
+    _, shown, said, _ = chosen(sweep, timed=True)
+    assert pairs(shown) == {(8, 0.0015), (16, 0.0024), (32, 0.006)}
+    assert "0.00240 at B = 16 (2 completed)" in said
 
 
 def test_a_grid_that_has_room_is_shown_whole(build: Any) -> None:
@@ -85,7 +142,7 @@ def test_other_settings_keep_panels_of_their_own(build: Any) -> None:
     assert set(shown.contexts) < set(cells.contexts)
     assert "optimizer.learning_rate" not in shown.contexts
     assert shown.context_of().loc[shown.runs["cell"]].nunique() == 2
-    assert pairs(shown) == set(BEST.items())
+    assert pairs(shown) == BEST_PAIRS
     assert "12 of 18 cells are left out" in said
 
 
@@ -94,8 +151,8 @@ def test_a_report_of_a_search_says_what_its_figures_show(build: Any) -> None:
     report = write_report([sweep_of(build, SEARCHED).path])
     text = (report.out / "details" / "comparison.md").read_text()
     assert text.count("0.00150 at B = 8, 0.00110 at B = 16, 0.00600 at B = 32; 6 of 9 cells") == 3
-    assert report.curves[0].endswith("of each global batch that at its best learning rate")
-    for line, (batch, rate) in zip(report.curves[1:], BEST.items(), strict=True):
+    assert report.curves[0].endswith(", at the best learning rate of each global batch")
+    for line, (batch, rate) in zip(report.curves[1:], sorted(BEST_PAIRS), strict=True):
         assert f"B = {batch}, " in line
         assert line.endswith(f"learning rate {rate}")
 
@@ -103,6 +160,13 @@ def test_a_report_of_a_search_says_what_its_figures_show(build: Any) -> None:
 def test_the_page_opens_with_the_same_cells(build: Any) -> None:
     tables = load(sweep_of(build, SEARCHED).path)
     cells = find_cells(tables.runs)
+    text, drawn = opening(cells, tables)
+    assert text == "each global batch at its best learning rate"
+    assert drawn == BEST_PAIRS
+
+
+def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
+    """What the page shows first, in words and in global batches and learning rates."""
     chart = loss_chart(cells, tables, None, Material(cells, tables).at_best)
     assert chart is not None
     (choice,) = (choice for choice in chart.choices if choice.name == "setting")
@@ -110,4 +174,47 @@ def test_the_page_opens_with_the_same_cells(build: Any) -> None:
     shown = [t["meta"][0] for t in chart.traces if opens in t["when"]["setting"]]
     keys = ["global_batch_size", "optimizer.learning_rate"]
     drawn = pd.DataFrame(cells.runs[keys].astype(float).iloc[shown])
-    assert set(drawn.itertuples(index=False, name=None)) == set(BEST.items())
+    return choice.options[opens], set(drawn.itertuples(index=False, name=None))
+
+
+def test_page_and_terminal_keep_a_batch_without_a_best_rate(build: Any) -> None:
+    tables = load(sweep_of(build, SEARCHED, LOST).path)
+    cells = find_cells(tables.runs)
+    text, drawn = opening(cells, tables)
+    assert text.endswith("at its best learning rate, B = 16 at all where it has none")
+    assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
+    heading, *lines = curve_lines(cells, tables.evals, Material(cells, tables).at_best)
+    assert heading.endswith(", at the best learning rate of each global batch")
+    assert lines[-1].endswith("B = 16: no completed run was evaluated (6 diverged)")
+    best_of_two = {
+        cell: rate for cell, rate in Material(cells, tables).at_best.items() if rate < 0.005
+    }
+    heading, *_ = curve_lines(cells, tables.evals, best_of_two)
+    assert heading.endswith("of each global batch, or where it has none the lowest at the end")
+
+
+def test_a_global_batch_has_one_colour_in_all_figures(build: Any) -> None:
+    """Also in the figure of a group that lacks one of them, and on the page."""
+    sweep = sweep_of(build, {8: (0.001, 0.0015)}, data__layout="packed")
+    for layout in ("packed", "padded"):
+        sweep = sweep_of(build, {batch: SEARCHED[batch] for batch in (16, 32)}, data__layout=layout)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    material = Material(cells, tables)
+    viridis = {batch: mpl.colormaps["viridis"](0.44 * i) for i, batch in enumerate((8, 16, 32))}
+    expected = {f"{batch}": mpl.colors.to_hex(colour) for batch, colour in viridis.items()}
+    assert {name.split(TIMES)[1]: look.colour for name, look in looks(cells).items()} == expected
+    (section,) = (one for one in find_sections(material) if one.title == "Learning rate")
+    for picture, batches in zip(section.pictures, (["8", "16", "32"], ["16", "32"]), strict=True):
+        (legend,) = picture.figure.legends
+        names = [text.get_text() for text in legend.get_texts()]
+        assert names == batches
+        colours = [line.get_color() for line in legend.get_lines()]
+        assert dict(zip(names, colours, strict=True)) == {name: expected[name] for name in batches}
+    tables_of = {view.name: view.table for view in section.tables}
+    # The page knows no other batches than those of its costs but by what it is told.
+    costs = section.curves["learning_rate_costs"].query("group == 1")
+    best = tables_of["learning_rates"].query("group == 1")
+    chart, *_ = learning_rate_charts(best, costs, {}, lambda _: [], [8, 16, 32])
+    on_page = {t["name"]: t["marker"]["color"]["of"]["light"] for t in chart.traces}
+    assert on_page == {"B = 16": expected["16"], "B = 32": expected["32"]}

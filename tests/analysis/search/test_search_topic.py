@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import matplotlib as mpl
 import pandas as pd
 import pytest
 
@@ -64,6 +65,30 @@ def test_the_picture_has_every_trial_with_a_value(tmp_path: Path) -> None:
     drawn = sorted(tuple(p) for c in axes.collections for p in c.get_offsets().tolist())
     expected = sorted((row[KEY], row["loss"]) for row in rows[:5])
     assert sum(drawn, ()) == pytest.approx(sum(expected, ()))
+
+
+def test_studies_have_the_colours_of_their_batches_and_grey_without_a_grid(tmp_path: Path) -> None:
+    studies = [f"batch.global_batch_size={batch}" for batch in (64, 8, 16, 32)]
+    rows = [trial(study, number, is_best=number == 1) for study in studies for number in range(2)]
+    (tmp_path / "search").mkdir()
+    write_trials(SweepFolder(tmp_path).search, rows)
+    runs = pd.DataFrame({"sweep_dir": str(tmp_path), "global_batch_size": [16, 128, 8, 8]})
+    runs["status"] = "completed"
+    section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
+    assert section is not None
+    (axes,) = section.pictures[0].figure.axes
+    drawn = {
+        str(part.get_label()).rpartition("=")[2]: tuple(part.get_facecolor()[0])
+        for part in axes.collections
+        if "=" in str(part.get_label())
+    }
+    assert list(drawn) == ["8", "16", "32", "64"]
+    viridis = mpl.colormaps["viridis"]
+    assert drawn["8"] == pytest.approx(viridis(0.0), abs=0.003)
+    assert drawn["16"] == pytest.approx(viridis(0.44), abs=0.003)
+    greys = [drawn[batch][:3] for batch in ("32", "64")]
+    assert all(red == green == blue for red, green, blue in greys)
+    assert greys[0] != greys[1]
 
 
 def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from batchscape.analysis.cells import setting_label
 from batchscape.analysis.estimates import half_widths
 from batchscape.analysis.numbers import significant
 
-__all__ = ["best_measured", "setting_text"]
+__all__ = ["best_measured", "means_along", "setting_text"]
 
 _Point = Mapping[str, Any]
 
@@ -49,15 +49,39 @@ def best_measured(studies: Sequence[Mapping[str, Any]], objectives: Sequence[str
     return found
 
 
+def means_along(study: Mapping[str, Any], key: str) -> pd.Series[float]:
+    """Return the mean of the first objective by the values of one setting, all else as it was.
+
+    Parameters
+    ----------
+    study : mapping
+        As `read_measured` returns it.
+    key : str
+        Of an interval.
+
+    Returns
+    -------
+    Series
+        In the order of the values; infinite where a seed has no result.
+    """
+    line = _line(study, key)
+    return pd.Series({x: float(_values(line[x], 0).mean()) for x in sorted(line)}, dtype=float)
+
+
+def _line(study: Mapping[str, Any], key: str) -> dict[Any, _Point]:
+    """Return the points of a grid that differ from its first one in nothing else, by value."""
+    points = study["points"]
+    centre = points[0]["point"] if points else {}
+    return {
+        one["point"][key]: one for one in points if {**one["point"], key: centre[key]} == centre
+    }
+
+
 def _rows(study: Mapping[str, Any], objectives: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for found in study["brackets"]:
-        key, centre = found["key"], study["points"][0]["point"]
-        line = {
-            one["point"][key]: one
-            for one in study["points"]
-            if {**one["point"], key: centre[key]} == centre
-        }
+        key = found["key"]
+        line = _line(study, key)
         best = line[found["best"]]
         row = _row(study, best, objectives)
         row |= {"setting": key, "best": found["best"], "held": _text(best["point"], key)}

@@ -18,7 +18,7 @@ from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, pla
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
-from batchscape.analysis.search.measured import best_measured, setting_text
+from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 
@@ -88,12 +88,16 @@ def search_section(cells: Cells) -> Section | None:
         )
         what = "The front of two objectives" if is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
+        if not is_front and one.grids:
+            caption += " Lines: the grid around the best, means over new seeds."
         draw = _draw_front if is_front else _draw_trials
         axes = [
             loss_axis(_LABELS[n], cells.runs) if n == "loss" else _LABELS[n] for n in one.objectives
         ]
         colours = _colours(one.trials, launched_batches(cells.runs))
         figure = draw(one.trials, one.keys, one.objectives, axes, colours)
+        if not is_front:
+            _draw_grids(figure, one.grids, one.keys, colours)
         pictures.append(Picture(f"search{ending}", caption, figure))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
@@ -304,6 +308,31 @@ def _draw_trials(
     figure.axes[0].set_ylabel(names[0])
     _name_studies(figure, trials)
     return figure
+
+
+def _draw_grids(
+    figure: Figure,
+    grids: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    colours: Mapping[str, str],
+) -> None:
+    """Draw what was measured around the best trials over them."""
+    by_label = {setting_label(key): key for key in keys}
+    for axes in figure.axes:
+        key = by_label[axes.get_xlabel()]
+        for grid in grids:
+            if any(found["key"] == key for found in grid["brackets"]):
+                means = means_along(grid, key)
+                means = means[np.isfinite(means)]
+                axes.plot(
+                    means.index,
+                    means,
+                    color=colours[str(grid["study"])],
+                    linewidth=1.0,
+                    marker="D",
+                    markersize=2.5,
+                    zorder=1,
+                )
 
 
 def _draw_front(

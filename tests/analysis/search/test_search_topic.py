@@ -205,6 +205,12 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     ]
     assert view.table["loss_ci95"].tolist() == pytest.approx([0.248414, 0.248414], abs=1e-5)
     assert view.table["runs"].iloc[0] == "0-1 0-2 0-3"
+    (axes,) = section.pictures[0].figure.axes
+    # What has no result has no place.
+    assert [line.get_xydata().tolist() for line in axes.lines] == [
+        [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
+        [[0.01, pytest.approx(3.1)], [0.02, pytest.approx(3.1)]],
+    ]
 
 
 def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
 from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
 
 MICRO = "batch.micro_batch_size=1"
@@ -109,6 +110,28 @@ def test_totals_are_those_of_the_runs() -> None:
     # However wide the ranges, eighty columns have room for each cut in one line.
     cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
     assert set(cuts.values()) <= {line[:17].strip() for line in shown(found, cuts).splitlines()}
+
+
+def test_what_is_not_launched_is_in_no_total() -> None:
+    """Of four runs two do not fit a limit of 1 MiB: the totals are those of the other two."""
+    plan, _ = planned(*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=1,8", "seed=0,1")
+    sweep, machine = SweepFolder(plan.sweep_dir), Machine(2, "two cores")
+    unfit = {spec.run_id for spec in plan.specs if spec.geometry.micro_batch_size == 8}
+    found = forecast(plan.specs, sweep, machine, unfit=unfit)
+    hours = [own.device_hours for run, own in found.runs.items() if run not in unfit]
+    assert found.left == len(hours) == 2
+    assert found.device_hours is not None
+    assert found.device_hours.high == pytest.approx(sum(own.high for own in hours if own))
+    assert len(found.runs) == 4
+
+
+@pytest.mark.parametrize(("skips", "left"), [("true", 0), ("false", 1)])
+def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, left: int) -> None:
+    tiny = ("device.memory_limit_gib=0.0001", f"launcher.skip_unfit={skips}")
+    plan, machine = planned(*SMALL, MICRO, *tiny)
+    found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
+    assert [run.memory.fits for run in found.runs.values() if run.memory] == ["does not fit"]
+    assert found.left == left
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,8 @@ def test_refusals(lines: tuple[str, ...], said: str) -> None:
         ("optimizer=interval(0,1)", "no group"),
         ("+optimizer.learning_rat=interval(0,1)", "no group"),
         ("optimizer.learning_rat=interval(0,1)", "no setting"),
+        ("optimizer.learning_rat=interval(0,1)", "did you mean learning_rate?"),
+        ("optimizer.learning_rate=tag(lg,interval(1e-4,1))", "the tag lg means nothing"),
     ],
 )
 def test_intervals_that_cannot_be_searched(line: str, said: str) -> None:

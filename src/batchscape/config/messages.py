@@ -12,7 +12,7 @@ from typing import get_args, get_type_hints
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-__all__ = ["explain"]
+__all__ = ["explain", "suggest"]
 
 _LONGEST_VALUE = 200
 _LONGEST_RULE = 2000
@@ -57,7 +57,7 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
             message = "settings stand one level too deep; is `# @package _global_` the first line?"
         elif problem["type"] in _UNKNOWN:
             known = [] if owner is None else _written(owner)
-            message = "unknown setting" + _suggest(keys[-1], known + list(groups) * (owner is root))
+            message = "unknown setting" + suggest(keys[-1], known + list(groups) * (owner is root))
         elif problem["type"] == "missing":
             message = "a value is needed"
         elif problem["type"] == "json_invalid":
@@ -138,7 +138,8 @@ def _cut(text: str, longest: int) -> str:
     return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
 
 
-def _suggest(key: str, known: Sequence[str]) -> str:
+def suggest(key: str, known: Sequence[str]) -> str:
+    """End a message about an unknown name with the one that was meant, and all there are."""
     if not known:
         return ""
     close = difflib.get_close_matches(key, known, n=1)

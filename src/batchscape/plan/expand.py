@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from batchscape.config.messages import suggest
 from batchscape.errors import ConfigError
 
 __all__ = [
@@ -140,8 +141,8 @@ def set_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
                 node = holder.get(part)
                 copied[path] = holder[part] = dict(node) if isinstance(node, Mapping) else {}
         if last not in copied[path]:
-            known = ", ".join(copied[path]) or "nothing"
-            msg = f"{key} is no setting, so it cannot be swept. Known here: {known}"
+            known = suggest(last, list(copied[path])) or ". Known here: nothing"
+            msg = f"{key} is no setting, so it cannot be swept{known}"
             raise ConfigError(msg)
         copied[path][last] = value
     return changed

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -106,8 +108,13 @@ def plain_ticks(axis: Axis) -> None:
     They stand at 1, 2 and 5 of each decade; of several decades some are left out, and within one
     others are added.
     """
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low)
+    # A table of others may hold numbers beyond which there is no room for a margin.
+    low = high = math.nan
+    with np.errstate(over="ignore"), suppress(ValueError):
+        low, high = axis.get_view_interval()
+    if not 0 < low < high < math.inf:
+        return
+    decades = math.log10(high) - math.log10(low)
     subs: tuple[float, ...] = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
     subs = (1, 1.2, 1.5, 2, 3, 5, 7) if decades < 0.9 else subs
     axis.set_major_locator(LogLocator(subs=subs))

@@ -20,6 +20,7 @@ from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
+from batchscape.record.status import FAULTS, Status
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 
 __all__ = ["search_section"]
@@ -189,7 +190,8 @@ class _Search:
             if study not in {*self.measured["study"]}
         ]
         text = f"; no result {_few(lost, ', ')}" if lost else ""
-        done = self.trials.groupby("study")["outcome"].count()
+        told = self.trials[~self.trials["outcome"].isin(FAULTS - {Status.OOM})]
+        done = told.groupby("study")["outcome"].count()
         before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
         if any(before.get(str(study)) != count for study, count in done.items()):
             text += "; there were more trials since, around whose best nothing is measured yet"

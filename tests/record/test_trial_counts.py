@@ -35,7 +35,8 @@ def test_trials_that_are_over_are_counted_by_study(sweep: SweepFolder) -> None:
     assert found.left == 4
     assert count_trials(sweep.search) == found
     # A grid of fewer trials is another's.
-    for trials, is_left in ((1, True), (2, False)):
+    # Of the two that are over one told nothing.
+    for trials, is_left in ((0, True), (1, False), (2, True)):
         write_measured(sweep.search, ["loss"], [{"study": "b=8", "trials": trials}])
         assert count_trials(sweep) == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=is_left)
 

@@ -12,7 +12,9 @@ from typing import get_args, get_type_hints
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-__all__ = ["explain", "suggest"]
+from batchscape.errors import suggest
+
+__all__ = ["explain"]
 
 _LONGEST_VALUE = 200
 _LONGEST_RULE = 2000
@@ -136,12 +138,3 @@ def _cut(text: str, longest: int) -> str:
         return text
     half = longest // 2
     return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
-
-
-def suggest(key: str, known: Sequence[str]) -> str:
-    """End a message about an unknown name with the one that was meant, and all there are."""
-    if not known:
-        return ""
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    return f"{hint} Known here: {', '.join(known)}"

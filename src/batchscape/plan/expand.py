@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscape.config.messages import suggest
-from batchscape.errors import ConfigError
+from batchscape.errors import ConfigError, suggest
 
 __all__ = [
     "MOST_CELLS",

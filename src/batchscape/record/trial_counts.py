@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from batchscape.errors import RecordError
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
+from batchscape.record.status import FAULTS, Status
 
 __all__ = ["TrialCounts", "count_trials"]
+
+_UNTOLD = FAULTS - {Status.OOM}
+"""Of trials that may be run again: they told nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,12 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
         grids = read_json(search.measured)["studies"] if search.measured.exists() else []
         measured = {study["study"]: study["trials"] for study in grids}
         with_best = {row["study"] for row in rows if row["is_best"] == "True"}
+        told = Counter(r["study"] for r in rows if r["outcome"] and r["outcome"] not in _UNTOLD)
         return TrialCounts(
             asked=int(space["trials"]),
             done=dict(done),
             grid_is_left=int(space["grid_points"]) > 0
-            and any(measured.get(study) != done[study] for study in with_best),
+            and any(measured.get(study) != told[study] for study in with_best),
         )
     except (OSError, ValueError, TypeError, KeyError, csv.Error, RecordError):
         return None

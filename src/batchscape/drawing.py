@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, cast
 import matplotlib as mpl
 from fontTools import subset
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, fontManager
+from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
 from batchscape.errors import AnalysisError
@@ -93,7 +93,9 @@ def _font() -> str:
         notdef_outline=True,
         name_IDs=["*"],
     )
-    with subset.load_font(findfont(_DEJAVU), options) as font:
+    # Matplotlib's own: a search may find that of the system, in one process and not in the other.
+    whole = Path(mpl.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    with subset.load_font(whole, options) as font:
         letters = subset.Subsetter(options)
         letters.populate(unicodes=[code for codes in _LETTERS for code in codes])
         letters.subset(font)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from batchscape.analysis.numbers import significant
 __all__ = ["best_measured", "means_along", "setting_text"]
 
 _Point = Mapping[str, Any]
+_OF_SETTINGS = {"best", "below", "above"}
 
 
 def best_measured(studies: Sequence[Mapping[str, Any]], objectives: Sequence[str]) -> pd.DataFrame:
@@ -43,7 +45,11 @@ def best_measured(studies: Sequence[Mapping[str, Any]], objectives: Sequence[str
     rows = [row for study in studies for row in _rows(study, objectives)]
     if not rows:
         return pd.DataFrame()
-    found = pd.DataFrame(rows)
+    # Values stay what they are: one that is missing makes no whole number of another a fraction.
+    kept = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
+    found = pd.DataFrame(
+        {n: pd.Series(v, dtype=object if n in _OF_SETTINGS else None) for n, v in kept.items()}
+    )
     for name in objectives:
         found[f"{name}_ci95"] = half_widths(found.pop(f"{name}_sd"), found["n"])
     return found
@@ -113,7 +119,7 @@ def _values(point: _Point, place: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(values, dtype=np.float64)
 
 
-def setting_text(value: Any) -> str:  # noqa: ANN401  (of any setting)
+def setting_text(value: object) -> str:
     """Write the value of a setting as YAML has it, numbers to three digits."""
     if isinstance(value, float):
         return significant(value, 3)

@@ -20,7 +20,7 @@ from batchscape.analysis.report.grids import Column, Grid, columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
-from batchscape.record.status import FAULTS, Status
+from batchscape.record.trial_counts import UNTOLD
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 
 __all__ = ["search_section"]
@@ -95,10 +95,7 @@ def search_section(cells: Cells) -> Section | None:
         axes = [
             loss_axis(_LABELS[n], cells.runs) if n == "loss" else _LABELS[n] for n in one.objectives
         ]
-        colours = _colours(one.trials, launched_batches(cells.runs))
-        figure = draw(one.trials, one.keys, one.objectives, axes, colours)
-        if not is_front:
-            _draw_grids(figure, one.grids, one.keys, colours)
+        figure = draw(one, axes, _colours(one.trials, launched_batches(cells.runs)))
         pictures.append(Picture(f"search{ending}", caption, figure))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
@@ -184,13 +181,9 @@ class _Search:
 
     def _lost(self, at: Mapping[str, str]) -> str:
         """Say which studies have no result, and whether there were trials since."""
-        lost = [
-            f"{where}".strip()
-            for study, where in at.items()
-            if study not in {*self.measured["study"]}
-        ]
+        lost = [where for study, where in at.items() if study not in {*self.measured["study"]}]
         text = f"; no result {_few(lost, ', ')}" if lost else ""
-        told = self.trials[~self.trials["outcome"].isin(FAULTS - {Status.OOM})]
+        told = self.trials[~self.trials["outcome"].isin(UNTOLD)]
         done = told.groupby("study")["outcome"].count()
         before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
         if any(before.get(str(study)) != count for study, count in done.items()):
@@ -199,7 +192,7 @@ class _Search:
 
 
 def _point(row: Mapping[Any, Any], *, named: bool) -> str:
-    if row["best"] is None:
+    if row["setting"] is None:
         return str(row["held"])
     text = setting_text(row["best"])
     if named:
@@ -293,74 +286,39 @@ def _texts(values: pd.Series) -> list[str]:
     return [str(value) for value in values]
 
 
-def _draw_trials(
-    trials: pd.DataFrame,
-    keys: Sequence[str],
-    objectives: Sequence[str],
-    names: Sequence[str],
-    colours: Mapping[str, str],
-) -> Figure:
-    """Draw the objective against each searched setting that is a number."""
-    shown = [key for key in keys if pd.api.types.is_numeric_dtype(trials[key])] or keys[:1]
+def _draw_trials(one: _Search, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
+    """Draw the objective against each searched setting that is a number, and the grids over it."""
+    trials = one.trials
+    shown = [key for key in one.keys if pd.api.types.is_numeric_dtype(trials[key])] or one.keys[:1]
     width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
     figure = Figure(figsize=(width, 2.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        _scatter(axes, trials, key, objectives[0], colours)
+        _scatter(axes, trials, key, one.objectives[0], colours)
+        for grid in one.grids:
+            if any(found["key"] == key for found in grid["brackets"]):
+                means = means_along(grid, key)
+                means = means[np.isfinite(means)]
+                style = {"color": colours[str(grid["study"])], "linewidth": 1.0, "zorder": 1}
+                axes.plot(means.index, means, marker="D", markersize=2.5, **style)
         axes.set_xlabel(setting_label(key))
     figure.axes[0].set_ylabel(names[0])
     _name_studies(figure, trials)
     return figure
 
 
-def _draw_grids(
-    figure: Figure,
-    grids: Sequence[Mapping[str, Any]],
-    keys: Sequence[str],
-    colours: Mapping[str, str],
-) -> None:
-    """Draw what was measured around the best trials over them."""
-    by_label = {setting_label(key): key for key in keys}
-    for axes in figure.axes:
-        key = by_label[axes.get_xlabel()]
-        for grid in grids:
-            if any(found["key"] == key for found in grid["brackets"]):
-                means = means_along(grid, key)
-                means = means[np.isfinite(means)]
-                axes.plot(
-                    means.index,
-                    means,
-                    color=colours[str(grid["study"])],
-                    linewidth=1.0,
-                    marker="D",
-                    markersize=2.5,
-                    zorder=1,
-                )
-
-
-def _draw_front(
-    trials: pd.DataFrame,
-    _: Sequence[str],
-    objectives: Sequence[str],
-    names: Sequence[str],
-    colours: Mapping[str, str],
-) -> Figure:
+def _draw_front(one: _Search, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
     """Draw one objective against the other."""
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()
-    x, y = objectives
-    _scatter(axes, trials, x, y, colours)
-    for study, own in trials[trials["is_best"].astype(bool)].groupby("study", sort=False):
-        front = own.sort_values(objectives[0])
-        axes.step(
-            front[objectives[0]],
-            front[objectives[1]],
-            where="post",
-            color=colours[str(study)],
-            linewidth=0.8,
-        )
+    x, y = one.objectives
+    _scatter(axes, one.trials, x, y, colours)
+    best = one.trials[one.trials["is_best"].astype(bool)]
+    for study, own in best.groupby("study", sort=False):
+        front = own.sort_values(x)
+        axes.step(front[x], front[y], where="post", color=colours[str(study)], linewidth=0.8)
     axes.set_xlabel(names[0])
     axes.set_ylabel(names[1])
-    _name_studies(figure, trials)
+    _name_studies(figure, one.trials)
     return figure
 
 

@@ -215,6 +215,27 @@ def test_averaged_runs_are_no_seeds(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
+def test_a_study_without_a_best_trial_is_named(tmp_path: Path, capsys) -> None:
+    """Two steps of 640 samples reach no target; steps of 16 do."""
+    lines = (
+        *("optimizer.learning_rate=tag(log,interval(0.05,0.2))", "search=random"),
+        *("search.trials=3", "search.grid_seeds=1", "search.grid_points=3"),
+        *("search.objective=[samples_to_target]", "budget.target_loss=1.0"),
+        *("batch.global_batch_size=16,640", "evaluation.every_samples=640"),
+    )
+    assert swept(tmp_path / "s", *lines) == 0
+    told = capsys.readouterr().out
+    assert told.count("batch.global_batch_size=640: no trial has a value") == 1
+    report = write_report([tmp_path / "s"], figures=False)
+    said = report.sections[0].short[0]
+    assert "; no result at B = 640" in said
+    assert "trials since" not in said
+    assert "B = 16 (" in said
+    assert main(["status", "--json", str(tmp_path / "s")]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+@pytest.mark.slow
 def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, capsys) -> None:
     lines = (*SMALL, *SEARCH, "search=tpe", "batch.global_batch_size=16,32")
     folder = tmp_path / "s"

@@ -24,11 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -245,7 +242,7 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
 
 
-def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401  (of an operator)
+def _held_within(func: OpOverload, args: tuple[Any, ...]) -> list[int]:
     """Return the bytes that a convolution on a CPU holds, after each change of them.
 
     No operator shows the copies and the scratch space of its kernel, which are up to the processor
@@ -267,14 +264,15 @@ def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401
         return _measured(func, layouts, samples)
     at_few, at_next = (_measured(func, layouts, number) for number in (few, few + 1))
     if len(at_few) != len(at_next):
-        return _measured(func, layouts, samples)
+        # Never met. To run all samples might take what the machine has not.
+        return [held * samples // (few + 1) for held in at_next]
     return [
         held + (samples - few) * (more - held) for held, more in zip(at_few, at_next, strict=True)
     ]
 
 
 @cache
-def _measured(func: Any, layouts: tuple[Any, ...], samples: int) -> list[int]:  # noqa: ANN401  (of an operator)
+def _measured(func: OpOverload, layouts: tuple[Any, ...], samples: int) -> list[int]:
     """Run a convolution on zeros, with one thread as a rank has."""
 
     def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
@@ -345,7 +343,7 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401  (an operator)
+        func: OpOverload,
         types: Any,  # noqa: ANN401  (of its arguments)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -369,7 +367,7 @@ class _Counter(TorchDispatchMode):
                 self._see(tensor)
         return result
 
-    def _pass(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+    def _pass(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """Take and free what a kernel takes for itself."""
         if func.namespace == "c10d":
             self._exchange(func, args)
@@ -377,7 +375,7 @@ class _Counter(TorchDispatchMode):
             for size in _held_within(func, args):
                 self._free(self._take(size))
 
-    def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+    def _exchange(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """Take what gloo takes, and note what its thread may hold; the last one has let go.
 
         It gathers into a buffer of its own, and copies what it reduces and scatters. Source:

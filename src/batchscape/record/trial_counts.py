@@ -11,10 +11,10 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import FAULTS, Status
 
-__all__ = ["TrialCounts", "count_trials"]
+__all__ = ["UNTOLD", "TrialCounts", "count_trials"]
 
-_UNTOLD = FAULTS - {Status.OOM}
-"""Of trials that may be run again: they told nothing."""
+UNTOLD = FAULTS - {Status.OOM}
+"""Outcomes of trials that told nothing and may be run again; out of memory is told."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
         grids = read_json(search.measured)["studies"] if search.measured.exists() else []
         measured = {study["study"]: study["trials"] for study in grids}
         with_best = {row["study"] for row in rows if row["is_best"] == "True"}
-        told = Counter(r["study"] for r in rows if r["outcome"] and r["outcome"] not in _UNTOLD)
+        told = Counter(r["study"] for r in rows if r["outcome"] and r["outcome"] not in UNTOLD)
         return TrialCounts(
             asked=int(space["trials"]),
             done=dict(done),

@@ -72,6 +72,8 @@ class _Around:
 
     def measured(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> list[Found] | str:
         """Return each point with its means, infinite where a seed has none; or why it cannot."""
+        if not self.points:
+            return "no trial has a value, so nothing is measured around it"
         found = []
         for point in self.points:
             seeds = {}
@@ -174,11 +176,7 @@ def measure_around(
         None where there is nothing to measure around.
     """
     console, is_front = launching.console, len(space.sampler.objective) > 1
-    grids = {
-        of.name: _Around(space, of, best[of.name], trials[of.name])
-        for of in space.studies
-        if best[of.name]
-    }
+    grids = {of.name: _Around(space, of, best[of.name], trials[of.name]) for of in space.studies}
     for name, own in best.items():
         console.print(_trials_text(name, space, own), soft_wrap=True)
     if not any(grid.points for grid in grids.values()):
@@ -207,7 +205,8 @@ def measure_around(
     for reason in dict.fromkeys(run for run in runs.values() if isinstance(run, str)):
         console.print(f"Rejected in the grid: {reason}", soft_wrap=True)
     for name, told in found.items():
-        for line in _result_lines(name, space, grids[name], told):
+        # Of a study without a best trial that was said before.
+        for line in _result_lines(name, space, grids[name], told) if best[name] else ():
             console.print(line, soft_wrap=True)
     records = [grids[name].record(told, runs) for name, told in found.items()]
     write_measured(sweep.search, space.sampler.objective, records)

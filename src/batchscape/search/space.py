@@ -274,6 +274,6 @@ def _flat(settings: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return found
 
 
-def setting_text(value: Any) -> str:  # noqa: ANN401  (any value of an axis)
+def setting_text(value: object) -> str:
     """Write a value as a command line has it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -225,6 +225,22 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
     assert row == ["all", "learning rate", "0.00400", "250.0", "1", "0.00200 (500.0)"]
 
 
+def test_whole_numbers_stay_whole_beside_one_that_is_missing(tmp_path: Path) -> None:
+    key = "model.d_model"
+    points: Any = [({key: width}, [[loss]]) for width, loss in ((64, 2.0), (48, 2.5))]
+    others: Any = [({key: width}, [[loss]]) for width, loss in ((32, 2.0), (16, 2.5), (48, 2.6))]
+    grids = [
+        grid_of("batch.global_batch_size=8", points, brackets=[bracket(48, 64, None, key)]),
+        grid_of("batch.global_batch_size=16", others, brackets=[bracket(16, 32, 48, key)]),
+    ]
+    section = with_grids(tmp_path, grids)
+    assert "d model 64 at B = 8 (2.000), 32 at B = 16 (2.000)" in section.answer[0]
+    assert "not bracketed at B = 8, where it is the last value" in section.answer[0]
+    first, second = section.tables[0].grid.rows
+    assert first[2:] == ["64", "2.000", "1", "48 (2.500)", "—"]
+    assert second[2:] == ["32", "2.000", "1", "16 (2.500)", "48 (2.600)"]
+
+
 def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     """The grid is a star: the best of one setting has no neighbours of the other."""
     beta = "optimizer.beta2"

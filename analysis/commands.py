@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -9,13 +10,26 @@ import pandas as pd
 from batchscape.analysis.hardware import is_prefix
 from batchscape.record.commands import Launched, in_full, more_seeds, time_again
 
-__all__ = ["COMMAND", "SHIPPED", "for_more_seeds", "for_times", "for_whole_curves", "untimed_cells"]
+__all__ = [
+    "SHIPPED",
+    "for_more_seeds",
+    "for_times",
+    "for_whole_curves",
+    "part_command",
+    "untimed_cells",
+]
 
-COMMAND = "batchscape "
-"""Begins every command in a sentence."""
+_COMMAND = re.compile(r"(?:(?<=: )|^)batchscape [a-z]+ ")
 SHIPPED = "of its own model and data, to which your settings can be added"
 """What a study is that ships with the package, where no sweep of the user's fits."""
 _SEED = "seed"
+
+
+def part_command(sentence: str) -> tuple[str, str]:
+    """Part a sentence from the command behind its colon, which is empty where there is none."""
+    found = _COMMAND.search(sentence)
+    at = len(sentence) if found is None else found.start()
+    return sentence[:at], sentence[at:]
 
 
 def for_times(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:

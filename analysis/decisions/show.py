@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.commands import part_command
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.recommend import Recommendation
@@ -60,7 +60,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
         if lines:
             console.print(f"\n{title}")
         for line in lines:
-            console.print(f"  {line}", soft_wrap=COMMAND in line)
+            console.print(f"  {line}", soft_wrap=bool(part_command(line)[1]))
     if not named:
         return
     grid = candidates_grid(found.candidates, _MAX_ROWS)

@@ -17,7 +17,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY, counted, launched_batches
-from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.commands import part_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import MISSING, TIMES, significant
@@ -299,12 +299,6 @@ def _hash(script: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-def _parts(sentence: str) -> tuple[str, str]:
-    """Part a sentence from the command at its end."""
-    text, name, arguments = sentence.partition(COMMAND)
-    return text, name + arguments
-
-
 def _text(name: str) -> str:
     return _FILES.joinpath(name).read_text(encoding="utf-8")
 
@@ -325,5 +319,5 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["parts"] = _parts
+    environment.filters["parts"] = part_command
     return environment.from_string(_text("page.html.jinja"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.commands import part_command
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
 from batchscape.analysis.report.tables import write_csv, write_table
@@ -130,13 +130,13 @@ def _list(out: Path, names: Iterable[str]) -> None:
 def in_short(sections: Iterable[Section]) -> list[str]:
     """Return the sentences of the first screen: what the topics say in short, in their order.
 
-    Each sentence of a topic says how many warnings weaken it.
+    Each sentence of a topic says how many warnings weaken it, but one that ends in a command.
     """
     said = []
     for section in sections:
         count = len(section.warnings)
         warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
-        said += [text + warned for text in _short(section)]
+        said += [text if part_command(text)[1] else text + warned for text in _short(section)]
     return said[:_SENTENCES]
 
 
@@ -190,10 +190,10 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
     mark : str
         Set on both sides of the text, such as for bold.
     """
-    text, name, arguments = sentence.partition(COMMAND)
-    if not arguments or "`" in arguments:
+    text, command = part_command(sentence)
+    if not command or "`" in command:
         return f"{mark}{escape_markdown(sentence)}{mark}"
-    return f"{mark}{escape_markdown(text.rstrip())}{mark} `{name}{arguments}`".lstrip()
+    return f"{mark}{escape_markdown(text.rstrip())}{mark} `{command}`" if text else f"`{command}`"
 
 
 def table_links(name: str, above: str) -> str:
@@ -219,11 +219,10 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
     for sentence in (*section.answer, *section.settle):
         # A command is copied in one piece: the terminal breaks its line, not we.
-        console.print(Text(sentence), highlight=False, soft_wrap=COMMAND in sentence)
+        console.print(Text(sentence), highlight=False, soft_wrap=bool(part_command(sentence)[1]))
     for warning in section.warnings:
-        console.print(
-            Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=COMMAND in warning
-        )
+        has_command = bool(part_command(warning)[1])
+        console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
     for view in section.tables if tables else ():
         console.print()
         show(console, view.grid, view.title)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.commands import COMMAND
+from batchscape.analysis.commands import part_command
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.bars import (
     draw_memory,
@@ -232,7 +232,8 @@ def _written(
 
 def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
     # A command is copied in one piece: the terminal breaks its line, not we.
-    console.print(Text(text), highlight=False, soft_wrap=in_one_piece or COMMAND in text)
+    in_one_piece = in_one_piece or bool(part_command(text)[1])
+    console.print(Text(text), highlight=False, soft_wrap=in_one_piece)
 
 
 def _loaded(sweep_dirs: Sequence[Path]) -> Tables:

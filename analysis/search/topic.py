@@ -106,7 +106,8 @@ class _Search:
 
     def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
         self.folder, self.trials = folder, trials
-        self.objectives = [name for name in _LABELS if name in trials]
+        # In the order of the search, as the values of the grid are.
+        self.objectives = [name for name in map(str, trials) if name in _LABELS]
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
         self.done = int(trials["outcome"].notna().sum())
         self.grids = read_measured(folder)

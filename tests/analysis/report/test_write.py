@@ -19,7 +19,7 @@ from batchscape.analysis import Report, find_cells, load, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.grids import Grid, escape_markdown
 from batchscape.analysis.report.page import page as first_page
-from batchscape.analysis.report.sections import in_short
+from batchscape.analysis.report.sections import in_short, sentence_markdown
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import RecordError
 
@@ -164,9 +164,21 @@ def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
         Section("One", short=["Use it.", "It is fast."], warnings=["a", "b"]),
         Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
         Section("Three", answer=["No."]),
+        Section("Four", answer=["Not told: batchscape sweep sweeps=x"], warnings=["d"]),
     ]
     said = ["Use it. (2 warnings)", "It is fast. (2 warnings)", "Yes. (1 warning)", "No."]
+    said.append("Not told: batchscape sweep sweeps=x")
     assert in_short(sections) == said
+
+
+def test_only_what_ends_in_a_command_has_one() -> None:
+    said = "A study that ships with batchscape is named: batchscape sweep sweeps=a_b x='[1]' && b"
+    assert sentence_markdown(said) == (
+        "A study that ships with batchscape is named: `batchscape sweep sweeps=a_b x='[1]' && b`"
+    )
+    assert sentence_markdown("Ships with batchscape is a_b.", "**") == (
+        "**Ships with batchscape is a\\_b.**"
+    )
 
 
 def test_the_short_table_says_what_bold_and_its_footnotes_mean(build: Any) -> None:

@@ -312,7 +312,11 @@ def test_a_front_is_measured_again_point_by_point(tmp_path: Path) -> None:
     for place, one in enumerate(grid["points"]):
         one["seeds"] = {"1": [2.0 + place, 1.0 + place]}
         one["on_front"] = place == 0
-    section = with_grids(tmp_path, [grid], ("loss", "peak_allocated_gib"))
+    section = with_grids(tmp_path / "one", [grid], ("loss", "peak_allocated_gib"))
+    # Values stand in the order of the search, whatever that is.
+    other = with_grids(tmp_path / "other", [grid], ("peak_allocated_gib", "loss"))
+    assert other.tables[0].table["loss"].tolist() == [1.0, 2.0]
+    assert other.tables[0].table["peak_allocated_gib"].tolist() == [2.0, 3.0]
     assert section.answer[0] == (
         "Front of held-out loss and peak memory (GiB), by 1 new seed: 1 point, learning rate "
         "0.00100 (2.000, 1.000)."

@@ -255,7 +255,10 @@ def _measured_grid(measured: pd.DataFrame, objectives: Sequence[str]) -> Grid:
         columns.append((f"next {side}", texts))
     notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
     if has_brackets:
-        notes.append("Next below and above: the neighbours in the grid, in brackets their means.")
+        notes.append(
+            "Next below and above: the neighbours in the grid, in brackets their means, infinite "
+            "where a seed has no result."
+        )
     return columns_grid([("study", measured["study"])], columns, notes=notes)
 
 

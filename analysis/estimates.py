@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.numbers import significant
 
@@ -20,6 +20,7 @@ __all__ = [
     "FEWEST",
     "LEVEL",
     "NOT_IDENTIFIED",
+    "TWO_SIDED",
     "Estimate",
     "half_widths",
     "interval_text",
@@ -28,6 +29,9 @@ __all__ = [
 
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
+
+TWO_SIDED = (1 + LEVEL) / 2
+"""Where in its distribution the upper end of such an interval lies."""
 
 FEWEST = 3
 """Units, such as seeds, from which an interval is shown, quoted in a sentence and judged by."""
@@ -103,7 +107,7 @@ def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
     sd, n : Series, shape (means,)
         Standard deviation of the values behind each mean, and their number.
     """
-    quantile = stats.t.ppf((1 + LEVEL) / 2, (n - 1).where(n >= FEWEST))
+    quantile = stdtrit((n - 1).where(n >= FEWEST), TWO_SIDED)
     return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
 
 

@@ -89,7 +89,7 @@ class Contrast:
         n = len(self.values)
         if n < 2:
             return np.nan, np.nan
-        quantile = stdtrit(n - 1, (1 + level) / 2)  # what `stats.t.ppf` calls, ten times slower
+        quantile = stdtrit(n - 1, (1 + level) / 2)
         half = float(quantile * self.values.std(ddof=1) / np.sqrt(n))
         return self.mean - half, np.inf if self.bounds_below else self.mean + half
 

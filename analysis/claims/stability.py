@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
 
 from batchscape.analysis.claims.claim import ClaimResult, few_pairs, found, nothing, undecided
 from batchscape.analysis.claims.contrasts import (
@@ -235,9 +235,13 @@ def _more_often(diverged: pd.DataFrame, ends: _Ends) -> float:
     """One-sided p of Fisher's test that the end diverges more often than the middle."""
     if not {ends.end, ends.middle} <= set(diverged.index):
         return 1.0
-    counts = diverged.loc[[ends.end, ends.middle]].to_numpy(dtype=np.int64)
-    table = np.column_stack([counts[:, 0], counts[:, 1] - counts[:, 0]])
-    return float(stats.fisher_exact(table, alternative="greater").pvalue)
+    counts = diverged.loc[[ends.end, ends.middle]].to_numpy(dtype=int).tolist()
+    (here, of_end), (there, of_middle) = counts
+    drawn = here + there
+    ways = sum(
+        math.comb(of_end, k) * math.comb(of_middle, drawn - k) for k in range(here, drawn + 1)
+    )
+    return ways / math.comb(of_end + of_middle, drawn)
 
 
 def _diverges(

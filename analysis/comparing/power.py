@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm
@@ -183,13 +183,14 @@ def _whole_blocks(
 
 @cache
 def _noncentrality(degrees: int, power: float, alpha: float) -> float:
-    critical = float(stats.t.ppf(1 - alpha / 2, degrees))
+    critical = float(special.stdtrit(degrees, 1 - alpha / 2))
 
     # The noncentral t given its scale is normal. Its own distribution function has no value for
     # few degrees of freedom far out, so the density of the scale is integrated (Gauss-Legendre).
     nodes, weights = np.polynomial.legendre.leggauss(200)
-    scale = (nodes + 1) / 2 * math.sqrt(stats.chi2.isf(1e-14, degrees) / degrees)
-    density = weights * scale * stats.chi2.pdf(degrees * scale**2, degrees)
+    scale = (nodes + 1) / 2 * math.sqrt(special.chdtri(degrees, 1e-14) / degrees)
+    logs = (degrees - 1) * np.log(scale) - degrees * scale**2 / 2
+    density = weights * np.exp(logs - logs.max())
     density = density / density.sum()
 
     def shortfall(noncentrality: float) -> float:

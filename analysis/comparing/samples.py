@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import betaincinv, chdtri, stdtr, stdtrit
 
 from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import LEVEL, TWO_SIDED, Estimate
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
@@ -187,14 +187,14 @@ def one_sided_test(
             _open(values, definition), constant, alternative, math.nan, "not identified"
         )
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    reach = float(stats.t.ppf(LEVEL, n - 1)) * error
+    reach = float(stdtrit(n - 1, LEVEL)) * error
     is_less = alternative == "less"
     bound = mean + reach if is_less else mean - reach
     low, high = (-math.inf, bound) if is_less else (bound, math.inf)
     shown = bound < constant if is_less else bound > constant
     beyond = constant - mean if is_less else mean - constant
     # Runs without any spread lie on one side, whatever their number.
-    p = float(stats.t.sf(beyond / error, n - 1)) if error else float(beyond <= 0)
+    p = float(stdtr(n - 1, -beyond / error)) if error else float(beyond <= 0)
     estimate = Estimate(mean, low, high, n, "", f"one-sided t-interval over {n} runs", definition)
     return OneSided(estimate, constant, alternative, p, "shown" if shown else "not shown")
 
@@ -247,8 +247,8 @@ def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
         return Estimate.unknown("no cell has two runs with a finite value", 0, definition)
     squares = float((found["var"] * (found["count"] - 1)).sum())
     low, high = (
-        math.sqrt(squares / float(stats.chi2.ppf(share, freedom)))
-        for share in ((1 + LEVEL) / 2, (1 - LEVEL) / 2)
+        math.sqrt(squares / float(chdtri(freedom, 1 - share)))
+        for share in (TWO_SIDED, 1 - TWO_SIDED)
     )
     method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
     value_ = math.sqrt(squares / freedom)
@@ -286,11 +286,11 @@ def divergence_rate(table: pd.DataFrame) -> Estimate:
     lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
     if not n:
         return Estimate.unknown(lost, 0, definition)
-    ends = stats.binomtest(count, n).proportion_ci(LEVEL, method="exact")
+    without = n - count
     return Estimate(
         value=count / n,
-        low=float(ends.low),
-        high=float(ends.high),
+        low=float(betaincinv(count, without + 1, 1 - TWO_SIDED)) if count else 0.0,
+        high=float(betaincinv(count + 1, without, TWO_SIDED)) if without else 1.0,
         n=n,
         unit="",
         method=f"Clopper-Pearson over {n} runs",
@@ -349,8 +349,8 @@ def _two_samples(
             estimate = replace(estimate, value=difference, note=counts)
     else:
         mean, error, freedom = welch(own, base)
-        half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
-        p = 2 * float(stats.t.sf(abs(mean) / error, freedom)) if error else float(mean == 0)
+        half = float(stdtrit(freedom, TWO_SIDED)) * error
+        p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
         method = f"Welch's t with {freedom:.3g} degrees of freedom"
         estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)
     return TwoSamples(first, second, len(base), len(own), estimate, p, math.nan, equivalence)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.estimates import TWO_SIDED
 
 __all__ = ["Combination", "Floats", "LinearFit", "fit_linear"]
 
@@ -36,7 +36,7 @@ class Combination:
         """Give the two ends of the t-interval; NaN where there is none."""
         if not (math.isfinite(self.variance) and self.degrees > 0):
             return math.nan, math.nan
-        half = float(stats.t.ppf(0.5 + LEVEL / 2, self.degrees)) * math.sqrt(self.variance)
+        half = float(stdtrit(self.degrees, TWO_SIDED)) * math.sqrt(self.variance)
         return self.value - half, self.value + half
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.estimates import FEWEST, TWO_SIDED, Estimate
 from batchscape.analysis.hardware import known_where
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
@@ -99,7 +99,7 @@ class MeasuredSteps:
         if n < FEWEST:
             return None
         logs = np.log(shares)
-        half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / n)
+        half = stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) * math.sqrt(1 + 1 / n)
         low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
         return min(float(low), 1 - _LEAST_OFF), max(float(high), 1 + _LEAST_OFF), n
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import TWO_SIDED, Estimate
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["scaling_efficiency"]
@@ -108,7 +108,7 @@ def _compare(
     n, mean = len(logs), float(logs.mean()) if len(logs) else math.nan
     half = math.nan
     if n > 1:
-        half = float(stats.t.ppf(0.5 + LEVEL / 2, n - 1) * logs.std() / math.sqrt(n))
+        half = float(stdtrit(n - 1, TWO_SIDED) * logs.std() / math.sqrt(n))
     value, low, high = (math.exp(end) for end in (mean, mean - half, mean + half))
     estimate = Estimate(
         value,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from scipy import optimize, stats
-from scipy.special import expit
+from scipy import optimize
+from scipy.special import expit, stdtrit
 
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import TWO_SIDED, Estimate
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
@@ -95,7 +95,7 @@ def break_even_batch(
         2 * _STEP
     )
     for part in (fixed, per_sample):
-        quantile = stats.t.ppf(0.5 + LEVEL / 2, part.degrees) if part.degrees > 0 else math.nan
+        quantile = stdtrit(part.degrees, TWO_SIDED) if part.degrees > 0 else math.nan
         reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
     reach = math.hypot(*reaches)
     return Estimate(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
@@ -19,7 +19,7 @@ from batchscape.analysis.decisions.to_target import (
     steps_by_batch,
     time_to_target,
 )
-from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.estimates import FEWEST, TWO_SIDED
 from batchscape.analysis.numbers import significant
 
 __all__ = [
@@ -219,12 +219,12 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFra
     units = of_times + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
     cancel = own & paired["degrees"].eq(math.inf)
-    half = (stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)).where(~same, 0.0)
+    half = (stdtrit(degrees, TWO_SIDED) * np.sqrt(variance)).where(~same, 0.0)
     units = units.where(cancel, units.clip(upper=seeds))
     told = same | (units >= FEWEST)
     # The end of a wide interval may be beyond all numbers: infinite.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        probability = stats.t.cdf(-difference / np.sqrt(variance), degrees)
+        probability = stdtr(degrees, -difference / np.sqrt(variance))
         low, high = np.exp(difference - half), np.exp(difference + half)
     devices = candidates["data_parallel_size"] / chosen["data_parallel_size"]
     ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])

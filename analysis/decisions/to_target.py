@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
-from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.estimates import FEWEST, TWO_SIDED
 from batchscape.errors import AnalysisError
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
@@ -144,7 +144,7 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
-    half = stats.t.ppf(0.5 + LEVEL / 2, degrees) * np.sqrt(variance)
+    half = stdtrit(degrees, TWO_SIDED) * np.sqrt(variance)
     every = rows["n_reached"] == rows["n_seeds"]
     bound = rows["least_steps"] * rows["step_time_s"]
     rows["time_s"] = rows["steps"] * rows["step_time_s"]

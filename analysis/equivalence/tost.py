@@ -15,10 +15,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.special import stdtr
-from scipy.stats import chi, norm, t
+from scipy.special import chdtri, gammaln, ndtr, stdtr, stdtrit
 
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
@@ -250,13 +248,12 @@ def _survival(distance: float, error: float, freedom: float) -> float:
     """Return the probability of a t statistic above distance / error; pairs may have no spread."""
     if error == 0:
         return 0.5 if distance == 0 else float(distance < 0)
-    # The same as t.sf, without its checks of many arguments.
     return float(stdtr(freedom, -distance / error))
 
 
 @lru_cache(maxsize=256)
 def _quantile(probability: float, freedom: float) -> float:
-    return float(t.ppf(probability, freedom))
+    return float(stdtrit(freedom, probability))
 
 
 @lru_cache(maxsize=256)
@@ -265,17 +262,21 @@ def _standard_margin(freedom: float, alpha: float, power: float) -> float:
 
     Given the estimated spread s, the mean of normal differences, which is independent of it, is
     within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
-    integrated over the chi distribution of s.
+    integrated over the chi distribution of s (Gauss-Legendre).
     """
-    quantile = float(t.ppf(1 - alpha, freedom))
-    scale = 1 / math.sqrt(freedom)
+    quantile = float(stdtrit(freedom, 1 - alpha))
+    half = freedom / 2
+    height = math.log(2) + half * math.log(half) - gammaln(half)
+    low, high = map(float, np.sqrt(chdtri(freedom, (1 - 1e-15, 1e-15)) / freedom))
+    nodes, weights = np.polynomial.legendre.leggauss(100)
 
     def excess(margin: float) -> float:
-        def inside(s: float) -> float:
-            within = 2 * norm.cdf(margin - quantile * s) - 1
-            return float(within * chi.pdf(s, freedom, scale=scale))
-
-        return float(quad(inside, 0, margin / quantile, limit=200)[0]) - power
+        # A larger spread makes the interval longer than both margins.
+        width = max(0.0, min(high, margin / quantile) - low)
+        s = low + width * (nodes + 1) / 2
+        density = np.exp(height + (freedom - 1) * np.log(s) - half * s**2)
+        within = 2 * ndtr(margin - quantile * s) - 1
+        return float(weights @ (within * density)) * width / 2 - power
 
     upper = 2.0
     while excess(upper) < 0:

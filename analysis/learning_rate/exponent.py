@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import TWO_SIDED, Estimate
 
 __all__ = ["UNBOUNDED", "exponent_of", "is_bounded", "lacks_ends", "left_out_reason"]
 
@@ -69,7 +69,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     slope = float(centred @ rate / (centred @ centred))
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 2)) * error
+    half = float(stdtrit(n - 2, TWO_SIDED)) * error
     method = f"t with {n - 2} degrees of freedom over {n} global batches"
     # Which batches stay depends on the grid, and so does their scatter.
     if not known.all():

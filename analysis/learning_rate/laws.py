@@ -35,9 +35,10 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.analysis.learning_rate.exponent import (
     UNBOUNDED,
     exponent_of,
@@ -210,7 +211,7 @@ def noise_batch(best: pd.DataFrame, law: str = "saturating", *, scale: _Scale = 
     squares, grid = _squares_of(law, batch, rate, scale), _grid_of(batch)
     value = _least(squares, grid)
     lowest = float(squares(np.array([value]))[0])
-    limit = lowest * (1 + float(stats.f.ppf(LEVEL, 1, n - 2)) / (n - 2))
+    limit = lowest * (1 + float(stdtrit(n - 2, TWO_SIDED)) ** 2 / (n - 2))
 
     def excess(point: float) -> float:
         return float(squares(np.array([point]))[0]) - limit

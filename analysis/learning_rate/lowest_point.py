@@ -56,9 +56,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED
+from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED
 
 __all__ = ["Optimum", "optimum_of"]
 
@@ -272,7 +272,7 @@ def _powered(x: _FLOATS, power: _FLOATS | float) -> _FLOATS:
 def _fieller(slopes: NDArray[np.float64], curvatures: NDArray[np.float64]) -> tuple[float, float]:
     """Return all x at which the mean of slope + x curvature is compatible with zero."""
     n = len(slopes)
-    t = float(stats.t.ppf((1 + LEVEL) / 2, n - 1))
+    t = float(stdtrit(n - 1, TWO_SIDED))
     covariance = np.cov(slopes, curvatures) / n
     means = np.array([slopes.mean(), curvatures.mean()])
     (c, b), (_, a) = np.outer(means, means) - t * t * covariance
@@ -303,7 +303,7 @@ def _worse(costs: NDArray[np.float64], best: int) -> NDArray[np.bool_]:
     with np.errstate(invalid="ignore"):
         difference = np.where(lost, 0.0, costs - costs[:, [best]])
     error = difference.std(axis=0, ddof=1) / math.sqrt(n)
-    quantile = float(stats.t.ppf((1 + LEVEL) / 2, n - 1))
+    quantile = float(stdtrit(n - 1, TWO_SIDED))
     apart = difference.mean(axis=0) > quantile * error
     worse: NDArray[np.bool_] = np.where(lost.any(axis=0), lost.mean(axis=0) >= 0.5, apart)
     return worse

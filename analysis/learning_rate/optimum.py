@@ -100,39 +100,43 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
     list of float
         Ascending.
     """
-    counts = costs.groupby("learning_rate")["seed"].nunique().sort_index()
-    most = counts.sort_values(ascending=False).to_numpy()
+    rates, counts = np.unique(costs["learning_rate"], return_counts=True)
+    most = np.sort(counts)[::-1]
     second = most[1] if len(most) > 1 and most[1] > 1 else most[0]
     needed = most[0] if (2 * counts >= most[0]).sum() > 1 else second
-    return [float(rate) for rate in counts.index[2 * counts >= needed]]
+    return [float(rate) for rate in rates[2 * counts >= needed]]
 
 
 def _row(own: pd.DataFrame) -> dict[str, object]:
     """Return what is said of one batch."""
-    grid = own.groupby(["seed", "learning_rate"])["cost"].first().dropna().unstack()
-    rates = tried_often(own)
-    rare = [f"{rate:g}" for rate in grid.columns.difference(rates)]
+    rates, column = np.unique(own["learning_rate"], return_inverse=True)
+    seeds, row = np.unique(own["seed"], return_inverse=True)
+    grid = np.full((len(seeds), len(rates)), np.nan)
+    grid[row, column] = own["cost"]
+    often = np.isin(rates, tried_often(own))
+    rare = [f"{rate:g}" for rate in rates[~often]]
     note = f"tried by too few seeds to be compared: {', '.join(rare)}" if rare else None
-    grid = grid[rates].dropna(how="all")
-    whole = grid.dropna()
-    if whole.empty:
+    grid, rates = grid[:, often], rates[often]
+    ran = ~np.isnan(grid)
+    if not ran.all(axis=1).any():
         # Rates that few seeds tried cannot be paired with the others.
-        counts = grid.notna().sum()
-        whole = grid.loc[:, counts == counts.max()].dropna()
+        most = ran.sum(axis=0) == ran.sum(axis=0).max()
+        grid, rates, ran = grid[:, most], rates[most], ran[:, most]
         note = _and(note, "rates that fewer seeds tried are left out")
-    elif len(whole) < len(grid):
-        note = _and(note, f"only the {len(whole)} seeds that ran at every rate are compared")
-    rates = [float(rate) for rate in whole.columns]
+    elif ran.all(axis=1).sum() < ran.any(axis=1).sum():
+        only = int(ran.all(axis=1).sum())
+        note = _and(note, f"only the {only} seeds that ran at every rate are compared")
+    whole = grid[ran.all(axis=1)]
     known = {"n": len(whole), "n_learning_rates": len(rates)}
-    if whole.empty:
+    if not len(whole):
         reason = f"{NOT_IDENTIFIED}: no seed ran at two learning rates"
         found = Optimum(-1, math.nan, -math.inf, math.inf, "none", reason)
     elif len(rates) == 1:
         reason = f"{NOT_IDENTIFIED}: one learning rate was tried"
-        best = 0 if np.isfinite(whole.to_numpy()).all() else -1
+        best = 0 if np.isfinite(whole).all() else -1
         found = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
     else:
-        found = optimum_of(np.log(rates), whole.to_numpy(dtype=float))
+        found = optimum_of(np.log(rates), whole)
     worked = found.best >= 0
     edge = {0: "lowest", len(rates) - 1: "highest"}.get(found.best, "") if worked else ""
     edge = "single" if worked and len(rates) == 1 else edge
@@ -144,10 +148,10 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
         **known,
         "method": found.method,
         "note": _and(note, found.note),
-        "grid_learning_rate": rates[found.best] if worked else math.nan,
+        "grid_learning_rate": float(rates[found.best]) if worked else math.nan,
         "tuned": worked and not edge,
         "edge": edge,
-        "value_at_best": whole.iloc[:, found.best].mean() if worked else math.inf,
+        "value_at_best": float(whole[:, found.best].mean()) if worked else math.inf,
     }
 
 

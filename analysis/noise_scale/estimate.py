@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED
+from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED
 from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
@@ -228,7 +228,7 @@ def fieller_interval(
         All r >= 0 with (u - r v)^2 <= t^2 Var(u - r v), as its lower and upper end; the latter is
         infinite where v is compatible with zero. NaN where no such r exists.
     """
-    t = float(stdtrit(degrees, (1 + LEVEL) / 2))
+    t = float(stdtrit(degrees, TWO_SIDED))
     (c, b), (_, a) = np.outer(mean, mean) - t * t * covariance
     root = math.sqrt(max(b * b - a * c, 0.0))
     # The set is a r^2 - 2 b r + c <= 0, with a > 0 where v differs from zero, c > 0 where u does.

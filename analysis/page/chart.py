@@ -14,7 +14,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.figures.style import PALETTE, shade_of
@@ -85,7 +84,7 @@ def label_text(text: object) -> str:
 
 def numbers(values: Iterable[Any]) -> list[float | None]:
     """Write numbers as JSON can; what is missing or infinite is null."""
-    column = np.array(pd.to_numeric(pd.Series(list(values), dtype=object)), dtype=np.float64)
+    column = np.array(list(values), dtype=np.float64)
     return [float(value) if np.isfinite(value) else None for value in column]
 
 

@@ -436,10 +436,10 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
         ("gradient_accumulation_steps", "Accumulation"),
     ):
         layers: dict[str, tuple[str, pd.DataFrame]] = {}
+        # What was rejected may have no accumulation: it is in every part of its settings.
+        everywhere = dict(list(places[places[name].isna()].groupby(context)))
         for (number, size), own in places.groupby([context, name], sort=True):
-            # What was rejected may have no accumulation: it is in every part of its settings.
-            open_ = places[context.eq(int(str(number))) & places[name].isna()]
-            shown = pd.concat([own, open_])
+            shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
             shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
             layers[f"l{len(layers)}"] = (f"{size}{settings[int(str(number))]}", shown)
         if layers:
@@ -489,6 +489,8 @@ def _fields(
 def _lost(own: pd.DataFrame, of_cell: Mapping[int, list[int]]) -> Iterable[dict[str, Any]]:
     """Name what became of cells of which no run completed."""
     lost = own[own["n_completed"].eq(0)]
+    if lost.empty:
+        return
     kinds = [next((k for k in _MARKS if k in status), "other") for status in lost["status"]]
     for kind, rows in lost.groupby(np.array(kinds, dtype=object)):
         text, symbol, tone = _MARKS.get(str(kind), ("", "circle-open", _GREY))

@@ -151,7 +151,9 @@ def write_report(
     for sweep_dir in sweep_dirs:
         refuse_links(SweepFolder(sweep_dir))
     check_place(out, "report.md", "report.html", WRITTEN)
-    with Drawing() if figures else nullcontext() as drawing:
+    # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.
+    texts = pd.option_context("mode.string_storage", "python")
+    with texts, Drawing() if figures else nullcontext() as drawing:
         return _written(sweep_dirs, out, targets, drawing)
 
 

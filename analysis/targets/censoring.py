@@ -18,9 +18,9 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import bdtr, ndtri
 
-from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
 
@@ -120,7 +120,7 @@ def kaplan_meier(durations: ArrayLike, observed: ArrayLike) -> pd.DataFrame:
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(reached / (at_risk * (at_risk - reached)))
         se = survival * np.sqrt(variance)
-        theta = stats.norm.ppf((1 + LEVEL) / 2) * np.sqrt(variance) / np.log(survival)
+        theta = ndtri(TWO_SIDED) * np.sqrt(variance) / np.log(survival)
         low, high = survival ** np.exp(-theta), survival ** np.exp(theta)
     ended = survival == 0
     return pd.DataFrame(
@@ -205,8 +205,8 @@ def performance_profile(
 @lru_cache
 def _rank(n: int) -> int:
     """Return the largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2."""
-    below = stats.binom.cdf(np.arange(n // 2), n, 0.5)
-    return int((below <= (1 - LEVEL) / 2).sum())
+    below = bdtr(np.arange(n // 2), n, 0.5)
+    return int((below <= 1 - TWO_SIDED).sum())
 
 
 def _median(values: NDArray[np.float64]) -> float:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import fdtrc
 
 from batchscape.analysis.tradeoff.forms import (
     Data,
@@ -165,4 +165,4 @@ def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int)
     misfit = float((found.counts * (data.y - predicted(data.x, theta))[0] ** 2).sum())
     if scatter == 0:
         return math.nan
-    return float(stats.f.sf((misfit / spare) / (scatter / degrees), spare, degrees))
+    return float(fdtrc(spare, degrees, (misfit / spare) / (scatter / degrees)))

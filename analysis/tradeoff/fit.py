@@ -60,9 +60,9 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, TWO_SIDED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import lack_of_fit, residuals
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats, Form, predicted
@@ -175,7 +175,7 @@ class TradeoffFit:
             if fit.noise is not None:
                 n = _n_parameters(self.form)
                 error, degrees = band(fit.data, fit.noise, fit.theta, np.log(sizes), n)
-                reach = (stats.t.ppf((1 + LEVEL) / 2, degrees) * error)[0]
+                reach = (stdtrit(degrees, TWO_SIDED) * error)[0]
         logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
         curves = {name: np.exp(values) for name, values in logs.items()}
         return pd.DataFrame({"global_batch_size": sizes, **curves})

@@ -43,7 +43,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from numpy.typing import NDArray
+from scipy.optimize import elementwise
+from scipy.special import stdtrit
 
 from batchscape.analysis.tradeoff.forms import REACH, Data, Floats, Form, Path, jacobian, predicted
 from batchscape.analysis.tradeoff.forms import solve as refit
@@ -53,7 +55,6 @@ __all__ = ["PATHS", "band", "influence", "intervals"]
 
 _FIRST_STEP = 1e-9
 _GROWTH = 1.6
-_MOST_TURNS = 60
 _PRECISION = 1e-8
 
 PATHS: dict[Form, dict[str, Path]] = {
@@ -162,12 +163,11 @@ class _Search:
 
     def ends(self, theta: Floats) -> Floats:
         """Return how far from the fits the tests reject; infinite where they never do."""
-        outside, inside, anchor, excess = self._bracketed(theta)
+        inside, outside, anchor = self._bracketed(theta)
         found = np.isfinite(outside)
         if found.any():
             own = self._rows(found)
-            bracket = (inside[found], outside[found], anchor[found], excess[found])
-            outside[found] = own._narrowed(*bracket)
+            outside[found] = own._narrowed(inside[found], outside[found], anchor[found])
         return outside
 
     def _rows(self, chosen: Rows) -> _Search:
@@ -179,12 +179,11 @@ class _Search:
             self.level,
         )
 
-    def _bracketed(self, theta: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    def _bracketed(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
         """Step outwards, from where the test would reject if curves were straight."""
         n = len(theta)
         inside, outside, anchor = np.zeros(n), np.full(n, np.inf), theta.copy()
-        _, excess, straight = self.tested(theta)
-        excess = np.stack([excess, excess], axis=1)
+        straight = self.tested(theta)[2]
         step = np.clip(straight, _FIRST_STEP, REACH / 4)
         active = np.ones(n, dtype=bool)
         while active.any():
@@ -192,34 +191,26 @@ class _Search:
             own = self._rows(active)
             moved, found, _ = own.tested(anchor[rows] + (step - inside)[rows, None] * own.ways)
             out = found > 0
-            outside[rows[out]], excess[rows[out], 1] = step[rows[out]], found[out]
-            inside[rows[~out]], excess[rows[~out], 0] = step[rows[~out]], found[~out]
+            outside[rows[out]], inside[rows[~out]] = step[rows[out]], step[rows[~out]]
             anchor[rows[~out]] = moved[~out]
             step = step * _GROWTH
             active[rows] = ~out & (step[rows] < REACH)
-        return outside, inside, anchor, excess
+        return inside, outside, anchor
 
-    def _narrowed(self, low: Floats, high: Floats, anchor: Floats, excess: Floats) -> Floats:
-        """Close in on the end: secants by Illinois' rule, with a bisection in every third turn."""
-        below, above = excess.T.copy()
-        at = low
-        for turn in range(_MOST_TURNS):
-            middle = (low + high) / 2
-            # Without noise even the fit may be rejected, by its rounding: the end is no nearer.
-            gap = above - below
-            crossing = np.divide(above, gap, out=np.full_like(gap, 0.5), where=gap > 0)
-            secant = high - np.clip(crossing, 0, 1) * (high - low)
-            before, at = at, middle if turn % 3 == 2 else secant
-            if np.abs(at - before).max() < _PRECISION:
-                break
-            moved, found, _ = self.tested(anchor + (at - low)[:, None] * self.ways)
-            out = found > 0
-            # The value at an end that stays is halved, so that the next secant leaves it.
-            below = np.where(out, below / 2, found)
-            above = np.where(out, found, above / 2)
-            high, low = np.where(out, at, high), np.where(out, low, at)
-            anchor = np.where(out[:, None], anchor, moved)
-        return at
+    def _narrowed(self, low: Floats, high: Floats, anchor: Floats) -> Floats:
+        """Close in on the end; it is at `low` where even the fit is rejected, by its rounding."""
+
+        def excess(at: Floats, row: NDArray[np.int64]) -> Floats:
+            own = self._rows(row)
+            return own.tested(anchor[row] + (at - low[row])[:, None] * own.ways)[1]
+
+        found = elementwise.find_root(
+            excess,
+            (low, high),
+            args=(np.arange(len(low)),),
+            tolerances={"xatol": _PRECISION, "xrtol": 0.0},
+        )
+        return np.where(found.success, found.x, low)
 
     def tested(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
         """Fit the free parameters, and test the value of the quantity.
@@ -243,7 +234,7 @@ class _Search:
         total = np.abs((score * (data.y - predicted(data.x, theta))).sum(axis=1))
         variance, degrees = self.noise.variance(score)
         error = np.sqrt(variance) + 1e-15
-        limit = stats.t.ppf((1 + self.level) / 2, degrees)
+        limit = stdtrit(degrees, (1 + self.level) / 2)
         with np.errstate(divide="ignore", over="ignore"):
             # Infinite where the quantity has no effect at all.
             straight = limit * error / ((score**2).sum(axis=1) * scale[:, 0])

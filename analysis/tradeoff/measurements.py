@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import TWO_SIDED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
@@ -116,7 +116,7 @@ def ends_of_range(found: Measurements) -> tuple[Estimate, Estimate]:
     n = len(logs)
     mean, half = (float(logs.mean()) if n else np.nan), np.nan
     if n > 1:
-        half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * logs.std(ddof=1) / np.sqrt(n))
+        half = float(stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) / np.sqrt(n))
     first, last = found.batches[[0, -1]]
     span = float(np.log(last / first))
     method = f"t over {n} paired log ratios" if n > 1 else "no interval"
@@ -283,7 +283,7 @@ def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
     )
     # The batch size of the minimum was chosen among all others.
     limit = _PENALTY_LEVEL / (len(kept) - 1)
-    if degrees < 1 or stats.t.sf(excess / max(error, 1e-300), degrees) >= limit:
+    if degrees < 1 or stdtr(degrees, -excess / max(error, 1e-300)) >= limit:
         return None
     return (
         least,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from scipy import optimize
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
@@ -207,7 +208,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
     variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return float(stats.t.ppf((1 + LEVEL) / 2, degrees[0]) * math.sqrt(variance[0]))
+    return float(stdtrit(degrees[0], TWO_SIDED) * math.sqrt(variance[0]))
 
 
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:

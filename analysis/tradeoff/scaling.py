@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.estimates import TWO_SIDED, Estimate
 from batchscape.errors import AnalysisError
 
 __all__ = ["ScalingLaw", "scaling_law"]
@@ -70,7 +70,7 @@ def scaling_law(sizes: Sequence[float], critical: Sequence[float]) -> ScalingLaw
     residual = y - constant - slope * x
     reach = math.nan
     if n > 2:
-        reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 2) * np.sqrt((residual**2).sum() / (n - 2)))
+        reach = float(stdtrit(n - 2, TWO_SIDED) * np.sqrt((residual**2).sum() / (n - 2)))
     of_slope = reach / math.sqrt(square)
     of_constant = reach * math.sqrt(1 / n + centre**2 / square)
     method = f"least squares on logarithms, t with {n - 2} degrees of freedom over {n} sizes"

@@ -48,7 +48,7 @@ EVALUATIONS = 50
 NOISE_EVERY = 20
 PEER_RUNS = 500
 LIBRARIES = (
-    *("numpy", "pandas", "polars", "pyarrow.parquet", "scipy.optimize", "scipy.stats", "pydantic"),
+    *("numpy", "pandas", "polars", "pyarrow.parquet", "scipy.optimize", "pydantic"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
     *("jinja2", "rich.console", "rich.table"),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -168,18 +168,22 @@ def _written(
     comparison = compare(cells)
     material = Material(cells, tables, targets)
     grid = comparison_grid(comparison, cells, material.at_best)
-    pictures = [] if drawing is None else _pictures(material)
+    pictures: list[Picture] = []
+    if drawing is not None:
+        for picture in _pictures(material):
+            drawing.begin(picture.name, picture.figure)
+            pictures.append(picture)
     whole = Section(
         title="Comparison",
         tables=[TableView("comparison", "All cells", comparison, grid)],
         pictures=pictures,
     )
     sections: list[Section] = []
-    for section in chain([whole], find_sections(material)):
+    for section in find_sections(material):
         if drawing is not None:
             begin_figures(section, drawing)
         sections.append(section)
-    everything, sections = sections, sections[1:]
+    everything = [whole, *sections]
     notes = find_notes(cells, tables.damaged, tables.copies)
     make_folders(out)
     origins = provenance(cells.runs)
@@ -247,8 +251,8 @@ def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
     return tables
 
 
-def _pictures(material: Material) -> list[Picture]:
-    """Draw what there is to draw of the comparison."""
+def _pictures(material: Material) -> Iterator[Picture]:
+    """Draw what there is to draw of the comparison, one figure after the other."""
     cells, tables = material.cells, material.tables
     look = looks(cells)
     (shown, said), (timed, timed_said) = (
@@ -256,18 +260,18 @@ def _pictures(material: Material) -> list[Picture]:
     )
     curves = loss_curves(shown, tables.steps, tables.evals, timed=False)
     times = loss_curves(timed, tables.steps, tables.evals, timed=True)
+
+    def drawn() -> Iterator[tuple[str, Figure | None, str]]:
+        steps = "loss_vs_optimizer_steps"
+        yield steps, draw_loss(shown, curves, "optimizer_step", look), said
+        yield "loss_vs_samples", draw_loss(shown, curves, "samples", look), said
+        yield "loss_vs_time", draw_loss(timed, times, "train_time_s", look), timed_said
+        yield "memory", draw_memory(cells, look), ""
+        yield "step_time", draw_step_time(cells, look), ""
+        yield "processor_time", draw_processor_time(cells, look), ""
+        yield "throughput", draw_throughput(cells, look), ""
+
     with paper_style():
-        figures = {
-            "loss_vs_optimizer_steps": (draw_loss(shown, curves, "optimizer_step", look), said),
-            "loss_vs_samples": (draw_loss(shown, curves, "samples", look), said),
-            "loss_vs_time": (draw_loss(timed, times, "train_time_s", look), timed_said),
-            "memory": (draw_memory(cells, look), ""),
-            "step_time": (draw_step_time(cells, look), ""),
-            "processor_time": (draw_processor_time(cells, look), ""),
-            "throughput": (draw_throughput(cells, look), ""),
-        }
-    return [
-        Picture(name, f"{FIGURES[name]} {choice}".rstrip(), figure)
-        for name, (figure, choice) in figures.items()
-        if figure is not None
-    ]
+        for name, figure, choice in drawn():
+            if figure is not None:
+                yield Picture(name, f"{FIGURES[name]} {choice}".rstrip(), figure)

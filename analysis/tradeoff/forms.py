@@ -41,11 +41,11 @@ FORMULAS: dict[Form, str] = {"two_term": "S = a + b/B", "free_exponent": "S = a 
 REACH = 12.0
 """How far beyond the batch sizes, in units of log B, a critical batch is looked for."""
 
-_EXPONENTS = (0.1, 10.0)
+_LOG_EXPONENTS = np.log([0.1, 10.0])
 _MOST_ITERATIONS = 100
 _TOLERANCE = 1e-7
 # Steps of the optimizer of the fit are cut to these, in log B and log alpha.
-_LONGEST = (3.0, 1.0, 0.3)
+_LONGEST = np.array([3.0, 1.0, 0.3])
 # Relative misfit under which rounding, not the form, decides.
 _LEAST_MISFIT = 1e-6
 
@@ -205,13 +205,9 @@ def _loss(data: Data, theta: Floats) -> Floats:
 
 def _bounded(x: Floats, theta: Floats, step: Floats, basis: Floats) -> Floats:
     """Cut steps so that the critical batch and the exponent stay where they are looked for."""
-    bounds = {1: (x.min() - 2 * REACH, x.max() + 2 * REACH), 2: tuple(np.log(_EXPONENTS))}
-    step = step.copy()
-    for column in range(basis.shape[1]):
-        moved = int(np.flatnonzero(basis[:, column])[-1])
-        step[:, column] = np.clip(step[:, column], -_LONGEST[moved], _LONGEST[moved])
-        if moved in bounds:
-            low, high = bounds[moved]
-            now = theta[:, moved]
-            step[:, column] = np.clip(now + step[:, column], low, high) - now
-    return step
+    low = np.array([-np.inf, x.min() - 2 * REACH, _LOG_EXPONENTS[0]])
+    high = np.array([np.inf, x.max() + 2 * REACH, _LOG_EXPONENTS[1]])
+    moved = [max(np.flatnonzero(column)) for column in basis.T]
+    now, longest = theta[:, moved], _LONGEST[moved]
+    bounded: Floats = (now + step.clip(-longest, longest)).clip(low[moved], high[moved]) - now
+    return bounded

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, cast
 
 import matplotlib as mpl
-from fontTools import subset
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
@@ -31,7 +30,8 @@ from batchscape.outgoing import outgoing
 
 __all__ = ["Drawing", "Drawn", "draw", "main", "paper_style"]
 
-_DEJAVU = "DejaVu Sans"
+_FONTS = ["Figures Sans", "DejaVu Sans"]
+"""The first is made of the second."""
 _LETTERS = (
     range(0x20, 0x7F),
     range(0xA0, 0x180),  # Latin
@@ -46,6 +46,7 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.titlesize": 8,
     "figure.dpi": _DPI,
+    "font.family": _FONTS,
     "font.size": 8,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
@@ -74,16 +75,17 @@ def paper_style() -> Iterator[None]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
-        mpl.rcParams["font.family"] = [_font(), _DEJAVU]
         yield
 
 
 @cache
-def _font() -> str:
+def _make_font() -> None:
     """Write DejaVu Sans with the letters that figures have; others are taken from the whole.
 
     Every PDF holds the letters that it shows: to choose them from all took most of its time.
     """
+    from fontTools import subset
+
     folder = TemporaryDirectory(prefix="batchscape-", ignore_cleanup_errors=True)
     atexit.register(folder.cleanup)
     path = Path(folder.name) / "figures.ttf"
@@ -104,11 +106,11 @@ def _font() -> str:
             font["name"].setName(name.toUnicode().replace("DejaVu", "Figures"), *where)
         font.save(path)
     fontManager.addfont(path)
-    return "Figures Sans"
 
 
 def draw(figure: Figure) -> Drawn:
     """Draw a figure, inside `paper_style`; its texts are as they may leave."""
+    _make_font()
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
     # Saving would lay the figure out for each file, and draw it once more every time.

@@ -16,7 +16,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 """Stands between factors; written by name because it looks like a letter."""
 
 _SPREAD_DIGITS = 2
-_MAX_DIGITS = 7
+_MAX_DIGITS = 5
 # Outside these powers of ten a number is written as a multiple of a power of ten.
 _PLAIN_EXPONENTS = range(-4, 7)
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -57,7 +57,7 @@ def significant(value: float | None, digits: int = 4) -> str:
 def with_spread(value: float | None, spread: float | None, digits: int = 4) -> str:
     """Write `value ± spread`, both rounded to the same decimal place.
 
-    That place is the second significant digit of the spread, or the seventh of the larger number
+    That place is the second significant digit of the spread, or the fifth of the larger number
     where the spread reaches beyond it. A spread that rounds to zero there is written `± 0`.
 
     Parameters

@@ -400,6 +400,7 @@ def _rank_main(rank: int, folder: Path) -> None:
 @pytest.mark.gpu
 def test_cuda() -> None:
     device = torch.device("cuda", 0)
+    torch._C._cuda_clearCublasWorkspaces()  # of the tests before
     before = torch.cuda.memory_allocated(device)
     parameters = bytes_of(Model())
     reports = {}

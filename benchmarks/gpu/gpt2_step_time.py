@@ -22,12 +22,13 @@ SETTINGS = (
     *("measure.noise_scale_every=null", "checkpoint.every_s=null"),
 )
 GRIDS = {
-    "compiled_124m": ("model=gpt2_124m", "engine.compile=true", "batch.micro_batch_size=16,64,4"),
-    "compiled_350m": ("model=gpt2_350m", "engine.compile=true", "batch.micro_batch_size=16,32"),
-    "eager": (
-        *("model=gpt2_124m,gpt2_350m", "engine.compile=false"),
+    "compiled_124m": ("model=gpt2_124m", "engine.compile=true", "batch.micro_batch_size=16,64"),
+    "compiled_350m": ("model=gpt2_350m", "engine.compile=true", "batch.micro_batch_size=32"),
+    "eager_124m": (
+        *("model=gpt2_124m", "engine.compile=false"),
         "batch.micro_batch_size=1,2,4,8,16,32,64",
     ),
+    "eager_350m": ("model=gpt2_350m", "engine.compile=false", "batch.micro_batch_size=1,4,16,32"),
 }
 """In the order of what they teach, where time is short."""
 PREDICTED = "predicted.peak_allocated_gib.value"

@@ -412,10 +412,11 @@ def test_cuda() -> None:
         del spike
         reports[accumulation] = memory.report()
     one, two = (in_bytes(reports[accumulation]) for accumulation in (1, 2))
-    # Blocks are multiples of 512 bytes, and a cuBLAS workspace stays.
-    close = 40 * 2**20
+    # Blocks are multiples of 512 bytes; the samples and their gradients are small.
+    close = 2 * 2**20
     assert 0 <= one["allocated_after_model"] - before - parameters < close
-    assert 0 <= one["peak_allocated_first_optimizer_step"] - 4 * parameters - before < close
+    of_step = one["peak_allocated_first_optimizer_step"] - one["workspace"]
+    assert 0 <= of_step - 4 * parameters - before < close
     assert two["peak_allocated_steady"] - one["peak_allocated_steady"] >= 0.9 * parameters
     for seen in (one, two):
         assert seen["peak_allocated"] < GIB  # evaluation is not part of it

@@ -22,7 +22,7 @@ LITGPT_PINS := .ci/constraints-litgpt.txt
 JOBS ?= 2
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-GPU_PARTS := tests runs bench training
+GPU_PARTS := tests runs bench gpt2 peers training
 GPU_WHEELS := .gpu-wheels
 GPU_WHEELS_PYTHON ?= 3.12
 # On the path only where the interpreter has no such packages of its own.
@@ -83,9 +83,15 @@ gpu-tests gpu-runs:
 	@$(GPU_RUN) benchmarks/gpu/run_tests.py $(@:gpu-%=%)
 
 gpu-bench:
-	@for benchmark in adamw_kernels recorder_overhead_cuda gpt2_step_time; do \
+	@for benchmark in adamw_kernels recorder_overhead_cuda variants; do \
 		( $(GPU_RUN) benchmarks/gpu/$$benchmark.py ) || exit 1; \
 	done
+
+gpu-gpt2:
+	@$(GPU_RUN) benchmarks/gpu/gpt2_step_time.py --limit-s 120
+
+gpu-peers:
+	@( $(GPU_RUN) benchmarks/gpu/peers.py ) && ( $(GPU_RUN) benchmarks/gpu/peers.py --compile )
 
 gpu-training:
 	@$(GPU_RUN) benchmarks/gpu/training.py

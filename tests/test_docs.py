@@ -164,6 +164,8 @@ RUN_BY = {
     "make check": ".ci/run",
     "make gpu": "tests/test_gpu_target.py",
     "make gpu-bench": "tests/test_gpu_target.py",
+    "make gpu-gpt2": "tests/test_gpu_target.py",
+    "make gpu-peers": "tests/test_gpu_target.py",
     "make gpu-runs": "tests/test_gpu_target.py",
     "make gpu-tests": "tests/test_gpu_target.py",
     "make gpu-training": "tests/test_gpu_target.py",

@@ -14,7 +14,10 @@ import torch
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ["adamw_kernels", "recorder_overhead_cuda", "gpt2_step_time", "training"]
+BENCHMARKS = [
+    *("adamw_kernels", "recorder_overhead_cuda", "variants", "gpt2_step_time"),
+    *("peers", "peers", "training"),
+]
 
 without_device = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
@@ -70,7 +73,7 @@ def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
 def test_an_interpreter_that_fails_is_named_with_every_part():
     done = make("gpu", "GPU_PYTHON=/bin/false")
     assert done.returncode != 0
-    parts = "gpu-tests gpu-runs gpu-bench gpu-training"
+    parts = "gpu-tests gpu-runs gpu-bench gpu-gpt2 gpu-peers gpu-training"
     assert f"make gpu: failed: {parts}\n" in done.stderr
 
 

@@ -1,15 +1,16 @@
 """Step time, MFU and memory of GPT-2 124M and 350M over micro-batch sizes, in bfloat16.
 
-Eager and compiled. The runs are those of `batchscape sweep`, one at a time, in
-folders of outputs/gpu_gpt2, which stay for `batchscape report`. A micro-batch that does not fit is part of
-the answer.
+Eager and compiled. The runs are those of `batchscape sweep`, one at a time, in folders of
+outputs/gpu_gpt2, which stay for `batchscape report`. A micro-batch that does not fit is part of the
+answer. The limit is that of each of the sweeps.
 
-    python benchmarks/gpu/gpt2_step_time.py [--limit-s 400] [key=value ...]
+    python benchmarks/gpu/gpt2_step_time.py [--limit-s 120] [key=value ...]
 """
 
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from results import ROOT, cuda_device, save
 from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
@@ -46,20 +47,20 @@ def main() -> None:
     cuda_device()
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)
-    runs = []
+    runs: list[tuple[str, dict[str, Any]]] = []
     for name, grid in GRIDS.items():
         settings = (*SETTINGS, *grid, f"sweep_name={name}", *options.settings)
-        runs += runs_of(FOLDER / name, options.limit_s, *settings)
-    rows = [
-        {
-            "model": "124M" if run["model.n_layers"] == 12 else "350M",
-            **row_of(run, (*FIGURES, *MEMORY, "compile_s", PREDICTED)),
-        }
-        for run in runs
-    ]
-    rows.sort(key=lambda row: (row["model"], row["compile"], row["micro_batch_size"]))
-    of_124m = [row for row in rows if row["model"] == "124M"]
-    save("gpt2_step_time", rows, eager_over_compiled(of_124m))
+        runs += [(name, run) for run in runs_of(FOLDER / name, options.limit_s, *settings)]
+        rows = [
+            {
+                "model": of.rpartition("_")[2].upper(),
+                **row_of(run, (*FIGURES, *MEMORY, "compile_s", PREDICTED)),
+            }
+            for of, run in runs
+        ]
+        rows.sort(key=lambda row: (row["model"], row["compile"], row["micro_batch_size"]))
+        of_124m = [row for row in rows if row["model"] == "124M"]
+        save("gpt2_step_time", rows, eager_over_compiled(of_124m))  # what there is so far
 
 
 if __name__ == "__main__":

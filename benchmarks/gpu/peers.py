@@ -1,11 +1,11 @@
 """Step time of GPT-2 in the loops of others, side by side: one model, one order, one arithmetic.
 
 All train the same module from the same weights on the same samples in bfloat16 autocast, with the
-same fused AdamW and clipping. They take turns; the time of a step runs from the end of one to the
-end of the next, over the steps of a block, on an idle device at its edges, so that fetching samples,
-logging and recording count. What is compiled is compiled once, before the first turn.
+same fused AdamW and clipping. They take turns in the rounds, each of which is a process of its own,
+as the Trainer changes torch's settings of TF32. The time of a step is that of a block of them, from
+an idle device to an idle device, so that fetching samples, logging and recording count.
 
-    python benchmarks/gpu/peers.py [--compile] [--steps 25] [--rounds 3] [--device cuda]
+    python benchmarks/gpu/peers.py [--compile] [--steps 40] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from intervals import ratio
-from results import save
+from results import cuda_device, save
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -42,16 +43,25 @@ SETTLE = 8
 """First optimizer steps, which belong to no figure: compilation is in them."""
 
 
-def make_spec(device: str, micro: int, steps: int, *, compiled: bool) -> RunSpec:
-    """Return the run that all sides train: GPT-2 124M, or a small one on a CPU."""
-    sizes = {"n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50257}
-    length = 1024
-    if device == "cpu":
-        sizes, length = {"n_layers": 2, "n_heads": 2, "d_model": 64, "vocabulary_size": 257}, 64
+SIZES = {
+    # name: (layers, heads, width, sequence length, vocabulary)
+    "124M": (12, 12, 768, 1024, 50257),
+    "350M": (24, 16, 1024, 1024, 50257),
+    "tiny": (2, 2, 64, 64, 257),  # for a CPU
+}
+
+
+def make_spec(
+    size: str, micro: int, steps: int, *, compiled: bool = False, **model: Any
+) -> RunSpec:
+    """Return the run that all sides train: GPT-2 on a GPU, with further settings of `model`."""
+    layers, heads, width, length, vocabulary = SIZES[size]
+    device = "cpu" if size == "tiny" else "cuda"
+    sizes = {"n_layers": layers, "n_heads": heads, "d_model": width, "vocabulary_size": vocabulary}
     config = RunConfig.from_mapping(
         {
             "batch": {"micro_batch_size": micro, "gradient_accumulation_steps": 1},
-            "model": {"name": "gpt", "padded_vocabulary": True, **sizes},
+            "model": {"name": "gpt", "padded_vocabulary": True, **sizes, **model},
             "data": {"name": "stdlib", "sequence_length": length},
             "optimizer": {"name": "adamw", "learning_rate": 6e-4},
             "schedule": {"name": "constant"},
@@ -205,10 +215,7 @@ def train_accelerate(spec: RunSpec) -> tuple[list[float], float]:
 
 def train_fabric(spec: RunSpec) -> tuple[list[float], float]:
     """Train as Fabric's guide does."""
-    try:
-        from lightning_fabric import Fabric
-    except ImportError:
-        from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator=spec.device_type, devices=1, precision="bf16-mixed")
     module = MeanLoss(spec)
@@ -228,7 +235,7 @@ def train_fabric(spec: RunSpec) -> tuple[list[float], float]:
 
 
 def train_trainer(spec: RunSpec) -> tuple[list[float], float]:
-    """Train with the Trainer of transformers; it logs the loss of each step, rounded to 4 digits."""
+    """Train with the Trainer of transformers, whose mean loss alone is logged."""
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -286,54 +293,49 @@ SIDES = {
 }
 
 
+def measure(spec: RunSpec) -> dict[str, tuple[list[float], float]]:
+    """Train every side once; return losses and seconds a step."""
+    _set_precision_of_products("highest")
+    found = {}
+    for name, train in SIDES.items():
+        torch._dynamo.reset()
+        found[name] = train(spec)
+        print(f"{name}: {1e3 * found[name][1]:.2f} ms a step", flush=True)
+    return found
+
+
+def row_of(name: str, rounds: list[dict[str, tuple[list[float], float]]]) -> dict[str, Any]:
+    """Return the median time of a side, and how far its losses are from ours in the first round."""
+    losses, ours = np.array(rounds[0][name][0]), np.array(rounds[0]["batchscape"][0])
+    apart = None if len(losses) < len(ours) else float(np.abs(losses - ours).max())
+    return {
+        "system": name,
+        "step_s": float(np.median([found[name][1] for found in rounds])),
+        "mean_loss": float(losses.mean()),
+        "largest_loss_difference": apart,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--micro-batch-size", type=int, default=16)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     options = parser.parse_args()
-    _set_precision_of_products("highest")
+    if options.device == "cuda":
+        cuda_device()
     steps = options.steps + SETTLE
-    spec = make_spec(options.device, options.micro_batch_size, steps, compiled=options.compile)
-    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    curves: dict[str, list[float]] = {}
-    for number in range(options.rounds):
-        for name, train in SIDES.items():
-            torch._dynamo.reset()
-            try:
-                curves[name], step_s = train(spec)
-            except Exception as error:  # what one side cannot do keeps no other from its figures
-                print(f"Error of {name}: {error!r}"[:600], flush=True)
-                continue
-            seconds[name].append(step_s)
-            print(
-                f"round {number}: {name}: {1e3 * step_s:.2f} ms, loss {curves[name][-1]:.5f}",
-                flush=True,
-            )
-    tokens = spec.geometry.global_batch_size * (spec.config.sequence_length or 1)
-    ours = np.array(curves["batchscape"])
-    rows = []
-    seconds = {name: values for name, values in seconds.items() if values}
-    for name, values in seconds.items():
-        curve = np.array(curves[name])
-        whole = len(curve) == len(ours)
-        rows.append(
-            {
-                "system": name,
-                "compile": options.compile,
-                "micro_batch_size": options.micro_batch_size,
-                "step_s": float(np.median(values)),
-                "tokens_per_s": tokens / float(np.median(values)),
-                "final_loss": float(curve[-1]) if whole else None,
-                "largest_loss_difference": float(np.abs(curve - ours).max()) if whole else None,
-                "mean_loss": float(curve.mean()) if whole else float(curve[-1]),
-            }
-        )
+    size = "124M" if options.device == "cuda" else "tiny"
+    spec = make_spec(size, options.micro_batch_size, steps, compiled=options.compile)
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        rounds = pool.map(measure, [spec] * options.rounds, chunksize=1)
+    rows = [row_of(name, rounds) for name in SIDES]
+    times = {name: np.array([found[name][1] for found in rounds]) for name in SIDES}
     compared = [
-        ratio(f"{name} / batchscape", np.array(values), np.array(seconds["batchscape"]))
-        for name, values in seconds.items()
+        ratio(f"{name} / batchscape", times[name], times["batchscape"])
+        for name in SIDES
         if name != "batchscape"
     ]
     if options.device == "cuda":

@@ -1,0 +1,144 @@
+"""What makes a step of GPT-2 fast: each variant beside the plain one, in bfloat16.
+
+A variant is a process of its own, which trains on the same samples from the same weights. Its time
+is the median of single steps by events of the device, its memory the allocator's peak, its FLOPs
+those of docs/numbers.md.
+
+    python benchmarks/gpu/variants.py [--only "compiled, padded"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from contextlib import nullcontext
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from peers import batches, make_spec
+from results import cuda_device, save
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from batchscape.engines import build_engine
+from batchscape.measure.flops import model_flops
+from batchscape.measure.peak import peak_flops
+from batchscape.models.gpt import GptModel
+from batchscape.train.worker import _set_precision_of_products
+
+SETTLE, STEPS = 13, 20
+
+
+class Variant(NamedTuple):
+    """What is unlike the plain one: eager, padded to a multiple of 64, micro-batch 16."""
+
+    size: str = "124M"
+    micro: int = 16
+    padded: bool = True
+    chunk: int | None = None
+    compiled: str | None = None
+    """`whole`, `blocks` or a mode of `torch.compile`."""
+    flash: bool = False
+    """Whether flash attention is asked for, where torch would choose."""
+    narrow: bool = False
+    """Whether the residual stream is in bfloat16."""
+
+
+VARIANTS = {
+    "eager, 50257 rows": Variant(padded=False),
+    "eager, padded": Variant(),
+    "eager, padded, loss_chunk=4096": Variant(chunk=4096),
+    "compiled, 50257 rows": Variant(padded=False, compiled="whole"),
+    "compiled, padded": Variant(compiled="whole"),
+    "compiled, padded, flash attention": Variant(compiled="whole", flash=True),
+    "compiled, padded, residual stream in bfloat16": Variant(compiled="whole", narrow=True),
+    "compiled, padded, loss_chunk=4096": Variant(compiled="whole", chunk=4096),
+    "blocks compiled, padded": Variant(compiled="blocks"),
+    "compiled, padded, micro-batch 64": Variant(compiled="whole", micro=64),
+    "eager, padded, micro-batch 1": Variant(micro=1),
+    "compiled, padded, micro-batch 1": Variant(compiled="whole", micro=1),
+    "CUDA graphs, padded, micro-batch 1": Variant(compiled="reduce-overhead", micro=1),
+    "350M: compiled, padded": Variant(size="350M", compiled="whole"),
+}
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Train a variant; return its row."""
+    variant = VARIANTS[name]
+    _set_precision_of_products("highest")
+    device = cuda_device()
+    torch.cuda.set_device(device)
+    spec = make_spec(
+        variant.size,
+        variant.micro,
+        SETTLE + STEPS,
+        padded_vocabulary=variant.padded,
+        loss_chunk=variant.chunk,
+    )
+    if variant.narrow:
+        GptModel.hidden = narrow  # type: ignore[method-assign]
+    engine = build_engine(spec, device)
+    samples = list(batches(spec))
+    flops = model_flops(engine.module, *samples[0])
+    if variant.compiled == "blocks":
+        for block in engine.module.model.blocks:
+            block.compile(dynamic=False)
+    elif variant.compiled is not None:
+        mode = None if variant.compiled == "whole" else variant.compiled
+        engine.module.compile(dynamic=False, mode=mode)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    losses: list[Tensor] = []
+    attention = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if variant.flash else nullcontext()
+    with attention:
+        began = time.perf_counter()
+        for k, (inputs, labels) in enumerate(samples):
+            torch.compiler.cudagraph_mark_step_begin()
+            if k >= SETTLE:
+                marks[k - SETTLE].record()
+            loss = engine.micro_step(inputs, labels, 1 / labels.numel(), last=True)
+            losses.append(loss.clone() / labels.numel())
+            engine.optimizer_step(spec.config.optimizer, 1.0)
+            if k == 0:
+                torch.cuda.synchronize()
+                first_s = time.perf_counter() - began
+        marks[-1].record()
+        torch.cuda.synchronize()
+    step_s = float(np.median([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])) / 1e3
+    peak = peak_flops(device, "bfloat16", "highest", None).tflops
+    row = {
+        "variant": name,
+        "step_s": step_s,
+        "tokens_per_s": samples[0][0].numel() / step_s,
+        "mfu_pct": None if peak is None else 100 * flops / step_s / 1e12 / peak,
+        "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "first_step_s": first_s,
+        "final_loss": float(losses[-1]),
+    }
+    print(row, flush=True)
+    return row
+
+
+def narrow(self: GptModel, tokens: Tensor) -> Tensor:
+    """Do what `GptModel.hidden` does, with a residual stream in bfloat16."""
+    x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+    x = self.dropout(x).to(torch.bfloat16)
+    for block in self.blocks:
+        x = block(x)
+    last: Tensor = self.norm(x)
+    return last
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=list(VARIANTS), nargs="+", default=list(VARIANTS))
+    options = parser.parse_args()
+    cuda_device()
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        save("variants", pool.map(measure, options.only, chunksize=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,7 @@ __all__ = [
     "launched_batches",
     "plain_texts",
     "setting_label",
+    "setting_texts",
     "where_they_differ",
 ]
 
@@ -59,6 +60,8 @@ _ORDER = (
 )
 _DATA = "data.manifest_hash"
 _RATE = "optimizer.learning_rate"
+_SCALED = "learning_rate"
+"""What a rule made of it for the global batch; a setting only where there is such a rule."""
 _LONG = 40
 """Letters of a value that a table has room for."""
 _MOST_NAMED = 3
@@ -128,9 +131,14 @@ class Cells:
         """Name each cell by its geometry and some settings, by default all of `contexts`."""
         labels = geometry_label(self.table)
         for name in self.contexts if settings is None else settings:
-            values = where_they_differ(self.table[name].fillna(MISSING))
+            values = setting_texts(self.table, name)
             labels = labels + ", " + setting_label(name) + " " + values
         return labels
+
+    def label_of(self, name: str) -> str:
+        """Name a setting of cells that differ in their global batch."""
+        is_scaled = name == _RATE and _SCALED in self.settings
+        return "base learning rate" if is_scaled else setting_label(name)
 
     def only(self, kept: Collection[int]) -> Cells:
         """Keep the runs of some cells, and of `contexts` what still tells these apart.
@@ -170,7 +178,7 @@ class Cells:
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""
-        return [name for name in self.settings if name not in self.shown]
+        return [name for name in self.settings if name not in (*self.shown, _SCALED)]
 
 
 def find_cells(runs: pd.DataFrame) -> Cells:
@@ -207,7 +215,18 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     contexts = [n for n in shown if n in WHERE or not _follows(distinct, ["global_batch_size"], n)]
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
+    if (rates := _scaled_rates(runs)) is not None:
+        settings = [*settings, _SCALED]
+        table[_SCALED] = plain_texts(rates.groupby(cell).first().reindex(table.index))
     return Cells(runs.assign(cell=cell), table, settings, shown, contexts)
+
+
+def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:
+    """Return the learning rates that runs had, where they are not those of their settings."""
+    columns = runs.reindex(columns=[_RATE, _SCALED])
+    base, rates = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
+    is_scaled = ((rates - base).abs() > 1e-9 * base.abs()).any()
+    return rates if is_scaled else None
 
 
 def _is_setting(name: str) -> bool:
@@ -231,6 +250,20 @@ def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
     """Write geometries as devices x micro x accumulation, `?` where one is unknown."""
     factors = [table[name].astype("string").fillna("?") for name in GEOMETRY[:3]]
     return (factors[0] + TIMES + factors[1] + TIMES + factors[2]).astype(str)
+
+
+def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
+    """Write a setting of each cell; of the learning rate, what a rule made of it.
+
+    Parameters
+    ----------
+    table : DataFrame
+        With the settings of cells, as `Cells.table`.
+    """
+    if name == _RATE and _SCALED in table:
+        rates = pd.to_numeric(table[_SCALED], errors="coerce")
+        return rates.map("{:.3g}".format, na_action="ignore").fillna(MISSING).astype(str)
+    return where_they_differ(table[name].fillna(MISSING))
 
 
 def where_they_differ(texts: pd.Series[str]) -> pd.Series[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import WHERE, Cells, plain_texts, setting_label
+from batchscape.analysis.cells import WHERE, Cells, plain_texts
 
 __all__ = ["blocks_of", "joined", "labels_of", "logarithm", "values_of"]
 
@@ -28,7 +28,7 @@ def joined(parts: Sequence[pd.Series[str]], separator: str, index: pd.Index) -> 
 def labels_of(cells: Cells, runs: pd.DataFrame, names: Sequence[str]) -> pd.Series[str]:
     """Name each run by its cell's values of some settings, as in "model gpt, hardware H200"."""
     parts = [
-        (name.replace("_", " ") if name in WHERE else setting_label(name))
+        (name.replace("_", " ") if name in WHERE else cells.label_of(name))
         + " "
         + values_of(cells, runs, name)
         for name in names

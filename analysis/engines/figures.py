@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from batchscape.analysis.cells import Cells, geometry_label, setting_label
+from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
 from batchscape.analysis.engines.losses import EngineLosses
 from batchscape.analysis.engines.matching import counterparts, shared_settings
 from batchscape.analysis.figures.panels import lay_out
@@ -201,15 +201,15 @@ def _row_names(table: pd.DataFrame) -> list[str]:
     # The settings stand between the geometry and the engine.
     between = columns[columns.index("global_batch_size") + 1 : columns.index("engine")]
     for name in (name for name in between if table[name].nunique(dropna=False) > 1):
-        names = names + ", " + setting_label(name) + " " + table[name].fillna("?").astype(str)
+        names = names + ", " + setting_label(name) + " " + setting_texts(table, name)
     return names.tolist()
 
 
 def _title(cells: Cells, cell: int) -> str:
-    row = cells.table.loc[cell]
-    parts = [f"global batch {row['global_batch_size']}"]
+    row = cells.table.loc[[cell]]
+    parts = [f"global batch {row['global_batch_size'].iloc[0]}"]
     shown = [name for name in shared_settings(cells) if name in cells.contexts]
-    parts += [f"{setting_label(name)} {row[name]}" for name in shown]
+    parts += [f"{setting_label(name)} {setting_texts(row, name).iloc[0]}" for name in shown]
     return fill(", ".join(parts), 34)
 
 

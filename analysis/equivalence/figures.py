@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from batchscape.analysis.cells import Cells, geometry_label, setting_label
+from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look, loss_axis
 
 __all__ = ["MOST_PANELS", "MOST_ROWS", "draw_divergence", "draw_equivalence"]
@@ -173,7 +173,7 @@ def _names(
     varying = [name for name in cells.contexts if cells.table[name].nunique() > 1]
     texts = geometry_label(table) if geometry else "batch " + table["global_batch_size"].astype(str)
     for name in varying:
-        value = table[name].fillna("?")
+        value = setting_texts(table, name)
         said = value if name == "precision" else setting_label(name) + " " + value
         texts = texts + ", " + said
     return texts.tolist()

@@ -49,11 +49,10 @@ def with_room(
 ) -> tuple[Cells, str]:
     """Choose the cells that a figure has room for.
 
-    Where there are more settings than panels, or none in which two global batches could be set
-    side by side, as after a search, each global batch is shown at its best learning rate, in one
-    panel; without a curve there by its cell of the fewest diverged runs, then the lowest final
-    held-out loss. Of what is then still too much, settings with a best rate come first, then those
-    first in table order.
+    Where settings and global batches differ, each global batch is shown at its best learning rate,
+    in one panel; without a curve there by its cell of the fewest diverged runs, then the lowest
+    final held-out loss. Of what is then still too much, settings with a best rate come first, then
+    those first in table order.
 
     Parameters
     ----------
@@ -74,11 +73,10 @@ def with_room(
     runs = pd.concat([_chosen(cells, status, timed=timed) for status in ("completed", "diverged")])
     drawn = sorted(runs["cell"].unique())
     batch, context = cells.table["global_batch_size"].loc[drawn], cells.context_of()
-    batches = batch.groupby(context.loc[drawn]).nunique()
-    too_many = len(batches) > panels
+    settings = context.loc[drawn].nunique()
     best = [cell for cell in at_best if cell in drawn]
-    shown, members, said = cells, drawn, f"{panels} of {len(batches)} settings are shown"
-    if best and batch.nunique() > 1 and (too_many or batches.max() == 1):
+    shown, members, said = cells, drawn, f"{panels} of {settings} settings are shown"
+    if best and batch.nunique() > 1 and settings > 1:
         others = _others(cells, runs, best)
         members = [*best, *others]
         shown = cells.only(members)
@@ -96,7 +94,7 @@ def with_room(
             )
         if without := set(launched_batches(cells.runs)) - set(batch):
             said += f"; no curve at all: {', '.join(f'B = {size}' for size in sorted(without))}"
-    elif best and too_many:
+    elif best and settings > panels:
         said += ", with that of the best learning rate"
     context = shown.context_of()
     first = context.loc[[*best, *members]].unique()[:panels]

@@ -8,7 +8,7 @@ from textwrap import fill
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 
 __all__ = ["context_title", "lay_out"]
@@ -58,6 +58,6 @@ def lay_out(
 def context_title(cells: Cells, cell: int) -> str:
     """Name the settings of a cell that its panel stands for, in short lines."""
     row = cells.table.loc[cell]
-    parts = [fill(f"{setting_label(name)} {row[name]}", 32) for name in cells.contexts]
+    parts = [fill(f"{cells.label_of(name)} {row[name]}", 32) for name in cells.contexts]
     whole = ", ".join(parts)
     return whole if len(whole) <= 32 else "\n".join(parts)

@@ -6,7 +6,7 @@ from textwrap import shorten
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.numbers import MISSING
 
 __all__ = ["setting_names"]
@@ -47,7 +47,7 @@ def setting_names(cells: Cells, number: pd.Series[int]) -> dict[int, str]:
             chosen.append(name)
             told = apart
     texts = [
-        ", ".join(f"{setting_label(str(name))} {row[name]}" for name in row)
+        ", ".join(f"{cells.label_of(str(name))} {row[name]}" for name in row)
         for row in table[chosen].to_dict("records")
     ]
     shown = [shorten(text, _LETTERS, placeholder=" ...") for text in texts]

@@ -21,7 +21,7 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
     count = int(comparison["best_comparisons"].max())
     if not count:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
-    same = f" of equal {', '.join(setting_headers(cells.contexts))}" if cells.contexts else ""
+    same = f" of equal {', '.join(map(cells.label_of, cells.contexts))}" if cells.contexts else ""
     return (
         f"Bold: best in its column among the cells{same}, and told from each of them: two-sided "
         "t-tests of differences paired by seed, of which the largest p value counts, below "

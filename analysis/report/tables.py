@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, where_they_differ
+from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, setting_texts
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.numbers import (
@@ -200,7 +200,7 @@ def geometry_column(table: pd.DataFrame) -> Column:
 
 def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     """Return columns of settings, under short headers."""
-    texts = (where_they_differ(table[name].fillna(MISSING)) for name in names)
+    texts = (setting_texts(table, name) for name in names)
     return list(zip(setting_headers(names), texts, strict=True))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis import compare, find_cells, load, write_report
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.curves import with_room
 from batchscape.analysis.figures.style import looks
@@ -19,6 +19,7 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
 from batchscape.analysis.report.sparklines import curve_lines
+from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections
 
 SEARCHED = {8: (0.001, 0.0015, 0.00225), 16: (0.0011, 0.0016, 0.0024), 32: (0.003, 0.004, 0.006)}
@@ -117,13 +118,33 @@ def test_a_rate_at_which_a_seed_diverged_comes_after_those_that_completed(build:
     assert "0.00240 at B = 16 (2 completed)" in said
 
 
-def test_a_grid_that_has_room_is_shown_whole(build: Any) -> None:
+def test_of_a_grid_each_global_batch_is_shown_at_its_best_rate(build: Any) -> None:
+    """One panel, where global batches can be compared, also where a panel a rate had room."""
     rates = (0.0015, 0.003, 0.006)
-    cells, shown, said, at_best = chosen(sweep_of(build, {8: rates, 32: rates}))
-    assert pairs(shown) == pairs(cells)
-    assert shown.contexts == cells.contexts
-    assert said == ""
+    _, shown, said, at_best = chosen(sweep_of(build, {8: rates, 32: rates}))
+    assert pairs(shown) == {(8, 0.0015), (32, 0.006)}
+    assert shown.contexts == []
+    assert said.endswith(": 0.00150 at B = 8, 0.00600 at B = 32; 4 of 6 cells are left out.")
     assert set(at_best.values()) == {0.0015, 0.006}
+
+
+def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
+    """A rule makes 0.004 at B = 32 of 0.002, and runs that were rejected know of no rate."""
+    rates = (0.001, 0.002)
+    runs = load(sweep_of(build, {8: rates, 32: rates}).path).runs
+    factor = runs["global_batch_size"].map({8: 1.0, 32: 2.0})
+    scaled = runs["optimizer.learning_rate"].astype(float) * factor
+    cells = find_cells(runs.assign(learning_rate=scaled.mask(runs["seed"].eq(1))))
+    assert cells.table["optimizer.learning_rate"].tolist() == ["0.001", "0.001", "0.002", "0.002"]
+    trained = ["0.001", "0.002", "0.002", "0.004"]
+    assert [label.rpartition(" ")[2] for label in cells.labels()] == trained
+    # Cells of several global batches share a setting, not a rate.
+    assert cells.label_of("optimizer.learning_rate") == "base learning rate"
+    comparison = compare(cells)
+    grid = comparison_grid(comparison, cells)
+    position = list(grid.headers).index("learning rate")
+    assert [row[position] for row in grid.rows] == trained
+    assert comparison["learning_rate"].tolist() == trained
 
 
 def test_of_one_global_batch_the_best_rate_is_among_those_shown(build: Any) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "GEOMETRY",
     "OF_THE_UPDATE",
     "PROGRAMS",
+    "RATE",
     "SEEDS",
     "WHERE",
     "Cells",
@@ -59,7 +60,7 @@ _ORDER = (
     "micro_batch_size",
 )
 _DATA = "data.manifest_hash"
-_RATE = "optimizer.learning_rate"
+RATE = "optimizer.learning_rate"
 _SCALED = "learning_rate"
 """What a rule made of it for the global batch; a setting only where there is such a rule."""
 _LONG = 40
@@ -137,7 +138,7 @@ class Cells:
 
     def label_of(self, name: str) -> str:
         """Name a setting of cells that differ in their global batch."""
-        is_scaled = name == _RATE and _SCALED in self.settings
+        is_scaled = name == RATE and _SCALED in self.settings
         return "base learning rate" if is_scaled else setting_label(name)
 
     def only(self, kept: Collection[int]) -> Cells:
@@ -147,7 +148,7 @@ class Cells:
         """
         table = self.table.loc[sorted(kept)]
         contexts: list[str] = []
-        for name in sorted(self.contexts, key=lambda name: name == _RATE):
+        for name in sorted(self.contexts, key=lambda name: name == RATE):
             if not _follows(table, ["global_batch_size", *contexts], name):
                 contexts.append(name)
         runs = self.runs[self.runs["cell"].isin(kept)]
@@ -223,7 +224,7 @@ def find_cells(runs: pd.DataFrame) -> Cells:
 
 def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:
     """Return the learning rates that runs had, where they are not those of their settings."""
-    columns = runs.reindex(columns=[_RATE, _SCALED])
+    columns = runs.reindex(columns=[RATE, _SCALED])
     base, rates = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
     is_scaled = ((rates - base).abs() > 1e-9 * base.abs()).any()
     return rates if is_scaled else None
@@ -260,7 +261,7 @@ def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
     table : DataFrame
         With the settings of cells, as `Cells.table`.
     """
-    if name == _RATE and _SCALED in table:
+    if name in {RATE, _SCALED} and _SCALED in table:
         rates = pd.to_numeric(table[_SCALED], errors="coerce")
         return rates.map("{:.3g}".format, na_action="ignore").fillna(MISSING).astype(str)
     return where_they_differ(table[name].fillna(MISSING))
@@ -371,7 +372,7 @@ def _companions(table: pd.DataFrame, own: Sequence[str], kept: Sequence[str]) ->
     """Choose settings of a group to name beside those they follow from."""
     # A name stands for all that comes with it. Runs are pooled over learning rates, and must not
     # be told apart by what was set along with them.
-    said = [name for name in kept if name.endswith(".name") or name == _RATE]
+    said = [name for name in kept if name.endswith(".name") or name == RATE]
     found = [
         name
         for name in own

@@ -1,13 +1,13 @@
 """Tokens a second against the Hugging Face Trainer: one model, one order, one arithmetic.
 
 Both train the same `transformers` GPT-2 from the same weights on the same samples, in float32 on
-one thread (or with bfloat16 autocast on a GPU), with the same fused AdamW, clipping and
-accumulation. Their losses are compared first; then they take turns, and the ratio of tokens a
-second is printed for three sizes. Both clocks run from the end of one optimizer step to the end of
-a later one, so that everything between steps counts: fetching samples, logging, recording. The
-Trainer logs as rarely as its default, batchscape records every step.
+one thread, with the same fused AdamW, clipping and accumulation (on a GPU: gpu/peers.py). Their
+losses are compared first; then they take turns, and the ratio of tokens a second is printed for
+three sizes. Both clocks run from the end of one optimizer step to the end of a later one, so that
+everything between steps counts: fetching samples, logging, recording. The Trainer logs as rarely
+as its default, batchscape records every step.
 
-    python benchmarks/hf_trainer.py [--rounds 12] [--sizes tiny small medium] [--device cpu]
+    python benchmarks/hf_trainer.py [--rounds 12] [--sizes tiny small medium]
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 
 import numpy as np
 import torch
@@ -56,7 +55,7 @@ SIZES = {
 }
 
 
-def make_spec(size: str, optimizer_steps: int, device: str) -> RunSpec:
+def make_spec(size: str, optimizer_steps: int) -> RunSpec:
     """Return the run that both sides train."""
     layers, heads, width, length, micro, accumulation = SIZES[size]
     gpt2 = {"model_type": "gpt2", "n_layer": layers, "n_head": heads, "n_embd": width}
@@ -72,11 +71,11 @@ def make_spec(size: str, optimizer_steps: int, device: str) -> RunSpec:
             "scaling": {},
             "budget": {"optimizer_steps": optimizer_steps},
             "evaluation": {"samples": 8},
-            "engine": {"name": "ddp", "precision": "float32" if device == "cpu" else "bfloat16"},
+            "engine": {"name": "ddp", "precision": "float32"},
             "loader": {},
             "checkpoint": {"every_s": None},
             "measure": {"memory": False},
-            "launcher": {"name": "local", "device": device},
+            "launcher": {"name": "local", "device": "cpu"},
             "tracker": {"name": "none"},
         }
     )
@@ -88,7 +87,7 @@ def make_spec(size: str, optimizer_steps: int, device: str) -> RunSpec:
         trajectory_id=size,
         sweep_name="benchmark",
         stages=(Stage(optimizer_steps * micro * accumulation, geometry, config.optimizer),),
-        device_type=device,
+        device_type="cpu",
         precision=config.engine.precision,
         evaluation_every_samples=None,
         data=prepare(config.data),
@@ -113,8 +112,7 @@ def train_ours(spec: RunSpec) -> tuple[list[float], list[float]]:
     """Return the loss of every step, and when each ended."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder(Path(root))
-        device = torch.device(spec.device_type, 0) if spec.device_type == "cuda" else None
-        training = Ours(spec, folder, 0, device or torch.device("cpu"), 0)
+        training = Ours(spec, folder, 0, torch.device("cpu"), 0)
         training.run(lambda _: None)
         rows = [json.loads(line) for line in folder.lines("steps").read_text().splitlines()]
     return [row["loss"] for row in rows], training.ended
@@ -172,14 +170,13 @@ def train_hugging_face(spec: RunSpec, logging_steps: int) -> tuple[list[float], 
             adam_epsilon=1e-8,
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
-            bf16=spec.precision == "bfloat16",
-            use_cpu=spec.device_type == "cpu",
+            use_cpu=True,
             logging_steps=logging_steps,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
-            dataloader_pin_memory=spec.device_type == "cuda",
+            dataloader_pin_memory=False,
         )
         trainer = InOrder(model=peer, args=arguments, train_dataset=Samples(spec))
         trainer.remove_callback(PrinterCallback)
@@ -202,9 +199,9 @@ def tokens_per_s(spec: RunSpec, ended: list[float]) -> float:
     return tokens / (ended[-1] - ended[SETTLE - 1])
 
 
-def compare_losses(size: str, device: str) -> None:
+def compare_losses(size: str) -> None:
     """Print how far the two loss curves are apart."""
-    spec = make_spec(size, 20, device)
+    spec = make_spec(size, 20)
     ours, theirs = train_ours(spec)[0], train_hugging_face(spec, logging_steps=1)[0]
     apart = np.abs(np.array(ours) - np.array(theirs))
     print(
@@ -217,12 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
     torch.set_num_threads(1)
     for size in options.sizes:
-        compare_losses(size, options.device)
-        spec = make_spec(size, STEPS[size] + SETTLE, options.device)
+        compare_losses(size)
+        spec = make_spec(size, STEPS[size] + SETTLE)
         rates = []
         for _ in track(range(options.rounds), description=size):
             theirs = tokens_per_s(spec, train_hugging_face(spec, logging_steps=500)[1])

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, plain_texts
+from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
@@ -26,7 +26,6 @@ View = Literal["cost", "training", "reaching"]
 is reached does not depend on the budget."""
 
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
-_RATE = "optimizer.learning_rate"
 _CADENCE = "evaluation.every_samples"
 _RULED = ("optimizer.", "schedule.", "scaling.")
 _NAMED = ("hardware", "precision", "model.name", "data.name")
@@ -190,7 +189,7 @@ class Evidence:
         runs = runs[was_started(runs)]
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
         runs = runs.assign(**{name: runs[name].astype("int64") for name in GEOMETRY})
-        rate = runs.get("learning_rate", runs.get(_RATE))
+        rate = runs.get("learning_rate", runs.get(RATE))
         rates = pd.Series(np.nan, runs.index) if rate is None else pd.to_numeric(rate)
         return runs.assign(
             learning_rate=rates.astype(float),
@@ -200,7 +199,7 @@ class Evidence:
 
     def _is_free(self, name: str, view: View) -> bool:
         """Tell whether runs of one context may differ in a setting."""
-        if name in {_RATE, _CADENCE}:
+        if name in {RATE, _CADENCE}:
             return True
         affects = affects_of(name)
         if view == "cost" and affects is not None and not affects & Affects.COST:

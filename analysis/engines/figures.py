@@ -200,8 +200,10 @@ def _row_names(table: pd.DataFrame) -> list[str]:
     columns = list(table.columns)
     # The settings stand between the geometry and the engine.
     between = columns[columns.index("global_batch_size") + 1 : columns.index("engine")]
-    for name in (name for name in between if table[name].nunique(dropna=False) > 1):
-        names = names + ", " + setting_label(name) + " " + setting_texts(table, name)
+    varying = [name for name in between if table[name].nunique(dropna=False) > 1]
+    # A learning rate and what a rule made of it are one text under one label.
+    for label, texts in {setting_label(n): setting_texts(table, n) for n in varying}.items():
+        names = names + ", " + label + " " + texts
     return names.tolist()
 
 

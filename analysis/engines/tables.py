@@ -38,7 +38,7 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> TableView:
     """
     shown = _shown(cells)
     found = counterparts(cells).drop_duplicates("group")
-    head = cells.table.loc[found.index, ["global_batch_size", *shown]]
+    head = cells.table.loc[found.index, ["global_batch_size", *shared_settings(cells)]]
     table = pairs.join(head.set_axis(pd.Index(found["group"])), on="group")
     alone = table["engine"] == table["other"]
     counts = {"n_seeds": "seeds", "n_runs": "runs", "n_optimizer_steps": "paired steps"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
-from batchscape.analysis.cells import Cells, setting_label
+from batchscape.analysis.cells import RATE, Cells, setting_label
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.report.grids import lettered
@@ -21,7 +21,9 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
     count = int(comparison["best_comparisons"].max())
     if not count:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
-    same = f" of equal {', '.join(map(cells.label_of, cells.contexts))}" if cells.contexts else ""
+    named = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
+    labels = [cells.label_of(name) if name == RATE else header for name, header in named]
+    same = f" of equal {', '.join(labels)}" if labels else ""
     return (
         f"Bold: best in its column among the cells{same}, and told from each of them: two-sided "
         "t-tests of differences paired by seed, of which the largest p value counts, below "
@@ -62,11 +64,15 @@ def ratio_definition(comparison: pd.DataFrame) -> str:
 
 
 def setting_headers(names: Sequence[str]) -> list[str]:
-    """Shorten the keys of settings, but for those that would then be the same."""
+    """Shorten the keys of settings, but for those that would then be the same.
+
+    The rate of the optimizer has its label in any case: it may be what a rule made of the setting.
+    """
     labels = [setting_label(name) for name in names]
     repeated = Counter(labels)
     return [
-        name if repeated[label] > 1 else label for name, label in zip(names, labels, strict=True)
+        name if repeated[label] > 1 and name != RATE else label
+        for name, label in zip(names, labels, strict=True)
     ]
 
 

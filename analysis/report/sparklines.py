@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells, counted
+from batchscape.analysis.cells import RATE, Cells, counted
 from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
@@ -17,7 +17,6 @@ __all__ = ["curve_lines", "sparkline"]
 
 _MOST = 12
 _WIDTH = 24
-_RATE = "optimizer.learning_rate"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -136,7 +135,7 @@ def _labels(cells: Cells, chosen: list[int]) -> pd.Series[str]:
     """Name cells by batch, cut and rate, and those that are then alike by sweep or settings."""
     table = cells.table.loc[chosen]
     plain = "B = " + table["global_batch_size"].astype(str)
-    plain += ", " + cells.labels([_RATE] if _RATE in cells.shown else []).loc[chosen]
+    plain += ", " + cells.labels([RATE] if RATE in cells.shown else []).loc[chosen]
     if plain.is_unique:
         return plain
     names = cells.runs.groupby("cell")["sweep_name"].unique().loc[chosen]

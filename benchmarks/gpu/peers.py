@@ -23,7 +23,7 @@ import torch
 from intervals import ratio
 from results import cuda_device, save
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
@@ -90,21 +90,13 @@ def make_spec(
     )
 
 
-class Samples(Dataset[dict[str, Tensor]]):
-    """The samples of a run, in its order."""
-
-    def __init__(self, spec: RunSpec) -> None:
-        self._data = open_dataset(spec.config, spec.data, "train")
-        stream = SampleStream(self._data, spec.config.resolved_data_seed, Timeline(spec.stages), 0)
-        steps = [stream.step(k).indices.ravel() for k in range(spec.optimizer_steps)]
-        self._order = np.concatenate(steps)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, position: int) -> dict[str, Tensor]:
-        inputs, labels = self._data.batch(self._order[position : position + 1])
-        return {"inputs": inputs[0], "labels": labels[0]}
+def on_host(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give the batches of a run, in its order."""
+    data = open_dataset(spec.config, spec.data, "train")
+    stream = SampleStream(data, spec.config.resolved_data_seed, Timeline(spec.stages), 0)
+    for k in range(spec.optimizer_steps):
+        inputs, labels = data.batch(stream.step(k).indices.ravel())
+        yield inputs.long(), labels.long()
 
 
 class MeanLoss(nn.Module):
@@ -156,14 +148,12 @@ def train_ours(spec: RunSpec) -> tuple[list[float], float]:
 
 def batches(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
     """Give batches as a bare loop takes them: from memory, pinned, copied while it computes."""
-    data = open_dataset(spec.config, spec.data, "train")
-    stream = SampleStream(data, spec.config.resolved_data_seed, Timeline(spec.stages), 0)
-    for k in range(spec.optimizer_steps):
-        both = (part.long() for part in data.batch(stream.step(k).indices.ravel()))
+    for inputs, labels in on_host(spec):
         if spec.device_type == "cuda":
-            both = (part.pin_memory().to("cuda", non_blocking=True) for part in both)
-        inputs, labels = both
-        yield inputs, labels
+            both = [p.pin_memory().to("cuda", non_blocking=True) for p in (inputs, labels)]
+            yield both[0], both[1]
+        else:
+            yield inputs, labels
 
 
 def train_bare(spec: RunSpec) -> tuple[list[float], float]:
@@ -185,10 +175,18 @@ def train_bare(spec: RunSpec) -> tuple[list[float], float]:
     return [float(loss) for loss in losses], times.step_s
 
 
+def samples_of(spec: RunSpec) -> list[dict[str, Tensor]]:
+    """Return the samples of a run, in its order, for loaders that collate them."""
+    return [
+        {"inputs": x, "labels": y}
+        for inputs, labels in on_host(spec)
+        for x, y in zip(inputs, labels, strict=True)
+    ]
+
+
 def loader_of(spec: RunSpec) -> DataLoader[dict[str, Tensor]]:
-    return DataLoader(
-        Samples(spec), spec.geometry.micro_batch_size, pin_memory=spec.device_type == "cuda"
-    )
+    pinned = spec.device_type == "cuda"
+    return DataLoader(samples_of(spec), spec.geometry.micro_batch_size, pin_memory=pinned)
 
 
 def train_accelerate(spec: RunSpec) -> tuple[list[float], float]:
@@ -275,7 +273,7 @@ def train_trainer(spec: RunSpec) -> tuple[list[float], float]:
         trainer = InOrder(
             model=module,
             args=arguments,
-            train_dataset=Samples(spec),
+            train_dataset=samples_of(spec),
             optimizers=(optimizer, constant),
         )
         trainer.remove_callback(PrinterCallback)

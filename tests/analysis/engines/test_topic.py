@@ -7,9 +7,10 @@ import pytest
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.engines.costs import engine_costs
-from batchscape.analysis.engines.figures import draw_engine_costs
+from batchscape.analysis.engines.figures import _row_names, draw_engine_costs
+from batchscape.analysis.engines.losses import compare_engines
 from batchscape.analysis.engines.programs import observed_batches
-from batchscape.analysis.engines.tables import costs_view
+from batchscape.analysis.engines.tables import costs_view, losses_view
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import to_markdown
@@ -196,3 +197,27 @@ def test_a_missing_bar_has_its_reason(engines):
         memory, time = draw_engine_costs(costs, ["ddp", "fsdp"]).axes
     assert [text.get_text() for text in memory.texts] == ["n/a: no run completed"]
     assert [text.get_text() for text in time.texts] == [f"n/a: {note}", "n/a: no run completed"]
+
+
+def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
+    sweep = build()
+    for engine in ("ddp", "fsdp"):
+        for rate in (0.001, 0.002):
+            for seed in (0, 1):
+                settings = {"engine__name": engine, "optimizer__learning_rate": rate}
+                sweep.run((1, 32, 1), seed=seed, **settings)
+    tables = load(sweep.path)
+    doubled = tables.runs["optimizer.learning_rate"].astype(float) * 2
+    cells = find_cells(tables.runs.assign(learning_rate=doubled))
+    trained = {"0.002", "0.004"}
+    costs = engine_costs(cells, tables.ranks)
+    views = (
+        losses_view(compare_engines(cells, tables.steps).pairs, cells),
+        costs_view(costs, cells),
+    )
+    for view in views:
+        position = list(view.grid.headers).index("learning rate")
+        assert {row[position] for row in view.grid.rows} == trained
+    assert set(_row_names(costs)) == {
+        f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained
+    }

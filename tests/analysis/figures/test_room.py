@@ -18,6 +18,7 @@ from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
+from batchscape.analysis.report.definitions import setting_headers
 from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections
@@ -145,6 +146,10 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     position = list(grid.headers).index("learning rate")
     assert [row[position] for row in grid.rows] == trained
     assert comparison["learning_rate"].tolist() == trained
+    # Beside the rule it is the rule that has its key in full.
+    assert setting_headers(["optimizer.learning_rate", "scaling.learning_rate"]) == [
+        *("learning rate", "scaling.learning_rate"),
+    ]
 
 
 def test_of_one_global_batch_the_best_rate_is_among_those_shown(build: Any) -> None:

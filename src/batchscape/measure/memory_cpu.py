@@ -39,6 +39,8 @@ _CPU = 0
 """Device type of the CPU in a trace (`c10::DeviceType`)."""
 _SETTLE_S = 0.01
 """Time for a communication thread to let go of what it has just exchanged."""
+_LAST_SETTLE_S = 0.25
+"""The same once at the end, where on a busy machine a late thread would cost all figures."""
 _MAX_UNEXPLAINED = 1e-3
 """Part of the peak that may stay alive after the rehearsal: caches that a library keeps."""
 
@@ -100,7 +102,7 @@ class CpuProbe:
         with self._opened:
             if kind is None:
                 gc.collect()
-                _mark(_END)
+                _mark(_END, _LAST_SETTLE_S)
         profiler = self._profiler
         del self._profiler
         if kind is None:
@@ -166,10 +168,10 @@ def _bytes_held(optimizer: Optimizer) -> int:
     return sum(storages.values())
 
 
-def _mark(name: str) -> None:
+def _mark(name: str, settle_s: float = _SETTLE_S) -> None:
     """Put a mark into the trace, and read the allocator's total within it."""
     if dist.is_available() and dist.is_initialized():
-        time.sleep(_SETTLE_S)
+        time.sleep(settle_s)
     with record_function(_MARK + name):
         torch.empty(1, device="cpu")
 

@@ -262,9 +262,17 @@ def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
         With the settings of cells, as `Cells.table`.
     """
     if name in {RATE, _SCALED} and _SCALED in table:
-        rates = pd.to_numeric(table[_SCALED], errors="coerce")
-        return rates.map("{:.3g}".format, na_action="ignore").fillna(MISSING).astype(str)
+        return _rate_texts(pd.to_numeric(table[_SCALED], errors="coerce"))
     return where_they_differ(table[name].fillna(MISSING))
+
+
+def _rate_texts(rates: pd.Series[float]) -> pd.Series[str]:
+    """Write rates with three significant digits, or as many more as tell them apart."""
+    for digits in range(3, 18):
+        texts = rates.map(f"{{:.{digits}g}}".format, na_action="ignore")
+        if texts.nunique() == rates.nunique():
+            break
+    return texts.fillna(MISSING).astype(str)
 
 
 def where_they_differ(texts: pd.Series[str]) -> pd.Series[str]:
@@ -307,7 +315,12 @@ def setting_label(name: str) -> str:
     if name == "source_hash":
         return "version of the code"
     group, _, leaf = name.rpartition(".")
-    return (group or name) if leaf == "name" else leaf.replace("_", " ")
+    if leaf == "name":
+        return group or name
+    label = leaf.replace("_", " ")
+    # A rule is called after the setting that it changes.
+    is_rule = group == "scaling" and leaf != "reference_global_batch_size"
+    return f"scaling of the {label}" if is_rule else label
 
 
 def _ordered(

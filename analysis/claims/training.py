@@ -170,17 +170,15 @@ def _at_one_target(reaches: pd.DataFrame) -> tuple[float, pd.DataFrame, str | No
 def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
     """Return valid times to the target, of every cut on the devices that most batches share.
 
-    None where they do not tell two batches apart, or where a run of these batches has none: what
+    None where they do not tell two batches apart, or where a run on these devices has none: what
     arrived late or never would be left out.
     """
     if "time_to_target_s" not in reaches:
         return None
     value = logarithm(reaches["time_to_target_s"]).where(reaches["outcome"].eq("reached"))
     valid = reaches["timing_valid"].fillna(False).astype(bool)
-    rows = reaches.assign(value=value.where(valid))
-    if rows["value"].isna().any():
-        return None
-    return _most_batches(rows, ["data_parallel_size"])
+    rows = _most_batches(reaches.assign(value=value.where(valid)), ["data_parallel_size"])
+    return None if rows is None or rows["value"].isna().any() else rows
 
 
 def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:

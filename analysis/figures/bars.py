@@ -142,9 +142,7 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     colours = _colours(cells, look)
     if not shown:
         return None
-    # Samples of a classification task are not tokens, though each has one target.
-    classified = figures["final_eval_accuracy"].notna().any()
-    name = "samples_per_s" if classified or figures["tokens_per_s"].isna().all() else "tokens_per_s"
+    name = "samples_per_s" if figures["tokens_per_s"].isna().all() else "tokens_per_s"
     figure, axes = _rows(cells, shown)
     for position, cell in enumerate(shown):
         values = figures.loc[figures["cell"] == cell, name]

@@ -64,15 +64,11 @@ def ratio_definition(comparison: pd.DataFrame) -> str:
 
 
 def setting_headers(names: Sequence[str]) -> list[str]:
-    """Shorten the keys of settings, but for those that would then be the same.
-
-    The rate of the optimizer has its label in any case: it may be what a rule made of the setting.
-    """
+    """Shorten the keys of settings, but for those that would then be the same."""
     labels = [setting_label(name) for name in names]
     repeated = Counter(labels)
     return [
-        name if repeated[label] > 1 and name != RATE else label
-        for name, label in zip(names, labels, strict=True)
+        name if repeated[label] > 1 else label for name, label in zip(names, labels, strict=True)
     ]
 
 

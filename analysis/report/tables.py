@@ -243,13 +243,10 @@ def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
     if comparison[f"{DISTURBED}_n"].gt(0).any():
         scale = time_scale(comparison[f"{DISTURBED}_mean"])
         figures.append((DISTURBED, "disturbed: processor time", scale))
-    # Samples of a classification task are not tokens, though each has one target.
-    classified = comparison["final_eval_accuracy_n"].gt(0) | (
-        comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)
-    )
-    if not classified.any() or (~classified & comparison["n_completed"].gt(0)).any():
+    counts_tokens = comparison["tokens_per_s_n"].gt(0)
+    if counts_tokens.any():
         figures.append(("tokens_per_s", "tokens/s", plain))
-    if classified.any():
+    if not counts_tokens.any() or (comparison["samples_per_s_n"].gt(0) & ~counts_tokens).any():
         figures.append(("samples_per_s", "samples/s", plain))
     # The first cell of its settings has ratio 1: alone, it says nothing.
     if comparison["throughput_ratio"].dropna().ne(1).any():

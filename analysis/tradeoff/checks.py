@@ -75,18 +75,20 @@ def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        `left_out`, `critical_batch_size`, `s_min`, `e_min`, `exponent`; 0 and infinity where the
-        fit ends at perfect scaling or at a constant.
+        `left_out`, `critical_batch_size`, `s_min`, `e_min` (missing with a free exponent, where
+        samples have no least value), `exponent`; 0 and infinity where the fit ends at perfect
+        scaling or at a constant.
     """
     n = len(data.x)
     own = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
     theta, _ = fit_form(own, form)
+    least_samples = np.exp(theta[:, 0] + theta[:, 1])
     return pd.DataFrame(
         {
-            "left_out": np.exp(data.x),
+            "left_out": np.rint(np.exp(data.x)),
             "critical_batch_size": np.exp(theta[:, 1]),
             "s_min": np.exp(theta[:, 0]),
-            "e_min": np.exp(theta[:, 0] + np.exp(theta[:, 2]) * theta[:, 1]),
+            "e_min": least_samples if form == "two_term" else np.nan,
             "exponent": np.exp(theta[:, 2]),
         }
     )

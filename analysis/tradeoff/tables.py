@@ -92,7 +92,7 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
         _view(
             identified,
             lambda fit: fit.leave_one_out,
-            ["left out", "critical batch (samples)", "fewest steps", "fewest samples"],
+            ["left out", "critical batch (samples)", "exponent", "fewest steps", "fewest samples"],
             _without_row,
             name="leave_one_batch_out",
             title="Fits without one batch size",
@@ -202,7 +202,7 @@ def _view(
         if "global_batch_size" in own:
             behind = [runs[runs["global_batch_size"].eq(b)] for b in own["global_batch_size"]]
         elif "left_out" in own:
-            behind = [runs[~np.isclose(runs["global_batch_size"], b)] for b in own["left_out"]]
+            behind = [runs[runs["global_batch_size"].ne(b)] for b in own["left_out"]]
         else:
             behind = [runs] * len(own)
         tables.append(own.assign(group=group.label, run_ids=list(map(run_names, behind))))
@@ -257,6 +257,7 @@ def _without_row(row: dict[str, float]) -> list[str]:
     return [
         f"{row['left_out']:g}",
         significant(row["critical_batch_size"], 3),
+        significant(row["exponent"], 3),
         significant(row["s_min"], 3),
         significant(row["e_min"], 3),
     ]

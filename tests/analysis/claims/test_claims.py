@@ -437,6 +437,20 @@ def test_samples_at_one_micro_batch_are_said_to_be_samples(world: Callable[[], A
     assert "ratio of the samples" in verdict.effect.definition
 
 
+def test_times_on_as_many_devices_count_although_other_cuts_have_none(
+    world: Callable[[], Any],
+) -> None:
+    table = world()
+    for seed in SEEDS:
+        for batch, least in ((8, 1000), (64, 3000)):
+            samples = least * jitter(seed, batch)
+            table.run((1, 8, batch // 8), seed, reach=samples, reach_s=samples / 10)
+        table.run((4, 8, 2), seed, reach=3000.0, **{"launch.timing_valid": False})
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "supported"
+    assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
+
+
 def test_times_are_of_the_fastest_cut_of_each_batch(world: Callable[[], Any]) -> None:
     table = world()
     for seed in SEEDS:

@@ -221,3 +221,17 @@ def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
     assert set(_row_names(costs)) == {
         f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained
     }
+
+
+def test_rows_of_engines_name_a_rule_beside_the_rate_it_made(build):
+    sweep = build()
+    for engine in ("ddp", "fsdp"):
+        for rule in ("linear", "sqrt"):
+            scaling = {"reference_global_batch_size": 8, "learning_rate": rule}
+            sweep.run((1, 32, 1), engine__name=engine, scaling=scaling)
+    tables = load(sweep.path)
+    rates = tables.runs["scaling.learning_rate"].map({"linear": 0.004, "sqrt": 0.002})
+    cells = find_cells(tables.runs.assign(learning_rate=rates))
+    names = set(_row_names(engine_costs(cells, tables.ranks)))
+    assert len(names) == 2
+    assert all("scaling of the learning rate" in name for name in names)

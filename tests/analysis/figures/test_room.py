@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import compare, find_cells, load, write_report
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, setting_texts
 from batchscape.analysis.figures.curves import with_room
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import TIMES
@@ -146,10 +146,11 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     position = list(grid.headers).index("learning rate")
     assert [row[position] for row in grid.rows] == trained
     assert comparison["learning_rate"].tolist() == trained
-    # Beside the rule it is the rule that has its key in full.
     assert setting_headers(["optimizer.learning_rate", "scaling.learning_rate"]) == [
-        *("learning rate", "scaling.learning_rate"),
+        *("learning rate", "scaling of the learning rate"),
     ]
+    near = pd.DataFrame({"learning_rate": ["0.0012341", "0.0012344", "0.1"]})
+    assert setting_texts(near, "learning_rate").tolist() == ["0.0012341", "0.0012344", "0.1"]
 
 
 def test_of_one_global_batch_the_best_rate_is_among_those_shown(build: Any) -> None:

@@ -15,15 +15,20 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from batchscape.analysis import Report, find_cells, load, write_report
+from batchscape.analysis import Report, compare, find_cells, load, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.grids import Grid, escape_markdown
 from batchscape.analysis.report.page import page as first_page
 from batchscape.analysis.report.sections import in_short, sentence_markdown
+from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import RecordError
 
-DIGITS = {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}}
+DIGITS = {
+    "model": {"name": "mlp", "hidden_sizes": [8]},
+    "data": {"name": "digits"},
+    "task": "class",
+}
 
 
 def figures(report: Report) -> set[str]:
@@ -266,6 +271,20 @@ def test_classification_counts_samples(build: Any) -> None:
     assert "samples/s" in header
     assert "tokens/s" not in header
     assert "eval accuracy" in header
+
+
+@pytest.mark.parametrize("task", ["class", "other"])
+def test_samples_that_are_no_sequences_have_no_tokens(build: Any, task: str) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1), task=task)
+    sweep.run((1, 8, 4), task=task)
+    runs = load(sweep.path).runs
+    assert runs["tokens_per_s"].isna().all()
+    assert runs["samples_per_s"].notna().all()
+    cells = find_cells(runs)
+    headers = " ".join(comparison_grid(compare(cells), cells).headers)
+    assert "samples/s" in headers
+    assert "tokens/s" not in headers
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.tradeoff.checks import leave_one_out
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
+from batchscape.analysis.tradeoff.forms import Data
 from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
@@ -187,6 +189,14 @@ def test_leaving_out_a_batch_is_a_fit_without_it():
     without = fit_tradeoff(table).leave_one_out.set_index("left_out")
     again = fit_tradeoff(table[table["global_batch_size"] != 32])
     assert without.loc[32, "critical_batch_size"] == pytest.approx(again.parameters[1], rel=1e-6)
+    assert set(without.index) == set(table["global_batch_size"])
+    # A least number of samples is b of S = a + b/B alone.
+    assert without["e_min"].isna().all()
+    y = means(table)
+    data = Data(np.log(y.index.to_numpy(dtype=float)), y.to_numpy()[None], np.ones((1, len(y))))
+    two_term = leave_one_out(data, "two_term")
+    product = two_term["s_min"] * two_term["critical_batch_size"]
+    assert two_term["e_min"].to_numpy() == pytest.approx(product.to_numpy())
 
 
 def test_batch_with_an_unreached_run_is_left_out_loudly():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from batchscape.analysis.hardware import is_prefix
-from batchscape.record.commands import Launched, in_full, more_seeds, time_again
+from batchscape.record.commands import Launched, again, in_full, more_seeds, time_again
 
 __all__ = [
     "SHIPPED",
+    "for_cut",
     "for_more_seeds",
     "for_times",
     "for_whole_curves",
@@ -53,6 +54,27 @@ def for_times(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:
     taken = {str(folder): int(last) + 1 for folder, last in highest.items()}
     untimed = runs[runs["status"].eq("completed") & ~runs["timing_valid"].astype(bool)]
     return time_again(_launched(untimed), taken)
+
+
+def for_cut(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:
+    """Return the command that trains another cut as some runs were trained.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        Rows of `Cells.runs`.
+    settings : mapping of str to str
+        Of the cut, in Hydra's grammar.
+
+    Returns
+    -------
+    str or None
+        None where the command of none of these runs is known.
+    """
+    for run in _launched(runs):
+        if run.command is not None:
+            return again(run.command, run.sweep_dir, settings)
+    return None
 
 
 def for_more_seeds(runs: pd.DataFrame, seeds: Sequence[int]) -> str | None:

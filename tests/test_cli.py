@@ -115,6 +115,7 @@ def test_version(capsys: Captured) -> None:
         (["sync", "nowhere"], "nowhere holds no runs"),
         (["status", "nowhere", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
         (["recommend", "nowhere", "--dealine=2h"], "did you mean --deadline?"),
+        (["recommend", "nowhere", "--dead", "2h"], "unrecognized arguments: --dead 2h"),
     ],
     ids=" ".join,
 )

@@ -7,7 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.commands import SHIPPED, for_more_seeds, for_times, untimed_cells
+from batchscape.analysis.cells import RATE
+from batchscape.analysis.commands import (
+    SHIPPED,
+    for_cut,
+    for_more_seeds,
+    for_times,
+    untimed_cells,
+)
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
@@ -17,7 +24,7 @@ from batchscape.analysis.decisions.candidates import (
     largest_micro_batch,
 )
 from batchscape.analysis.decisions.evidence import Basis
-from batchscape.analysis.estimates import FEWEST, too_few
+from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.record.instants import duration_text
 
@@ -25,6 +32,7 @@ __all__ = [
     "cut_text",
     "known_without_times",
     "measured_again",
+    "measured_next",
     "missing_evidence",
     "reasons_for",
 ]
@@ -147,6 +155,41 @@ def missing_evidence(evidence: Basis) -> list[str]:
             else f"Not identified: {what}. The same sweep with more seeds settles it: {command}"
         )
     return found
+
+
+def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
+    """Name the cut that is predicted to be faster than the one chosen, with the command to run it.
+
+    Parameters
+    ----------
+    compared : DataFrame
+        As `compare_with` returns it.
+
+    Returns
+    -------
+    list of str
+        Empty where no cut inside the measured range is.
+    """
+    guessed = compared["fits"] & compared["source"].ne("measured") & compared["beyond"].eq("")
+    faster = compared[guessed & compared["times_slower"].lt(1)].sort_values("time_s")
+    if faster.empty or evidence.runs.empty:
+        return []
+    row, batch = faster.iloc[0], int(faster["global_batch_size"].iloc[0])
+    alike = evidence.runs[evidence.runs["global_batch_size"].eq(batch)]
+    alike = evidence.runs if alike.empty else alike
+    settings = {f"batch.{name}": str(int(row[name])) for name in (*FACTORS, "global_batch_size")}
+    if evidence.reaches is not None:
+        tuned = evidence.reaches.loc[evidence.reaches["global_batch_size"].eq(batch), "run_id"]
+        rates = alike.loc[alike["run_id"].isin(tuned), RATE].dropna().unique()
+        settings |= {RATE: str(rates[0])} if len(rates) == 1 else {}
+    ratio = interval_text(*row[["times_slower", "times_slower_low", "times_slower_high"]], FEWEST)
+    others = f"; so are {len(faster) - 1} more" if len(faster) > 1 else ""
+    text = (
+        f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "
+        f"long as the geometry recommended{others}."
+    )
+    command = for_cut(alike, settings)
+    return [text if command is None else f"{text} To measure it: {command}"]
 
 
 def measured_again(evidence: Basis) -> str:

@@ -25,6 +25,7 @@ from batchscape.analysis.decisions.reasons import (
     cut_text,
     known_without_times,
     measured_again,
+    measured_next,
     missing_evidence,
     reasons_for,
 )
@@ -32,6 +33,7 @@ from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
+from batchscape.record.instants import duration_text
 
 __all__ = ["Needs", "Recommendation", "recommend"]
 
@@ -170,11 +172,17 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     return Recommendation(
         label=evidence.label,
         chosen=chosen,
-        reasons=reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
+        reasons=[
+            *reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
+            *_on_deadline(chosen, needs.deadline_s),
+        ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
         warnings=[*evidence.warnings, *warnings, *late],
-        missing=missing_evidence(evidence),
+        missing=[
+            *(measured_next(evidence, compared) if chosen["source"] == "measured" else []),
+            *missing_evidence(evidence),
+        ],
         candidates=compared,
         config=config_values(BatchGeometry(1, *(int(chosen[name]) for name in FACTORS))),
         needs=needs,
@@ -307,6 +315,17 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
             ]
         return least, ["the deadline is met on average, but lies inside the interval of the time"]
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
+
+
+def _on_deadline(chosen: pd.Series[Any], deadline_s: float | None) -> list[str]:
+    """Say that a deadline is met; `_best` warns of one that is not, or may not be."""
+    if deadline_s is None or not chosen["time_high_s"] <= deadline_s or not chosen["n_seeds"]:
+        return []
+    high = duration_text(chosen["time_high_s"])
+    return [
+        f"The deadline of {duration_text(deadline_s)} is met: the time's interval ends at {high}. "
+        "Among the measured geometries that are sure to meet it, device-hours decided."
+    ]
 
 
 def _by_recipe(

@@ -67,6 +67,8 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     if grid.rows:
         console.print()
         show(console, grid, "The geometries, measured ones first, and the fastest of those")
+        for note in grid.notes:
+            console.print(note)
 
 
 def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
@@ -82,17 +84,22 @@ def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
     DataFrame
         Its rows under their index; those beyond the measured range only where no other is.
     """
-    known = candidates[candidates["fits"] & candidates["time_s"].notna()]
-    near = known[known["beyond"] == ""]
-    known = near if len(near) else known
+    known = _worth_showing(candidates)
     order = known.assign(guess=known["source"] != "measured")
     return order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
+
+
+def _worth_showing(candidates: pd.DataFrame) -> pd.DataFrame:
+    known = candidates[candidates["fits"] & candidates["time_s"].notna()]
+    near = known[known["beyond"] == ""]
+    return near if len(near) else known
 
 
 def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     """Write what `candidates_shown` chooses as texts; the parameters are the same."""
     order = candidates_shown(candidates, max_rows)
     records = order.to_dict("records")
+    more = len(_worth_showing(candidates)) - len(order)
     to_target = is_to_target(order)
     return columns_grid(
         [
@@ -124,6 +131,7 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
             ),
             "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
             "recommended. front: of those measured, none is faster and cheaper.",
+            *([f"Of those predicted, {more} slower ones are not shown."] if more else []),
         ],
     )
 

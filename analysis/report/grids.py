@@ -206,8 +206,8 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=sum(widths) + len(headers))
     console.print(Segments(console.render(table, options)), crop=False, soft_wrap=True, end="")
-    if len(grid.rows) > max_rows:
-        console.print(f"... and {len(grid.rows) - max_rows} more rows in the files")
+    if more := len(grid.rows[max_rows:]):
+        console.print(f"... and {more} more row{'s' if more > 1 else ''} in the files")
     used = {mark for _, marks in rows for mark in marks}
     for mark, text in grid.footnotes.items():
         if mark in used:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from batchscape import __version__
 from batchscape.completion import SCRIPTS, candidates
@@ -207,7 +207,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    parser = _Parser(prog="batchscape plan", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog="batchscape plan", add_help=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
     parser.add_argument("--picture", metavar="FILE", type=Path)
@@ -423,7 +423,7 @@ def _recommend(arguments: list[str]) -> int:
 
 def _follow_recipe(arguments: list[str]) -> int:
     """Recommend a cut for settings that nothing was measured of."""
-    parser = _Parser(prog="batchscape recommend", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog="batchscape recommend", add_help=False)
     parser.add_argument("--devices", metavar="N", type=int)
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
     parser.add_argument("--out", metavar="DIR", type=Path)
@@ -802,6 +802,9 @@ def _completion(arguments: list[str]) -> int:
 
 class _Parser(argparse.ArgumentParser):
     """Refuses what it is given as any other bad input is, with the option that was meant."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401  (argparse's own)
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]

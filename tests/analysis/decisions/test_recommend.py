@@ -158,14 +158,50 @@ def test_what_an_engine_shards_is_known(build, engine, is_sharded):
     assert found.is_sharded == is_sharded
 
 
+def test_a_cut_that_is_predicted_to_be_faster_is_named_with_its_command():
+    cells = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 8, 8)]
+    plain = evidence(cells)
+    runs = plain.table.assign(
+        **{
+            "trajectory_id": plain.table["run_id"],
+            "status": "completed",
+            "timing_valid": True,
+            "timing_note": None,
+            "sweep_dir": "out/mine",
+            "launch.command": "batchscape sweep sweeps=mine batch.global_batch_size=32,128",
+            "optimizer.learning_rate": 0.002,
+            "cell": 0,
+        }
+    )
+    of_batch = {32: "2-8-2-0", 128: "2-8-8-0"}
+    reaches = plain.reaches.assign(run_id=plain.reaches["global_batch_size"].map(of_batch))
+    found = recommend(evidence(cells, runs=runs, reaches=reaches, same_sweeps=runs), Needs())
+    guesses = found.candidates[found.candidates["source"].eq("predicted")]
+    (row,) = guesses.nsmallest(1, "time_s").to_dict("records")
+    assert row["times_slower"] < 1
+    cut = [int(row[name]) for name in ("data_parallel_size", "micro_batch_size")]
+    assert cut == [2, 16]
+    said = found.missing[0]
+    assert said.startswith("Not measured: 2 x 16 x 1 = 32, which is predicted to take 0.")
+    assert said.endswith(
+        "To measure it: batchscape sweep sweeps=mine batch.data_parallel_size=2 "
+        "batch.micro_batch_size=16 batch.gradient_accumulation_steps=1 batch.global_batch_size=32 "
+        "optimizer.learning_rate=0.002 sweep_dir=out/mine"
+    )
+    everything = recommend(evidence(), Needs())
+    assert not any("Not measured" in text for text in everything.missing)
+
+
 def test_a_deadline_takes_the_cheapest_that_meets_it():
     rows = candidates_of(evidence(), 2, math.nan)
     one = rows[rows["source"].eq("measured") & rows["data_parallel_size"].eq(1)]
     relaxed = recommend(evidence(), Needs(deadline_s=float(one["time_high_s"].max()) * 1.01))
+    assert "is met: the time's interval ends at " in relaxed.reasons[-1]
     assert relaxed.geometry[0] == 1
     tight = recommend(evidence(), Needs(deadline_s=float(one["time_low_s"].min()) * 0.9))
     assert tight.geometry[0] == 2
     never = recommend(evidence(), Needs(deadline_s=1e-3))
+    assert not any("is met" in text for text in never.reasons)
     assert any("NOT MET" in text for text in never.warnings)
 
 

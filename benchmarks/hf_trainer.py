@@ -13,12 +13,8 @@ as its default, batchscape records every step.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,18 +24,13 @@ import numpy as np
 import torch
 from rich.progress import track
 from scipy import stats
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from batchscape.config import RunConfig
-from batchscape.data.corpus import prepare
 from batchscape.data.datasets import open_dataset
-from batchscape.geometry import solve
 from batchscape.models.build import build_model
-from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec, Stage
-from batchscape.train.loop import Training
+from batchscape.record.spec import RunSpec
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
+from gpu import sides
 
 SETTLE = 6
 """First optimizer steps, which belong to no figure."""
@@ -61,61 +52,22 @@ def make_spec(size: str, optimizer_steps: int) -> RunSpec:
     gpt2 = {"model_type": "gpt2", "n_layer": layers, "n_head": heads, "n_embd": width}
     no_dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     sizes = {"vocab_size": 256, "n_positions": length}
-    config = RunConfig.from_mapping(
-        {
-            "batch": {"micro_batch_size": micro, "gradient_accumulation_steps": accumulation},
-            "model": {"name": "transformers", "settings": {**gpt2, **no_dropout, **sizes}},
-            "data": {"name": "stdlib", "sequence_length": length},
-            "optimizer": {"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
-            "schedule": {"name": "constant"},
-            "scaling": {},
-            "budget": {"optimizer_steps": optimizer_steps},
-            "evaluation": {"samples": 8},
-            "engine": {"name": "ddp", "precision": "float32"},
-            "loader": {},
-            "checkpoint": {"every_s": None},
-            "measure": {"memory": False},
-            "launcher": {"name": "local", "device": "cpu"},
-            "tracker": {"name": "none"},
-        }
+    return sides.make_run(
+        "cpu",
+        optimizer_steps,
+        batch={"micro_batch_size": micro, "gradient_accumulation_steps": accumulation},
+        model={"name": "transformers", "settings": {**gpt2, **no_dropout, **sizes}},
+        data={"name": "stdlib", "sequence_length": length},
+        optimizer={"name": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
+        engine={"name": "ddp", "precision": "float32"},
     )
-    geometry = solve(
-        data_parallel_size=1, micro_batch_size=micro, gradient_accumulation_steps=accumulation
-    )
-    return RunSpec(
-        run_id=size,
-        trajectory_id=size,
-        sweep_name="benchmark",
-        stages=(Stage(optimizer_steps * micro * accumulation, geometry, config.optimizer),),
-        device_type="cpu",
-        precision=config.engine.precision,
-        evaluation_every_samples=None,
-        data=prepare(config.data),
-        config=config,
-    )
-
-
-class Ours(Training):
-    """A training that notes when each optimizer step has ended, with all that belongs to it."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.ended: list[float] = []
-
-    def _agree(self, *, at_once: bool) -> Any:
-        verdict = super()._agree(at_once=at_once)
-        self.ended.append(time.perf_counter())
-        return verdict
 
 
 def train_ours(spec: RunSpec) -> tuple[list[float], list[float]]:
     """Return the loss of every step, and when each ended."""
-    with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder(Path(root))
-        training = Ours(spec, folder, 0, torch.device("cpu"), 0)
-        training.run(lambda _: None)
-        rows = [json.loads(line) for line in folder.lines("steps").read_text().splitlines()]
-    return [row["loss"] for row in rows], training.ended
+    ended: list[float] = []
+    losses = sides.train_ours(spec, lambda: ended.append(time.perf_counter()))
+    return losses, ended
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -136,60 +88,24 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": inputs[0], "labels": labels[0], "shift_labels": labels[0]}
 
 
-class Notes(TrainerCallback):
-    """Losses that the Trainer logs, and when each optimizer step has ended."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.ended: list[float] = []
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ended.append(time.perf_counter())
-
-    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-        if "loss" in logs:
-            self.losses.append(logs["loss"])
-
-
 def train_hugging_face(spec: RunSpec, logging_steps: int) -> tuple[list[float], list[float]]:
     """Return the losses that were logged, and when each step ended."""
-    geometry = spec.geometry
-    peer = build_model(spec.config, spec.data, spec.precision).model.network
-    notes = Notes()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=geometry.micro_batch_size,
-            gradient_accumulation_steps=geometry.gradient_accumulation_steps,
-            max_steps=spec.optimizer_steps,
-            learning_rate=1e-3,
-            lr_scheduler_type="constant",
-            weight_decay=0.1,
-            adam_beta1=0.9,
-            adam_beta2=0.95,
-            adam_epsilon=1e-8,
-            max_grad_norm=1.0,
-            optim="adamw_torch_fused",
-            use_cpu=True,
-            logging_steps=logging_steps,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,
-        )
-        trainer = InOrder(model=peer, args=arguments, train_dataset=Samples(spec))
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(notes)
-        trainer.train()
-    return notes.losses, notes.ended
-
-
-class InOrder(Trainer):
-    """A Trainer that leaves the order of the samples to the dataset."""
-
-    def _get_train_sampler(self, dataset: Any = None) -> torch.utils.data.Sampler[int]:
-        return torch.utils.data.SequentialSampler(dataset or self.train_dataset)
+    ended: list[float] = []
+    losses = sides.train_trainer(
+        spec,
+        build_model(spec.config, spec.data, spec.precision).model.network,
+        Samples(spec),
+        lambda: ended.append(time.perf_counter()),
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        weight_decay=0.1,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_epsilon=1e-8,
+        optim="adamw_torch_fused",
+        logging_steps=logging_steps,
+    )
+    return losses, ended
 
 
 def tokens_per_s(spec: RunSpec, ended: list[float]) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -73,7 +75,8 @@ def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
 def test_an_interpreter_that_fails_is_named_with_every_part():
     done = make("gpu", "GPU_PYTHON=/bin/false")
     assert done.returncode != 0
-    parts = "gpu-tests gpu-runs gpu-bench gpu-gpt2 gpu-peers gpu-training"
+    parts = "gpu-tests gpu-runs gpu-bench gpu-variants gpu-gpt2 gpu-peers gpu-peers-compiled "
+    parts += "gpu-training"
     assert f"make gpu: failed: {parts}\n" in done.stderr
 
 
@@ -164,6 +167,79 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
     ]
     assert capsys.readouterr().out.endswith("\n".join(table) + "\n")
     assert results.section() == results.HEADING + "\n" + "\n".join(table)
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_commit_is_dirty_where_code_differs_whatever_it_is_told(tmp_path, monkeypatch):
+    import results
+
+    def git(*arguments):
+        known = ("-c", "user.name=N", "-c", "user.email=n@example.com")
+        command = ["git", "-C", tmp_path, *known, *arguments]
+        return subprocess.check_output(command, text=True).strip()
+
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setenv("COMMIT", "told")
+    assert results.commit() == "told"  # a copy without a history
+    git("init")
+    (tmp_path / "code.py").touch()
+    git("add", ".")
+    git("commit", "-m", "first")
+    revision = git("rev-parse", "HEAD")
+    figures = tmp_path / "benchmarks" / "results" / "a-device" / "part.json"
+    figures.parent.mkdir(parents=True)
+    figures.touch()
+    assert results.commit() == revision
+    (tmp_path / "new.py").touch()
+    assert results.commit() == f"{revision}-dirty"
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_measurement_that_fails_dies_or_hangs_is_a_reason():
+    from apart import apart
+
+    assert apart(dict, [("step_s", 0.5)], limit_s=60) == {"step_s": 0.5}
+    assert apart(math.sqrt, -1, limit_s=60)["reason"].startswith("ValueError: ")
+    assert apart(os._exit, 3, limit_s=60) == {"reason": "its process ended with code 3"}
+    assert apart(time.sleep, 600, limit_s=1) == {"reason": "not done after 1 s"}
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_each_variant_is_saved_at_once_and_some_alone_are_not(monkeypatch):
+    import variants
+
+    saved = []
+    first, *others = variants.VARIANTS
+    found = {first: {"reason": "it failed"}, **{name: {"step_s": 0.5} for name in others}}
+    monkeypatch.setattr(variants, "cuda_device", lambda: None)
+    monkeypatch.setattr(variants, "apart", lambda _, name, limit_s: found[name])  # noqa: ARG005
+    monkeypatch.setattr(
+        variants, "save", lambda _, rows, so_far: saved.append((len(rows), rows[-1], so_far))
+    )
+    monkeypatch.setattr(sys, "argv", ["variants.py", "--only", others[0]])
+    with pytest.raises(SystemExit, match="False"):
+        variants.main()
+    assert saved == []
+    monkeypatch.setattr(sys, "argv", ["variants.py"])
+    with pytest.raises(SystemExit, match="True"):
+        variants.main()
+    assert [rows for rows, _, _ in saved] == list(range(1, len(found) + 1))
+    assert [so_far for _, _, so_far in saved] == [True] * len(others) + [False]
+    nothing = dict.fromkeys(variants.FIGURES)
+    assert saved[0][1] == {"variant": first, **nothing, "reason": "it failed"}
+    assert saved[1][1] == {"variant": others[0], **nothing, "step_s": 0.5}
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_sweep_that_does_not_end_is_killed_and_has_no_runs(tmp_path, monkeypatch):
+    import sweep
+
+    deaf = tmp_path / "python"
+    deaf.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sweep.sys, "executable", str(deaf))
+    monkeypatch.setattr(sweep, "STOP_S", 0.5)
+    assert sweep.runs_of(tmp_path / "swept", 0.5) == []
 
 
 @pytest.mark.usefixtures("of_benchmarks")

@@ -43,7 +43,7 @@ MEMORY = (
 
 
 def main() -> None:
-    options = options_of(__doc__)
+    options = options_of(__doc__, limit_s=120.0)
     cuda_device()
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)

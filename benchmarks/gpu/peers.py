@@ -1,40 +1,38 @@
 """Step time of GPT-2 in the loops of others, side by side: one model, one order, one arithmetic.
 
 All train the same module from the same weights on the same samples in bfloat16 autocast, with the
-same fused AdamW and clipping. They take turns in the rounds, each of which is a process of its own,
-as the Trainer changes torch's settings of TF32. The time of a step is that of a block of them, from
-an idle device to an idle device, so that fetching samples, logging and recording count.
+same fused AdamW and clipping. They take turns in the rounds, each round in another order, and each
+time in a process of its own, as the Trainer changes torch's settings of TF32. The time of a step is
+that of a block of them, from an idle device to an idle device, so that fetching samples, logging
+and recording count. On a CPU a tiny GPT is trained and nothing is saved.
 
-    python benchmarks/gpu/peers.py [--compile] [--steps 40] [--rounds 3]
+    python benchmarks/gpu/peers.py [--compile] [--steps 40] [--rounds 3] [--micro-batch-size 16]
+        [--device cpu] [--limit-s 120]
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
+import os
+import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sides
 import torch
+from apart import LIMIT_S, Figures, apart
 from intervals import ratio
+from numpy.typing import NDArray
 from results import cuda_device, save
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from batchscape.config import RunConfig
-from batchscape.data.corpus import prepare
 from batchscape.data.datasets import open_dataset
 from batchscape.engines.optimizers import build_optimizer
-from batchscape.geometry import solve
 from batchscape.models.build import build_model
-from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec, Stage
-from batchscape.record.tables import read_table
-from batchscape.train.loop import Training
+from batchscape.record.spec import RunSpec
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
 from batchscape.train.worker import _set_precision_of_products
@@ -58,35 +56,15 @@ def make_spec(
     layers, heads, width, length, vocabulary = SIZES[size]
     device = "cpu" if size == "tiny" else "cuda"
     sizes = {"n_layers": layers, "n_heads": heads, "d_model": width, "vocabulary_size": vocabulary}
-    config = RunConfig.from_mapping(
-        {
-            "batch": {"micro_batch_size": micro, "gradient_accumulation_steps": 1},
-            "model": {"name": "gpt", "padded_vocabulary": True, **sizes, **model},
-            "data": {"name": "stdlib", "sequence_length": length},
-            "optimizer": {"name": "adamw", "learning_rate": 6e-4},
-            "schedule": {"name": "constant"},
-            "scaling": {},
-            "budget": {"optimizer_steps": steps},
-            "evaluation": {"samples": 8, "batch_size": 8},
-            "engine": {"name": "ddp", "precision": "bfloat16", "compile": compiled},
-            "loader": {},
-            "checkpoint": {"every_s": None},
-            "measure": {"memory": False, "noise_scale_every": None},
-            "launcher": {"name": "local", "device": device},
-            "tracker": {"name": "none"},
-        }
-    )
-    geometry = solve(data_parallel_size=1, micro_batch_size=micro, gradient_accumulation_steps=1)
-    return RunSpec(
-        run_id="peers",
-        trajectory_id="peers",
-        sweep_name="benchmark",
-        stages=(Stage(steps * micro, geometry, config.optimizer),),
-        device_type=device,
-        precision="bfloat16",
-        evaluation_every_samples=None,
-        data=prepare(config.data),
-        config=config,
+    return sides.make_run(
+        device,
+        steps,
+        batch={"micro_batch_size": micro, "gradient_accumulation_steps": 1},
+        model={"name": "gpt", "padded_vocabulary": True, **sizes, **model},
+        data={"name": "stdlib", "sequence_length": length},
+        optimizer={"name": "adamw", "learning_rate": 6e-4},
+        engine={"name": "ddp", "precision": "bfloat16", "compile": compiled},
+        measure={"memory": False, "noise_scale_every": None},
     )
 
 
@@ -131,19 +109,7 @@ class Times:
 def train_ours(spec: RunSpec) -> tuple[list[float], float]:
     """Train as a run is trained, with its records."""
     times = Times(spec)
-
-    class Ours(Training):
-        def _agree(self, *, at_once: bool) -> Any:
-            verdict = super()._agree(at_once=at_once)
-            times.ended()
-            return verdict
-
-    with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder(Path(root))
-        device = torch.device(spec.device_type, *([0] if spec.device_type == "cuda" else []))
-        Ours(spec, folder, 0, device, 0).run(lambda _: None)
-        losses = read_table(folder, "steps")["loss"].tolist()
-    return losses, times.step_s
+    return sides.train_ours(spec, times.ended), times.step_s
 
 
 def batches(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
@@ -235,50 +201,20 @@ def train_fabric(spec: RunSpec) -> tuple[list[float], float]:
 def train_trainer(spec: RunSpec) -> tuple[list[float], float]:
     """Train with the Trainer of transformers, whose mean loss alone is logged."""
     from torch.optim.lr_scheduler import LambdaLR
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    times, losses = Times(spec), []
-
-    class Notes(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            times.ended()
-
-        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-            if "loss" in logs:
-                losses.append(float(logs["loss"]))
-
-    class InOrder(Trainer):
-        def _get_train_sampler(self, dataset: Any = None) -> torch.utils.data.Sampler[int]:
-            return torch.utils.data.SequentialSampler(dataset or self.train_dataset)
-
+    times = Times(spec)
     module = MeanLoss(spec).to(spec.device_type)
     optimizer = build_optimizer(spec.config.optimizer, module)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            per_device_train_batch_size=spec.geometry.micro_batch_size,
-            max_steps=spec.optimizer_steps,
-            max_grad_norm=1.0,
-            bf16=True,
-            use_cpu=spec.device_type == "cpu",
-            torch_compile=spec.config.in_process.compile,
-            logging_steps=spec.optimizer_steps,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            dataloader_pin_memory=spec.device_type == "cuda",
-        )
-        constant = LambdaLR(optimizer, lambda _: 1.0)
-        trainer = InOrder(
-            model=module,
-            args=arguments,
-            train_dataset=samples_of(spec),
-            optimizers=(optimizer, constant),
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(Notes())
-        trainer.train()
+    losses = sides.train_trainer(
+        spec,
+        module,
+        samples_of(spec),
+        times.ended,
+        (optimizer, LambdaLR(optimizer, lambda _: 1.0)),
+        bf16=True,
+        torch_compile=spec.config.in_process.compile,
+        logging_steps=spec.optimizer_steps,
+    )
     return losses, times.step_s
 
 
@@ -291,27 +227,46 @@ SIDES = {
 }
 
 
-def measure(spec: RunSpec) -> dict[str, tuple[list[float], float]]:
-    """Train every side once; return losses and seconds a step."""
+def measure(name: str, spec: RunSpec) -> Figures:
+    """Train a side once; return its losses and seconds a step."""
     _set_precision_of_products("highest")
-    found = {}
-    for name, train in SIDES.items():
-        torch._dynamo.reset()
-        found[name] = train(spec)
-        print(f"{name}: {1e3 * found[name][1]:.2f} ms a step", flush=True)
-    return found
+    losses, step_s = SIDES[name](spec)
+    return {"losses": losses, "step_s": step_s}
 
 
-def row_of(name: str, rounds: list[dict[str, tuple[list[float], float]]]) -> dict[str, Any]:
-    """Return the median time of a side, and how far its losses are from ours in the first round."""
-    losses, ours = np.array(rounds[0][name][0]), np.array(rounds[0]["batchscape"][0])
-    apart = None if len(losses) < len(ours) else float(np.abs(losses - ours).max())
+Found = dict[str, list[Figures]]
+"""By side: what its rounds gave, in their order."""
+
+
+def row_of(name: str, found: Found) -> dict[str, Any]:
+    """Return the median time of a side, and how far its losses are from ours at first."""
+    times = [one["step_s"] for one in found[name] if "step_s" in one]
+    losses, ours = first_losses(found[name]), first_losses(found["batchscape"])
+    every_step = len(losses) == len(ours) > 0
     return {
         "system": name,
-        "step_s": float(np.median([found[name][1] for found in rounds])),
-        "mean_loss": float(losses.mean()),
-        "largest_loss_difference": apart,
+        "rounds": len(times),
+        "step_s": float(np.median(times)) if times else None,
+        "mean_loss": float(losses.mean()) if len(losses) else None,
+        "largest_loss_difference": float(np.abs(losses - ours).max()) if every_step else None,
+        "reason": next((one["reason"] for one in found[name] if "reason" in one), None),
     }
+
+
+def first_losses(rounds: list[Figures]) -> NDArray[np.float64]:
+    """Return the losses of the first round that has any, which train alike; else none."""
+    return np.array(next((one["losses"] for one in rounds if "losses" in one), []))
+
+
+def ratios(found: Found) -> list[dict[str, Any]]:
+    """Return the times of others over ours, of the rounds in which both have one."""
+    compared = []
+    for name in SIDES:
+        pairs = zip(found[name], found["batchscape"], strict=False)  # a round may be half done
+        both = [(one["step_s"], us["step_s"]) for one, us in pairs if "step_s" in one.keys() & us]
+        if name != "batchscape" and both:
+            compared.append(ratio(f"{name} / batchscape", *np.array(both).T))
+    return compared
 
 
 def main() -> None:
@@ -321,25 +276,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--micro-batch-size", type=int, default=16)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of a side in a round")
     options = parser.parse_args()
+    # Of several devices the Trainer would take all.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if options.device == "cuda":
         cuda_device()
     steps = options.steps + SETTLE
     size = "124M" if options.device == "cuda" else "tiny"
     spec = make_spec(size, options.micro_batch_size, steps, compiled=options.compile)
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        rounds = pool.map(measure, [spec] * options.rounds, chunksize=1)
-    rows = [row_of(name, rounds) for name in SIDES]
-    times = {name: np.array([found[name][1] for found in rounds]) for name in SIDES}
-    compared = [
-        ratio(f"{name} / batchscape", times[name], times["batchscape"])
-        for name in SIDES
-        if name != "batchscape"
-    ]
-    if options.device == "cuda":
-        save(f"peers_{'compiled' if options.compile else 'eager'}", rows, compared)
-    else:
+    part = f"peers_{'compiled' if options.compile else 'eager'}"
+    names, n = list(SIDES), len(SIDES)
+    turns = [names[(k + i) % n] for k in range(options.rounds) for i in range(n)]
+    found: Found = {name: [] for name in names}
+    for turn, name in enumerate(turns, start=1):
+        one = apart(measure, name, spec, limit_s=options.limit_s)
+        found[name].append(one)
+        print(f"{name}:", one.get("reason") or f"{1e3 * one['step_s']:.2f} ms a step", flush=True)
+        rows, compared = [row_of(name, found) for name in names], ratios(found)
+        if options.device == "cuda":
+            save(part, rows, compared, so_far=turn < len(turns))
+    if options.device == "cpu":
         print(rows, compared, sep="\n")
+    sys.exit(any(row["reason"] for row in rows))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from batchscape.record.environment import environment
+from batchscape.record.environment import _git_output, environment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -34,7 +34,9 @@ def cuda_device() -> torch.device:
     return torch.device("cuda", 0)
 
 
-def save(part: str, rows: list[Row], compared: list[Row] | None = None) -> None:
+def save(
+    part: str, rows: list[Row], compared: list[Row] | None = None, *, so_far: bool = False
+) -> None:
     """Write figures beside the name of the device, and print their tables.
 
     Parameters
@@ -45,6 +47,8 @@ def save(part: str, rows: list[Row], compared: list[Row] | None = None) -> None:
         Measured values, of the same names in each; None where there is none.
     compared : list of dict, optional
         Ratios and differences of them, likewise.
+    so_far : bool
+        More is to come: no table is printed yet.
     """
     of_device = where()
     slug = re.sub(r"[^a-z0-9]+", "-", of_device["device"].lower()).strip("-")
@@ -52,32 +56,39 @@ def save(part: str, rows: list[Row], compared: list[Row] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {"part": part, **of_device, "rows": rows, "compared": compared or []}
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"written: {path}\n\n{markdown(result)}", flush=True)
+    if not so_far:
+        print(f"written: {path}\n\n{markdown(result)}", flush=True)
 
 
 def where() -> Row:
-    """Return device, versions, date and commit.
-
-    The commit is that of the checkout, `-dirty` where files differ from it; a copy without its
-    history is told it: `make gpu COMMIT=...`.
-    """
-    described = environment()
-    git = described["batchscape_git"] or {"revision": None, "dirty": None}
-    commit = git["revision"] and git["revision"] + "-dirty" * bool(git["dirty"])
+    """Return device, versions, date and commit."""
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else ()
     return {
         "device": torch.cuda.get_device_name(0),
         "devices": torch.cuda.device_count(),
         "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1),
-        "driver": described["cuda"]["driver"],
+        "driver": environment()["cuda"]["driver"],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, nccl)) or None,
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": os.environ.get("COMMIT") or commit,
+        "commit": commit(),
     }
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout, `-dirty` where its code differs or has new files.
+
+    Results and their page are no code. A copy without the history of git is told its commit:
+    `make gpu COMMIT=...`.
+    """
+    revision = _git_output(ROOT, "rev-parse", "HEAD")
+    if revision is None:
+        return os.environ.get("COMMIT")
+    code = (".", ":!benchmarks/results", ":!docs/gpu.md")
+    return revision + "-dirty" * (_git_output(ROOT, "status", "--porcelain", "--", *code) != "")
 
 
 def markdown(result: Row) -> str:

@@ -21,12 +21,14 @@ from batchscape.record.timing import TIMES
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
 RUN_FAILED, INTERRUPTED = 1, 130
 """Codes of a sweep: out of memory is expected of the largest micro-batches."""
+STOP_S = 60.0
+"""For a sweep to end in order, once it was told to."""
 
 
-def options_of(page: str) -> argparse.Namespace:
-    """Return `limit_s` and more `settings` of the command line of a benchmark."""
+def options_of(page: str, limit_s: float) -> argparse.Namespace:
+    """Return `limit_s`, by default the one given, and more `settings` of the command line."""
     parser = argparse.ArgumentParser(description=page.splitlines()[0])
-    parser.add_argument("--limit-s", type=float, default=400.0, help="of the sweep")
+    parser.add_argument("--limit-s", type=float, default=limit_s, help="of each sweep")
     parser.add_argument("settings", nargs="*", help="more settings, key=value")
     return parser.parse_args()
 
@@ -49,16 +51,27 @@ def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]
         code = running.wait(limit_s)
     except subprocess.TimeoutExpired:
         print(f"{limit_s:.0f} s are over: only runs that have ended have figures", flush=True)
-        running.terminate()
-        code = running.wait()
+        code = _stop(running)
     if code not in {0, RUN_FAILED, INTERRUPTED}:
         sys.exit(code)
     folders = SweepFolder(folder).run_folders()
+    if not folders:
+        return []
     rows = [run_row(run, RunStatus.read(run.status)) for run in folders]
     runs = known_where(pd.DataFrame(rows).assign(sweep_dir=str(folder)))
     times = [name for name in runs if name in TIMES]
     runs[times] = runs[times].where(runs["timing_valid"])
     return runs.to_dict("records")
+
+
+def _stop(running: subprocess.Popen[bytes]) -> int:
+    running.terminate()
+    try:
+        return running.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.wait()
+        return INTERRUPTED
 
 
 def row_of(run: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ SETTINGS = (
 
 
 def main() -> None:
-    options = options_of(__doc__)
+    options = options_of(__doc__, limit_s=400.0)
     cuda_device()
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -2,22 +2,23 @@
 
 A variant is a process of its own, which trains on the same samples from the same weights. Its time
 is the median of single steps by events of the device, its memory the allocator's peak, its FLOPs
-those of docs/numbers.md.
+those of docs/numbers.md. Some variants alone are printed, not saved: the file has all of them.
 
-    python benchmarks/gpu/variants.py [--only "compiled, padded"]
+    python benchmarks/gpu/variants.py [--only "compiled, padded" ...] [--limit-s 120]
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import time
 from contextlib import nullcontext
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from apart import LIMIT_S, Figures, apart
 from peers import batches, make_spec
 from results import cuda_device, save
 from torch import Tensor
@@ -29,6 +30,10 @@ from batchscape.measure.peak import peak_flops
 from batchscape.train.worker import _set_precision_of_products
 
 SETTLE, STEPS = 13, 20
+FIGURES = (
+    *("step_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "first_step_s", "final_loss"),
+    "reason",
+)
 
 
 class Variant(NamedTuple):
@@ -64,8 +69,8 @@ VARIANTS = {
 }
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Train a variant; return its row."""
+def measure(name: str) -> Figures:
+    """Train a variant; return its figures."""
     variant = VARIANTS[name]
     _set_precision_of_products("highest")
     device = cuda_device()
@@ -108,8 +113,7 @@ def measure(name: str) -> dict[str, Any]:
         torch.cuda.synchronize()
     step_s = float(np.median([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])) / 1e3
     peak = peak_flops(device, "bfloat16", "highest", None).tflops
-    row = {
-        "variant": name,
+    return {
         "step_s": step_s,
         "tokens_per_s": samples[0][0].numel() / step_s,
         "mfu_pct": None if peak is None else 100 * flops / step_s / 1e12 / peak,
@@ -117,17 +121,22 @@ def measure(name: str) -> dict[str, Any]:
         "first_step_s": first_s,
         "final_loss": float(losses[-1]),
     }
-    print(row, flush=True)
-    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=list(VARIANTS), nargs="+", default=list(VARIANTS))
+    parser.add_argument("--only", choices=list(VARIANTS), nargs="+")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each variant")
     options = parser.parse_args()
     cuda_device()
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        save("variants", pool.map(measure, options.only, chunksize=1))
+    rows: list[dict[str, Any]] = []
+    for name in options.only or VARIANTS:
+        found = apart(measure, name, limit_s=options.limit_s)
+        rows.append({"variant": name, **dict.fromkeys(FIGURES), **found})
+        print(rows[-1], flush=True)
+        if not options.only:
+            save("variants", rows, so_far=len(rows) < len(VARIANTS))
+    sys.exit(any(row["reason"] for row in rows))
 
 
 if __name__ == "__main__":

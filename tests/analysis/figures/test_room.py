@@ -1,4 +1,4 @@
-"""Which cells a figure shows where it has no room for all, and what its caption says of them."""
+"""Which cells a figure shows where it cannot show all, and what its caption says of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sweep_of(
 ) -> Any:
     """Write runs whose held-out loss is lowest, all along, at the rate that `BEST` names.
 
-    Of some pairs of batch and rate the runs are others.
+    `but` has settings of their own for the runs of some pairs of global batch and rate.
     """
     sweep = build()
     for batch, own in rates.items():
@@ -120,7 +120,7 @@ def test_a_rate_at_which_a_seed_diverged_comes_after_those_that_completed(build:
 
 
 def test_of_a_grid_each_global_batch_is_shown_at_its_best_rate(build: Any) -> None:
-    """One panel, where global batches can be compared, also where a panel a rate had room."""
+    """In one panel, to compare global batches, even where there is room for one for each rate."""
     rates = (0.0015, 0.003, 0.006)
     _, shown, said, at_best = chosen(sweep_of(build, {8: rates, 32: rates}))
     assert pairs(shown) == {(8, 0.0015), (32, 0.006)}
@@ -130,7 +130,7 @@ def test_of_a_grid_each_global_batch_is_shown_at_its_best_rate(build: Any) -> No
 
 
 def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
-    """A rule makes 0.004 at B = 32 of 0.002, and runs that were rejected know of no rate."""
+    """The rule doubles rates at B = 32. The runs of seed 1 have none, as rejected ones."""
     rates = (0.001, 0.002)
     runs = load(sweep_of(build, {8: rates, 32: rates}).path).runs
     factor = runs["global_batch_size"].map({8: 1.0, 32: 2.0})
